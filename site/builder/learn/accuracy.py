@@ -16,7 +16,7 @@ from calculator.decoders import USUAL_LENGTH
 from calculator.estimate import estimate
 from calculator.inference import cache_bytes, state_bytes
 from calculator.optimizers import OPTIMIZERS
-from calculator.setups import setup_from
+from calculator.setups import lora_of, resolve, setup_from
 
 LATER = RESULTS.parent / "later_steps.json"
 """Training steps that were drawn after the last change of a rule (tests/calculator/test_reference_steps.py)."""
@@ -125,9 +125,9 @@ def family_table() -> str:
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
 
 
-def _frozen_bits(setup: dict) -> int:
-    """Of the frozen weights; without `base_bits`, those of the precision."""
-    return setup.get("base_bits") or (16 if setup["precision"] in ("bf16", "fp16") else 32)
+def _frozen_bits(written: dict) -> int:
+    setup = setup_from(written)
+    return lora_of(setup, resolve(setup)).base_bits
 
 
 def adapter_table() -> str:

@@ -241,8 +241,8 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_node.py::test_a_coroutine_that_waits_is_not_collected_as_garbage",),
         ),
         Fault(
-            happens="All forks share the locks that a process takes as it begins. If one is killed meanwhile, for example "
-            "because memory ran out, each process that begins later waits for ever.",
+            happens="All forks share the locks that a process takes as it begins. If one is killed meanwhile, for "
+            "example because memory ran out, each process that begins later waits for ever.",
             where="`utils/mpfuture.py`: `_initialization_lock = mp.Lock()`",
             here="Each process has its own.",
             tests=("training/swarm/test_engine.py::test_a_process_that_is_killed_as_it_begins_stops_no_later_one",),
