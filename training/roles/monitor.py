@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.sets import open_manifest
-from training.errors import BadInput, TrainingError
+from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
 from training.processes.web import listen_at, serve_in_thread
@@ -135,7 +135,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     # has started; otherwise a leftover child would keep both.
     redial = _go_online(flags, run, identity, membership)
     dht = redial.dht
-    tokens = _Tokens(dht, run, identity, shards)
+    has_stored = latest_checkpoint(flags.run_dir / "checkpoints") is not None
+    tokens = _Tokens(dht, run, identity, shards, trusted=redial.servers.ids, has_stored=has_stored)
     lineage = _lineage(flags, redial, run, identity)
     membership.bind(lineage.lineage)
     with ExitStack() as running:
@@ -315,16 +316,36 @@ class _Tokens:
 
     Announces no tokens where the shards cannot be read, for example in a run that was prepared elsewhere.
 
+    Args:
+        dht: This monitor's node.
+        run: The recipe.
+        identity: This monitor's.
+        shards: Location of the shards.
+        trusted: Peer ids of the run's other servers.
+        has_stored: Whether this monitor has a checkpoint of the run. Then its shards are those of the run, whatever
+            strangers announce: their words shall not keep it from coming back.
+
     Raises:
         RefusedByRun: If volunteers already train on other tokens.
     """
 
-    def __init__(self, dht: DHT, run: RunConfig, identity: Identity, shards: str):
+    def __init__(
+        self, dht: DHT, run: RunConfig, identity: Identity, shards: str, *, trusted: Collection[str], has_stored: bool
+    ):
         self._dht, self._run, self._identity = dht, run, identity
         self._digest = ""
         with suppress(BadInput):
             self._digest = open_manifest(shards, kind=task_of(run).kind).tokens_digest
-            check_tokens(dht, run, identity, self._digest, shards=shards)
+            try:
+                check_tokens(dht, run, identity, self._digest, shards=shards, trusted=trusted)
+            except RefusedByRun:
+                if not has_stored:
+                    raise
+                print(
+                    f"Warning: others announce other tokens than {self._digest}, those of {shards}. This monitor has "
+                    "checkpoints of the run, so it goes on, and newcomers believe it.",
+                    flush=True,
+                )
             print(f"Volunteers must train on the tokens {self._digest}, those of {shards}.", flush=True)
         self._told = -WORD_SECONDS
         self.renew()

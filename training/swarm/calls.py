@@ -45,6 +45,8 @@ PREFETCHED = 5
 """Messages of a call that wait to be read, as in hivemind."""
 MOST_KEYS = 4
 """Of one search; ours are for one key, and those for neighbours for three."""
+MOST_STORES = 256
+"""Records of one store, all of a node's keys together; a peer stores its own one by one."""
 MOST_NEIGHBOURS = 64
 """Of an answer to a search for one key: a node tells 20."""
 NEW_IDS_IN_A_ROW, NEW_ID_SECONDS = 3, 30.0
@@ -239,7 +241,7 @@ def forgetting_handler(handle: Callable[..., Awaitable[None]]) -> Callable[..., 
     return handle_and_forget
 
 
-# -- searches ----------------------------------------------------------------------------------------------------------
+# -- searches and stores -----------------------------------------------------------------------------------------------
 
 
 def bounded_search(find: Callable) -> Callable:
@@ -252,6 +254,19 @@ def bounded_search(find: Callable) -> Callable:
         return await find(self, request, context)
 
     return find_few
+
+
+def bounded_store(store: Callable) -> Callable:
+    """In place of `DHTProtocol.rpc_store`: refuses many records at once, whose signatures take a while to check."""
+
+    @functools.wraps(store)
+    async def store_few(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        places = list(zip(request.keys, request.subkeys, request.in_cache, strict=False))
+        if len(places) > MOST_STORES or len(set(places)) < len(places):
+            raise ValueError(f"a store is of at most {MOST_STORES} records, each in another place")
+        return await store(self, request, context)
+
+    return store_few
 
 
 class _Stub:

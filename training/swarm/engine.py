@@ -24,10 +24,11 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
 In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
-of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find` and `DHTProtocol.get_stub` come those of
-`calls`: a message of any length would be read, a search would be answered for any number of keys, and an answer may
-name any number of peers. In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's
-clock disturbs (`clocks`).
+of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `DHTProtocol.rpc_store` and
+`DHTProtocol.get_stub` come those of `calls`: a message of any length would be read, a search would be answered for any
+number of keys, any number of records would be checked at once, and an answer may name any number of peers. In place of
+`TimedStorage.store` comes `stored.keeping_newest`: whoever repeats an older record would delete the newest. In place of
+`get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`clocks`).
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import TimedStorage
 
 from training.errors import TrainingError
-from training.swarm import bounds, calls
+from training.swarm import bounds, calls, stored
 from training.swarm.clocks import use_steady_clock
 from training.swarm.codecs import BlockwiseCodec, with_checked_type
 
@@ -82,6 +84,8 @@ _BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
 _SURVIVING_READER = calls.surviving_reader(ControlClient._read_from_persistent_conn)
 _FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_request)
 _BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
+_BOUNDED_STORE = calls.bounded_store(DHTProtocol.rpc_store)
+_STORE_IF_NEWER = stored.keeping_newest(TimedStorage.store)
 _BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
 
 
@@ -100,7 +104,9 @@ def prepare() -> None:
     ControlClient._read_from_persistent_conn = _SURVIVING_READER
     ControlClient._handle_persistent_request = _FORGETTING_HANDLER
     DHTProtocol.rpc_find = _BOUNDED_SEARCH
+    DHTProtocol.rpc_store = _BOUNDED_STORE
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
+    TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
     _use_own_locks()
     for name, codec in _BASE_COMPRESSION_TYPES.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,14 +144,43 @@ def post_lineage(dht: DHT, run_id: str, word: Word, identity: Identity) -> None:
     post_word(dht, f"{run_id}_lineage", word.packed(), identity)
 
 
-def posted_lineages(dht: DHT, run_id: str) -> list[Word]:
-    """What everybody announces, malformed words left out.
+def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | None:
+    """What a server takes over that knows of no run and of nobody whom it trusts: what most peers with weights train.
+
+    Their records say that. Anybody may announce a lineage; a record is gone as soon as its peer is.
+
+    Args:
+        words: What everybody announces. The ancestors are those that most of these peers name.
+        records: Of all peers, only believable ones.
+
+    Returns:
+        None if there is no such lineage.
+    """
+    trained = [record for record in records if record.epoch and record.lineage is not None]
+    lineage, count = next(iter(Counter(record.lineage for record in trained).most_common(1)), ("", 0))
+    if 2 * count <= len(trained):
+        return None
+    peers = {record.peer_id: record.epoch for record in trained if record.lineage == lineage}
+    named = Counter(word.lineage.ancestors for word in words if word.lineage.id == lineage and word.signer in peers)
+    ancestors, _ = next(iter(named.most_common(1)), ((), 0))
+    first = max(peers, key=peers.get)
+    return Word(lineage=Lineage(id=lineage, ancestors=ancestors), epoch=peers[first], signer=first)
+
+
+def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -> list[Word]:
+    """What everybody announces, without words that are malformed or of epochs after the run's last one.
+
+    Args:
+        dht: A running node.
+        run_id: The run's.
+        total_epochs: Of the run; None: not known.
 
     Raises:
         TrainingError: If the DHT does not answer.
     """
     words = posted_words(dht, f"{run_id}_lineage", longest=LONGEST_SERVER_WORD)
-    return [word for signer, text in words.items() if (word := Word.read(text, str(peer_id_of(signer)))) is not None]
+    read = [word for signer, text in words.items() if (word := Word.read(text, str(peer_id_of(signer)))) is not None]
+    return [word for word in read if total_epochs is None or word.epoch <= total_epochs]
 
 
 def lineages_in(records: Iterable[PeerRecord]) -> list[Word]:

@@ -58,7 +58,7 @@ class PeerRecord(BaseModel):
     """Derived from the key that signed the record."""
     status: Literal["joining", "training", "waiting", "leaving"]
     """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
-    lineage: constr(strict=True, regex=r"^[0-9a-f]{16}$") | None = None
+    lineage: constr(strict=True, regex=r"[0-9a-f]{16}\Z") | None = None
     """Of its weights; see `training.swarm.lineage`. None while it has none."""
     epoch: _Epoch
     """The peer's own epoch."""

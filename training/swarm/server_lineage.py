@@ -21,14 +21,14 @@ from training.swarm.lineage import (
     Word,
     choose,
     keep,
-    lineages_in,
     post_lineage,
     post_site,
     posted_lineages,
     read_kept,
     run_prefix,
+    taken_over,
 )
-from training.swarm.metrics import PeerRecord, read_records
+from training.swarm.metrics import PeerRecord, believable, read_records
 from training.swarm.progress import progress_validator
 from training.swarm.servers import Servers
 from training.swarm.shared_pass import pass_validator
@@ -40,9 +40,9 @@ LOOK_SECONDS = 4.0
 class ServerLineage:
     """What a server knows of the run's lineage, and announces.
 
-    A server whose lineage has no update yet takes over one that others train: it has nothing to lose, and would
-    otherwise lead newcomers to a second run. A server whose lineage has updates goes over to a branch of it only, which
-    another server that it trusts announces, or which `restore` has put into its state folder.
+    A server whose lineage has no update yet takes over one that most of the others train: it has nothing to lose, and
+    would otherwise lead newcomers to a second run. A server whose lineage has updates goes over only to a branch of it,
+    which another server that it trusts announces, or which `restore` has put into its state folder.
 
     Args:
         dht: A running node.
@@ -112,7 +112,7 @@ class ServerLineage:
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             with suppress(TrainingError):  # a busy node; the next look may be answered
-                self._follow([*posted_lineages(self._dht, self._run.run_id), *lineages_in(records)])
+                self._follow(self._posted_words(), records)
         if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else WORD_SECONDS / 3):
             self._posted, self._news = now, False
             self._keep()
@@ -126,15 +126,20 @@ class ServerLineage:
         """What the others train, by those that are trusted if these say it in time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            said = posted_lineages(self._dht, self._run.run_id)
+            said = self._posted_words()
             if not self._trusted or any(word.signer in self._trusted for word in said):
                 break
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.5)
+        trusted = [word for word in said if word.signer in self._trusted]
         with suppress(TimeoutError):
-            said += lineages_in(read_records(self._dht, self._run.run_id))
-        return choose(said, self._trusted)
+            records = believable(read_records(self._dht, self._run.run_id), self._run.schedule.total_epochs)
+            return choose(trusted, self._trusted) or taken_over(said, records)
+        return choose(trusted, self._trusted)
+
+    def _posted_words(self) -> list[Word]:
+        return posted_lineages(self._dht, self._run.run_id, total_epochs=self._run.schedule.total_epochs)
 
     def _take_branch(self) -> None:
         branch = read_kept(self._folder, BRANCH_FILE)
@@ -166,15 +171,15 @@ class ServerLineage:
         if newest > self.epoch:
             self.epoch, self._news = newest, True
 
-    def _follow(self, said: Sequence[Word]) -> None:
+    def _follow(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> None:
         """Goes over to what the others announce, if this server may."""
         own = Word(lineage=self.lineage, epoch=self.epoch, signer=self._own_id)
         others = [word for word in said if word.signer != self._own_id]
         believed = [own, *(word for word in others if word.signer in self._trusted)]
         choice = choose(believed, [word.signer for word in believed])
         if choice.lineage.id == self.lineage.id and not self.epoch:
-            others = [word for word in others if word.epoch and not self.lineage.descends_from(word.lineage.id)]
-            choice = choose(others, self._trusted) or own
+            found = taken_over(others, records)
+            choice = own if found is None or self.lineage.descends_from(found.lineage.id) else found
         if choice.lineage.id == self.lineage.id:
             self._note_strangers(others)
             return

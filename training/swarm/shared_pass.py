@@ -23,7 +23,7 @@ _Number = conint(strict=True, ge=0, le=10**15)
 class PassRecord(BaseModel):
     """A peer's word, as it is stored; see `training.data.shared.Word`."""
 
-    order: constr(strict=True, regex=r"^[0-9a-f]{16}$")
+    order: constr(strict=True, regex=r"[0-9a-f]{16}\Z")
     """Digest of the order of its samples: numbers mean something in that one only."""
     done: conlist(_Number, max_items=2 * MOST_RANGES)
     """In turn how many samples are not done, and how many are."""

@@ -8,13 +8,15 @@ taken, whoever has more of it than any peer of a run gives it back.
 
 from __future__ import annotations
 
+import functools
+import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hivemind.dht import DHT, DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.utils import get_dht_time
+from hivemind.utils import TimedStorage, get_dht_time
 
 from training.swarm.bounds import MOST_BYTES
 
@@ -30,6 +32,30 @@ RECOUNT_SECONDS = 1.0
 """When all that is there is needed, the records are counted again after this, and new ones are refused until then."""
 PACKING_BYTES = 24
 """That a record takes besides its subkey and its value."""
+SPARE_ENTRIES = 64
+"""A storage's list of when values expire may have so many more entries than twice its values."""
+
+
+def keeping_newest(store: Callable[..., bool]) -> Callable[..., bool]:
+    """In place of `TimedStorage.store`, which holds the records of a key, also those that a look brings.
+
+    hivemind's refuses a value that is older than the one that is there, but lets the newer one expire when the older
+    one would. So whoever repeated a peer's older record, which needs no key, would delete its newest. And it notes when
+    a value expires at each store, and keeps all of these notes until then.
+    """
+
+    @functools.wraps(store)
+    def store_if_newer(self: TimedStorage, key: object, value: object, expiration_time: float) -> bool:
+        before = self.data.get(key)
+        if before is not None and before.expiration_time >= expiration_time:
+            return False
+        stored = store(self, key, value, expiration_time)
+        if len(self.expiration_heap) > 2 * len(self.data) + SPARE_ENTRIES:
+            self.expiration_heap = list(self.key_to_heap.values())
+            heapq.heapify(self.expiration_heap)
+        return stored
+
+    return store_if_newer
 
 
 class BoundedStore:
@@ -53,7 +79,8 @@ class BoundedStore:
         found = self._storage.get(key)
         records = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
         before = records.get(subkey) if records is not None else None
-        if before is None and not self._may_have(subkey, key):
+        is_old = before is not None and before.expiration_time >= expiration_time
+        if is_old or (before is None and not self._may_have(subkey, key)):
             return False
         size = _size(subkey, value)
         more = size - (_size(subkey, before.value) if before is not None else 0)

@@ -96,14 +96,18 @@ class Belonging:
         return self._other is not None
 
     def newest_epoch(self) -> int:
-        """The newest epoch that anybody has seen of it; 0 if it has no update."""
+        """The newest epoch that peers are at, or that the servers have seen; 0 if it has no update.
+
+        Words of others count only where no server says anything of this lineage.
+        """
         said: list[Word] = []
         with suppress(TrainingError):
-            said += posted_lineages(self._dht, self._run_id)
+            words = [word for word in self._posted_words() if word.lineage.id == self.lineage.id]
+            said += [word for word in words if word.signer in self._trusted] or words
         with suppress(TimeoutError):
             records = [record for record in read_records(self._dht, self._run_id) if record.lineage == self.lineage.id]
             said += lineages_in(believable(records, self._connection.run.schedule.total_epochs))
-        return max((word.epoch for word in said if word.lineage.id == self.lineage.id), default=0)
+        return max((word.epoch for word in said), default=0)
 
     def sites(self) -> list[str]:
         """Addresses at which the run's servers may have its checkpoints."""
@@ -129,11 +133,15 @@ class Belonging:
         with suppress(OSError):
             keep(self._state_dir, Word(lineage=self.lineage, epoch=epoch))
 
+    def _posted_words(self) -> list[Word]:
+        total_epochs = self._connection.run.schedule.total_epochs
+        return posted_lineages(self._dht, self._run_id, total_epochs=total_epochs)
+
     def _settle(self) -> Lineage:
         """The lineage that a newcomer joins; a new one if nobody knows of any."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            said = posted_lineages(self._dht, self._run_id)
+            said = self._posted_words()
             with suppress(TimeoutError):
                 said += lineages_in(read_records(self._dht, self._run_id))
             choice = choose(said, self._trusted)
@@ -154,7 +162,7 @@ class Belonging:
             time.sleep(LOOK_SECONDS)
             with self.resting, suppress(Exception):  # such as that the node has ended; the next look may be answered
                 own = str(self._connection.identity.peer_id)
-                self._look([word for word in posted_lineages(self._dht, self._run_id) if word.signer != own])
+                self._look([word for word in self._posted_words() if word.signer != own])
 
     def _look(self, said: Sequence[Word]) -> None:
         """Finds out whether this peer's lineage is left; `said` are the others' words."""

@@ -305,6 +305,27 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_calls.py::test_a_search_is_for_few_keys",),
         ),
         Fault(
+            happens="An older record is refused, but the newer one then expires when the older one would. Whoever "
+            "repeats what a peer stored before deletes what it stores now; no key is needed for that.",
+            where="`utils/timed_storage.py`: `self.key_to_heap[key] = HeapEntry`",
+            here="An older record changes nothing, at a node and in what a look brings.",
+            tests=(
+                "training/swarm/test_stored.py::test_who_repeats_an_older_record_of_a_peer_does_not_delete_its_newest",
+                "training/swarm/test_stored.py::test_an_older_record_that_comes_after_a_newer_one_ends_nothing",
+            ),
+        ),
+        Fault(
+            happens="Each store leaves a note of when its record expires, for up to an hour, also if the record was "
+            "refused or replaced. Whoever stores one record again and again fills a node's memory.",
+            where="`utils/timed_storage.py`: `heapq.heappush`",
+            here="The notes of replaced records are dropped. One store is of 256 records at most, each in another "
+            "place.",
+            tests=(
+                "training/swarm/test_stored.py::test_a_record_that_is_renewed_again_and_again_leaves_no_notes",
+                "training/swarm/test_calls.py::test_a_store_is_of_few_records",
+            ),
+        ),
+        Fault(
             happens="Anybody may store anything in the DHT: a value in place of all peers' records, records without a "
             "signature, of any size, for years. Under keys that a peer has no schema for, it checks nothing.",
             where="`dht/schema.py`: `allow_extra_keys`",

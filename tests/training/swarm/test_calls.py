@@ -22,6 +22,7 @@ from training.swarm.calls import (
     MOST_MESSAGE_BYTES,
     MOST_OPEN_CALLS,
     MOST_OPEN_REQUESTS,
+    MOST_STORES,
     NEW_IDS_IN_A_ROW,
     PREFETCHED,
     receive,
@@ -189,6 +190,23 @@ def test_a_search_is_for_few_keys(node):
         return found
 
     assert len(as_stranger(node, find).results) == MOST_KEYS
+
+
+@pytest.mark.swarm
+def test_a_store_is_of_few_records(node):
+    def stores(keys):
+        values = {"values": [b""] * len(keys), "subkeys": [DHTProtocol.IS_REGULAR_VALUE] * len(keys)}
+        times = {"expiration_time": [0.0] * len(keys), "in_cache": [False] * len(keys)}
+        return dht_pb2.StoreRequest(keys=keys, **values, **times)
+
+    async def store(stub):
+        keys = [DHTID.generate(source=number).to_bytes() for number in range(MOST_STORES + 1)]
+        for refused in (keys, 2 * keys[:1]):
+            with pytest.raises(Exception, match=f"a store is of at most {MOST_STORES} records"):
+                await stub.rpc_store(stores(refused), timeout=10)
+        return await stub.rpc_store(stores(keys[:MOST_STORES]), timeout=30)
+
+    assert list(as_stranger(node, store).store_ok) == [False] * MOST_STORES
 
 
 async def _introduce_again(_dht, node) -> list[bool]:

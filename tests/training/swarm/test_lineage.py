@@ -176,8 +176,8 @@ def until(condition):
         time.sleep(0.05)
 
 
-def record(lineage, epoch):
-    return SimpleNamespace(lineage=lineage.id, epoch=epoch, peer_id="volunteer")
+def record(lineage, epoch, peer_id="volunteer"):
+    return SimpleNamespace(lineage=lineage.id, epoch=epoch, peer_id=peer_id)
 
 
 @pytest.mark.swarm
@@ -200,14 +200,39 @@ def said_to(node):
 @pytest.mark.swarm
 def test_a_server_that_has_lost_its_folder_takes_over_the_run_that_is_there(nodes):
     first, second, volunteer = nodes
-    begun = serve(first)
-    say(volunteer, B, 50)
-    until(lambda: any(one.lineage == B for one in said_to(first)))
-    assert begun.renew([]) and (begun.lineage, begun.epoch) == (B, 50)
+    begun, theirs = serve(first), B.branch(30)
+    say(volunteer, theirs, 50)
+    until(lambda: any(one.lineage == theirs for one in said_to(first)))
+    assert not begun.renew([record(theirs, 50), record(C, 90)])  # nobody knows who is right
+    there = [record(theirs, 49), record(theirs, 50, str(volunteer.identity.peer_id)), record(C, 90)]
+    assert begun.renew(there) and (begun.lineage, begun.epoch) == (theirs, 50)
     assert not begun.renew([]) and "From now on" in server_said[-1]
     stored = serve(second, stored=C, stored_epoch=40)
     assert (stored.lineage, stored.epoch) == (C, 40)  # it has something to lose
     assert not stored.renew([record(B, 60)])
+
+
+@pytest.mark.swarm
+def test_a_word_of_a_stranger_takes_over_no_run_without_updates(nodes):
+    first, second, volunteer = nodes
+    begun = serve(first)
+    say(volunteer, Lineage(id="f" * 16, ancestors=((B.id, 5),)), RUN.schedule.total_epochs)
+    until(lambda: len(said_to(first)) == 2 and len(said_to(second)) == 2)
+    assert not begun.renew([])
+    assert serve(second, first).lineage == begun.lineage and not server_said
+
+
+@pytest.mark.swarm
+def test_a_word_of_a_stranger_makes_no_run_older_than_it_is(nodes):
+    first, second, volunteer = nodes
+    say(first, A, 5)
+    say(second, A, RUN.schedule.total_epochs)
+    until(lambda: len(said_to(volunteer)) == 2)
+    assert join(volunteer, first)[0].newest_epoch() == 5
+    assert join(volunteer)[0].newest_epoch() == RUN.schedule.total_epochs  # no server says anything
+    say(second, A, RUN.schedule.total_epochs + 1)
+    until(lambda: any(one.epoch > RUN.schedule.total_epochs for one in said_to(volunteer)))
+    assert join(volunteer)[0].newest_epoch() == 5
 
 
 @pytest.mark.swarm

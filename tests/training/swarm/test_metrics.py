@@ -107,6 +107,7 @@ def test_a_minority_that_claims_to_be_far_ahead_is_not_believed(epochs, believed
         {"name": "a\x9b31m"},
         {"name": "\u202eeve"},
         {"version": "\x1b[2J"},
+        {"lineage": "a" * 16 + "\n"},
         {"status": "owner"},
         {"invented": 1},
         {"micro_batch_size": 0},

@@ -71,6 +71,7 @@ def test_words_of_another_order_are_ignored(peers):
     "change",
     [
         {"order": "x"},
+        {"order": ORDER + "\n"},
         {"done": [0, -1]},
         {"done": [0, 10**16]},
         {"done": [0, 1] * (MOST_RANGES + 1)},

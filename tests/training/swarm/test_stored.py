@@ -8,16 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from test_bounds import RUN, send, signed
 
-from training.swarm import stored
+from training.swarm import engine, stored
 from training.swarm.bounds import MOST_BYTES
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
 from training.swarm.matchmaking import PatientKeyManager
-from training.swarm.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, BoundedStore
+from training.swarm.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, SPARE_ENTRIES, BoundedStore
+
+engine.prepare()
 
 KEY, OTHER = DHTID.generate(source="key"), DHTID.generate(source="other")
 SMALL, LARGE = 100, 400
@@ -156,5 +158,41 @@ def test_a_newcomer_finds_the_others_beside_a_flood_of_large_announcements(tmp_p
         assert send(node, [signed(ada, f"{name}.0b", True)]) == [[True]]
         found = asyncio.run(averagers.get_averagers(averagers.current_key, True))
         assert ada.peer_id in [peer for peer, _ in found]
+    finally:
+        dht.shutdown()
+
+
+# -- the newest record of a peer ---------------------------------------------------------------------------------------
+
+
+def test_an_older_record_that_comes_after_a_newer_one_ends_nothing():
+    """So it comes to whoever looks, from one node after the other."""
+    records, now = DictionaryDHTValue(), get_dht_time()
+    assert records.store(b"ada", b"new", now + 30)
+    assert not records.store(b"ada", b"old", now + 0.2)
+    time.sleep(0.3)
+    assert [value for _, (value, _) in records.items()] == [b"new"]
+    assert records.store(b"ada", b"newer", now + 40)
+
+
+def test_a_record_that_is_renewed_again_and_again_leaves_no_notes(storage):
+    bounded = BoundedStore(storage)
+    for number in range(5000):
+        assert store(bounded, SMALL, KEY, b"ada", seconds=60 + number / 10) == [True]
+    for held in (storage, storage.get(KEY).value):
+        assert len(held.expiration_heap) <= SPARE_ENTRIES + 2
+    assert storage.top()[0] == KEY
+
+
+@pytest.mark.swarm
+def test_who_repeats_an_older_record_of_a_peer_does_not_delete_its_newest(tmp_path):
+    ada = Identity(tmp_path)
+    dht = start_dht(RUN, ada, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    try:
+        ends = get_dht_time() + 4
+        older, newer = signed(ada, expiration_time=ends), signed(ada)
+        assert send(SimpleNamespace(dht=dht), [older, newer, older]) == [[True], [True], [False]]
+        time.sleep(max(0.0, ends - get_dht_time()) + 0.5)
+        assert list(dht.get("demo_recipe", latest=True).value) == [ada.signer().local_public_key]
     finally:
         dht.shutdown()

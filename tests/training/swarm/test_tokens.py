@@ -4,8 +4,12 @@ import doctest
 
 import pytest
 
+from tests.programs import until
+from tests.random_shards import write_shards
 from training.config import load_recipe
+from training.data.sets import open_manifest
 from training.errors import RefusedByRun
+from training.roles import monitor
 from training.swarm import tokens
 from training.swarm.dht import full_addresses, posted_words, start_dht
 from training.swarm.identity import Identity
@@ -63,6 +67,20 @@ def test_the_words_of_servers_count_before_those_of_all_others(nodes, tmp_path):
         check_tokens(second, RUN, newcomer, "e" * 16, **server)
     told(first, ada, "")
     check_tokens(second, RUN, newcomer, "e" * 16, **server)  # the server has no shards to compare
+
+
+def test_strangers_words_keep_no_monitor_from_coming_back(nodes, tmp_path, capsys):
+    """One that has nothing of the run yet may have been given shards of another one."""
+    (ada, first), (own, second) = nodes
+    shards = str(write_shards(tmp_path / "shards", RUN))
+    told(first, ada, "e" * 16)
+    settings = {"shards": shards, "trusted": ()}
+    with pytest.raises(RefusedByRun):
+        monitor._Tokens(second, RUN, own, **settings, has_stored=False)
+    monitor._Tokens(second, RUN, own, **settings, has_stored=True)
+    digest = open_manifest(shards, kind=None).tokens_digest
+    assert f"others announce other tokens than {digest}" in capsys.readouterr().out
+    until(lambda: digest in posted_words(second, "demo_tokens").values())
 
 
 def test_most_words_count():
