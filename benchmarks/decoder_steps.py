@@ -12,8 +12,8 @@ a pack of samples which see nothing of each other. A pack is told by its positio
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
 With `--mixtures`, models have experts, and their attention has adapters. With `--older`, they are GPT-2 and GPT-J with
-adapters, with `--encoders` BERT and T5. With `--divided`, all steps have adapters and are of several GPUs, as in
-`sharded_steps.py`; with both flags, they are of BERT and T5.
+adapters, with `--encoders` BERT and T5; with `--whole`, these have none. With `--divided`, all steps have adapters and
+are of several GPUs, as in `sharded_steps.py`; with `--encoders` as well, they are of BERT and T5.
 """
 
 from __future__ import annotations
@@ -160,20 +160,28 @@ def draw_adapted_mixture(chance: random.Random) -> Setup:
     return replace(setup, **values)
 
 
+def draw_older(chance: random.Random) -> Setup:
+    """A random setup of GPT-2 or GPT-J."""
+    return draw(chance, packed=False, families=OLDER)
+
+
 def draw_adapted_older(chance: random.Random) -> Setup:
-    """A random setup of GPT-2 or GPT-J with adapters."""
-    return with_adapters(draw(chance, packed=False, families=OLDER), chance)
+    """The same with adapters."""
+    return with_adapters(draw_older(chance), chance)
 
 
-def draw_adapted_encoder(chance: random.Random) -> Setup:
-    """A random setup of BERT or T5 with adapters."""
+def draw_encoder(chance: random.Random) -> Setup:
+    """A random setup of BERT or T5."""
     setup = draw(chance, packed=False, families=("bert",))
     if chance.random() < 0.6:
         two = sharded_steps.draw_two_stacks(chance)
         setup = replace(setup, config=two.config, target_length=two.target_length)
-    if not resolve(setup).fusable:
-        setup = replace(setup, attention="eager")
-    return with_adapters(setup, chance)
+    return setup if resolve(setup).fusable else replace(setup, attention="eager")
+
+
+def draw_adapted_encoder(chance: random.Random) -> Setup:
+    """The same with adapters."""
+    return with_adapters(draw_encoder(chance), chance)
 
 
 def with_adapters(setup: Setup, chance: random.Random) -> Setup:
@@ -227,6 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
     parser.add_argument("--older", action="store_true", help="draw GPT-2 and GPT-J with adapters")
     parser.add_argument("--encoders", action="store_true", help="draw BERT and T5 with adapters")
+    parser.add_argument("--whole", action="store_true", help="draw these older models without adapters")
     parser.add_argument("--divided", action="store_true", help="draw adapters on several GPUs")
     flags = parser.parse_args(arguments)
     if flags.divided:
@@ -240,9 +249,9 @@ def main(arguments: list[str] | None = None) -> None:
     if flags.mixtures:
         drawn = draw_adapted_mixture
     elif flags.older:
-        drawn = draw_adapted_older
+        drawn = draw_older if flags.whole else draw_adapted_older
     elif flags.encoders:
-        drawn = draw_adapted_encoder
+        drawn = draw_encoder if flags.whole else draw_adapted_encoder
     picture_steps.draw_and_trace(flags, drawn, trace, can_trace)
 
 

@@ -26,7 +26,8 @@ from memory_report import record, result  # noqa: E402
 from calculator import PRESETS, Setup, estimate, timeline  # noqa: E402
 from calculator.__main__ import batch_line  # noqa: E402
 
-LINES, RUNS = 500, 5
+LINES, MANY_LINES, RUNS = 500, 5000, 5
+"""Setups of a batch. In one of 500 of all presets, every fourth is the first of its kind, whose step is recorded."""
 PEER = "every step computed anew"
 
 
@@ -56,9 +57,9 @@ def one_estimate(model: str) -> list[dict]:
     ]
 
 
-def batch(words: str, models: list[str]) -> dict:
+def batch(words: str, models: list[str], count: int = LINES) -> dict:
     """Result for a batch of different setups: estimates per second, reading and writing of lines included."""
-    lines = drawn_lines(models)
+    lines = drawn_lines(models, count)
     ours, peer = [], []
     for _ in range(RUNS):
         for rates, each_anew in ((ours, False), (peer, True)):
@@ -68,14 +69,14 @@ def batch(words: str, models: list[str]) -> dict:
                 if each_anew:
                     forget()
                 taken += milliseconds(lambda line=line: batch_line(line))
-            rates.append(1000 * LINES / taken)
-    return _entry(f"batch of different setups, {words}", "estimates/s", ours, peer=peer)
+            rates.append(1000 * count / taken)
+    return _entry(f"batch of {count:,} different setups, {words}", "estimates/s", ours, peer=peer)
 
 
-def drawn_lines(models: list[str]) -> list[str]:
+def drawn_lines(models: list[str], count: int = LINES) -> list[str]:
     """The lines of a batch: random setups of these models, all of which have an answer."""
     draw = random.Random(0)
-    return [_drawn(draw, draw.choice(models)) for _ in range(LINES)]
+    return [_drawn(draw, draw.choice(models)) for _ in range(count)]
 
 
 def _drawn(draw: random.Random, model: str) -> str:
@@ -106,8 +107,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     flags = parser.parse_args(arguments)
-    results = [*one_estimate("gpt3-175b"), *one_estimate("t5-11b")]
-    results += [batch("GPT-3 175B", ["gpt3-175b"]), batch("all presets", list(PRESETS))]
+    results = [
+        entry for model in ("gpt3-175b", "t5-11b", "llama-3.1-8b", "deepseek-v3") for entry in one_estimate(model)
+    ]
+    results += [batch("GPT-3 175B", ["gpt3-175b"])]
+    results += [batch("all presets", list(PRESETS), count) for count in (LINES, MANY_LINES)]
     for entry in results:
         peer = f"; {PEER}: {entry['peer']:.3g}" if entry["peer"] else ""
         print(
