@@ -31,7 +31,7 @@ from training.errors import TrainingError
 from training.swarm.admission import Admission, Guest, admission_of
 from training.swarm.coroutine import wait_for_result
 from training.swarm.dht import announced_peer
-from training.swarm.engine import open_connection
+from training.swarm.engine import NodeSilent, answer_of_node, open_connection
 from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import state_prefix
 from training.swarm.serving import DOWNLOAD_SECONDS, StateService, offers_key
@@ -136,8 +136,11 @@ def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]
 
     A peer's priority is its epoch. If weights of the run are wanted, those at epoch 0 have none and are not asked:
     after a power cut, newcomers would otherwise wait for each other's answers while somebody has a checkpoint.
+
+    Raises:
+        NodeSilent: If this peer's node does not answer.
     """
-    found = dht.get(offers_key(state_prefix(prefix)), latest=True)
+    found = answer_of_node(dht.get, offers_key(state_prefix(prefix)), latest=True)
     donors = [
         peer
         for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
@@ -215,6 +218,7 @@ def download_state(
 
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
+        NodeSilent: If this peer's node does not answer, through which donors are asked.
     """
     donors = [donor for donor in find_donors(dht, prefix, oldest_epoch=epochs.start) if donor != dht.peer_id]
     if not donors:
@@ -250,6 +254,8 @@ def _ask_in_turn(
             donor = waiting.pop(0)
             try:
                 return wait_for_result(ask(donor, [other for other in donors if other not in unsound], total_seconds))
+            except NodeSilent:
+                raise  # without it no donor can be asked
             except OtherWeights as error:
                 refused[donor] = error
             except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried

@@ -39,7 +39,9 @@ import gc
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
 from hivemind.dht import DHT
@@ -56,13 +58,17 @@ from hivemind.utils.timed_storage import TimedStorage
 
 from training.errors import TrainingError
 from training.swarm import bounds, calls, stored
-from training.swarm.clocks import use_steady_clock
+from training.swarm.clocks import NODE_SECONDS, use_steady_clock
 from training.swarm.codecs import BlockwiseCodec, with_checked_type
 
 HIVEMIND_VERSION = "1.1.12"
 """As in pyproject.toml. What is overridden, and why, was read in this version's source."""
 SOCKET_FOLDER_CHARACTERS = 70
 """The path of a local socket may have 104 characters, of which hivemind's names take 33."""
+
+
+class NodeSilent(TrainingError):
+    """The node of this peer has not answered in time: it has ended, or its machine is far too busy."""
 
 
 def check_version() -> None:
@@ -161,8 +167,24 @@ async def open_connection(dht: DHT) -> P2P:
     """A connection of this process and event loop to the node's network daemon; shut it down after use.
 
     `DHT.replicate_p2p` keeps one for the whole process, bound to the event loop that asked first.
+
+    Raises:
+        NodeSilent: If the node does not answer.
     """
-    return await P2P.replicate(await asyncio.to_thread(dht.run_coroutine, _daemon_address))
+    return await P2P.replicate(await asyncio.to_thread(answer_of_node, dht.run_coroutine, _daemon_address))
+
+
+def answer_of_node(ask: Callable[..., MPFuture], *what: object, **more: object) -> Any:
+    """What the node answers, to `dht.get` or `dht.run_coroutine`; without the time-out, one that is gone would be
+    waited for without an end.
+
+    Raises:
+        NodeSilent: If it does not answer.
+    """
+    try:
+        return ask(*what, **more, return_future=True).result(timeout=NODE_SECONDS)
+    except TimeoutError:
+        raise NodeSilent("This peer's own network node does not answer.") from None
 
 
 async def _daemon_address(_dht: DHT, node: DHTNode) -> Multiaddr:

@@ -26,6 +26,7 @@ from training.data.sets import open_manifest
 from training.errors import TrainingError
 from training.swarm.catching_up import CATCH_UP_EPOCHS
 from training.swarm.clocks import time_of_day
+from training.swarm.dht import check_node
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
@@ -67,8 +68,7 @@ def arrive(
 ) -> str | None:
     """Loads the run's current state into model and optimizer; returns where the state came from.
 
-    It returns None, after it has printed why, if the run has ended; and without a word if the peer was asked to stop or
-    has to go over to another lineage.
+    It returns None if the run has ended, after it has printed so, or if the peer is to stop or to leave the lineage.
 
     Args:
         optimizer: A new one, without any state.
@@ -83,6 +83,7 @@ def arrive(
 
     Raises:
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
+        ProcessEnded: If the node has ended.
     """
     newcomer = _Newcomer(optimizer, run, belonging, kept, shards, stop, console)
     source = newcomer.resume(resume) if resume is not None else None
@@ -146,7 +147,12 @@ class _Newcomer:
             self.console.print(sentence, markup=False)
 
     def standing_of_others(self) -> _OthersStanding | None:
-        """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
+        """None if the DHT did not answer in time: then we do not know whether anybody else is there.
+
+        Raises:
+            ProcessEnded: If the node has ended, which will never answer.
+        """
+        check_node(self.optimizer.dht)
         own, lineage = str(self.optimizer.dht.peer_id), self.belonging.lineage.id
         with suppress(TimeoutError):
             records = read_records(self.optimizer.dht, self.run.run_id)

@@ -14,6 +14,7 @@ from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
 from training.errors import TrainingError
+from training.swarm.dht import check_node
 from training.swarm.epochs import EpochReport
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.belonging import LeaveRequest
@@ -138,7 +139,11 @@ class TrainingLoop:
             stop.wait(SERVE_SECONDS)
 
     def _wait_for_others(self, stop: LeaveRequest) -> float:
-        """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took."""
+        """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took.
+
+        Raises:
+            ProcessEnded: If the node has ended: nobody would ever come.
+        """
         began, epochs = time.monotonic(), self.run.swarm.max_epochs_alone
         self.notices.warn(
             f"No other volunteer has trained during the last {epochs} epochs. This peer keeps its gradients of epoch "
@@ -146,6 +151,7 @@ class TrainingLoop:
         )
         self.reporter.update(replace(self.reporter.status, status="waiting", samples_per_second=0.0))
         while self.optimizer.waits_for_others and not stop.wait(WAIT_SECONDS):
+            check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
         if not stop.asked:
             self.notices.console.print("Another volunteer is there: training goes on.")

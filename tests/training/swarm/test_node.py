@@ -86,6 +86,44 @@ def role(stop):
 
 run_role(role)
 """
+KILLED_ITSELF = """
+from types import SimpleNamespace
+from rich.console import Console
+from training.errors import TrainingError
+from training.processes.events import EventLog
+from training.swarm import engine
+from training.swarm.coroutine import wait_for_result
+from training.swarm.download import find_donors
+from training.volunteer.arrival import arrive
+from training.volunteer.loop import TrainingLoop
+from training.volunteer.notices import Notices
+from training.volunteer.reporter import PeerStatus
+
+def role(stop):
+    dht, run = start(), load_recipe("demo")
+    engine.NODE_SECONDS = 1.0
+    os.kill(dht.pid, signal.SIGKILL)
+    dht.join()
+    optimizer = SimpleNamespace(dht=dht, local_epoch=7, waits_for_others=True, keep_waiting=lambda: None)
+    reporter = SimpleNamespace(status=PeerStatus(), update=lambda status: None)
+    notices = Notices(events=EventLog(None), console=Console(quiet=True))
+    loop = TrainingLoop(run, None, None, None, optimizer, reporter, None, notices)
+    given = dict(belonging=SimpleNamespace(lineage=SimpleNamespace(id="a" * 16)), resume=None, kept=None, shards="")
+    told = []
+    for wait in (
+        lambda: find_donors(dht, "demo"),
+        lambda: wait_for_result(engine.open_connection(dht)),
+        lambda: arrive(optimizer, run, stop=stop, console=notices.console, **given),
+        lambda: loop._wait_for_others(stop),
+    ):
+        try:
+            wait()
+        except TrainingError as error:
+            told.append(type(error).__name__)
+    print(*told, flush=True)
+
+run_role(role)
+"""
 AT_ITS_END = """
 def role(stop):
     dht = start()
@@ -123,6 +161,12 @@ def test_a_process_that_is_killed_while_it_asks_does_not_end_the_node(tmp_path):
 @pytest.mark.swarm
 def test_a_node_without_its_network_daemon_is_noticed(tmp_path):
     assert printed_by(WITHOUT_DAEMON, tmp_path) == "The network node has ended."
+
+
+@pytest.mark.swarm
+def test_nobody_waits_for_ever_for_a_node_that_was_killed(tmp_path):
+    """Neither who asks it, nor a peer that arrives or waits for others."""
+    assert printed_by(KILLED_ITSELF, tmp_path) == "NodeSilent NodeSilent ProcessEnded ProcessEnded"
 
 
 @pytest.mark.swarm

@@ -50,7 +50,7 @@ class Newcomer:
             lineage=lineage, newest_epoch=lambda: known_epoch, sites=lambda: ["https://run.example"]
         )
         self.optimizer = SimpleNamespace(
-            dht=SimpleNamespace(peer_id="own"),
+            dht=SimpleNamespace(peer_id="own", is_alive=lambda: True),
             progress=SimpleNamespace(global_epoch=0),
             local_epoch=0,
             load_state_from_peers=self.load_state,
