@@ -38,8 +38,7 @@ class Moderation(Register):
         code = "-".join(raw[start : start + 6] for start in range(0, len(raw), 6))
         now = self.now
         with self._changing() as connection:
-            taken = "SELECT 1 FROM invitations WHERE label = ? UNION SELECT 1 FROM members WHERE account = ?"
-            if connection.execute(taken, (label, f"invited:{label}")).fetchone():
+            if _is_taken(connection, label):
                 raise BadInput(f"There is an invitation or a member {label} already; give another name.")
             values = (label, hash_of(code), uses, 0, now + seconds, now)
             connection.execute("INSERT INTO invitations VALUES (?, ?, ?, ?, ?, ?)", values)
@@ -81,19 +80,21 @@ class Moderation(Register):
         """Lifts a ban; returns whose.
 
         Raises:
-            BadInput: If nobody of this name is banned.
+            BadInput: If nobody of this name is banned, or several are.
         """
         with self._changing() as connection:
-            row = connection.execute(
-                "SELECT account FROM bans WHERE is_ban AND (name = ?1 OR substr(name, instr(name, ':') + 1) = ?1)",
+            found = connection.execute(
+                """SELECT DISTINCT account FROM bans
+                WHERE is_ban AND (name = ?1 OR substr(name, instr(name, ':') + 1) = ?1) ORDER BY account""",
                 (name,),
-            ).fetchone()
-            if row is None:
+            ).fetchall()
+            if not found:
                 raise BadInput(f"Nobody of the name {name!r} is banned; run `moderate list`, which names who is.")
-            connection.execute("DELETE FROM bans WHERE account = ?", (row["account"],))
+            account = _only(name, found)
+            connection.execute("DELETE FROM bans WHERE account = ?", (account,))
             renumber(connection, self.now)
-            self.log(connection, who, "unbanned", row["account"], "")
-        return row["account"]
+            self.log(connection, who, "unbanned", account, "")
+        return account
 
     def evidence(self, name: str) -> tuple[str, list[dict]]:
         """The account that a moderator means, and the reports on it, the oldest first: time, who, peer_id, detail.
@@ -116,12 +117,29 @@ class Moderation(Register):
             known += """ UNION SELECT account FROM reports WHERE account = ?1
                 OR substr(account, instr(account, ':') + 1) = ?1 OR peer_id = ?1"""
         found = connection.execute(known, (name,)).fetchall()
-        if len(found) == 1:
-            return found[0]["account"]
-        if not found and also_unknown and (ACCOUNT.fullmatch(name) or PEER_ID.fullmatch(name)):
-            return name
         if found:
-            raise BadInput(f"{name!r} may be any of {', '.join(row['account'] for row in found)}; give one of these.")
+            return _only(name, found)
+        if also_unknown and (ACCOUNT.fullmatch(name) or PEER_ID.fullmatch(name)):
+            return name
         raise BadInput(
             f"There is no member {name!r}; run `moderate list`, which names all. Others have full names: hf:ada."
         )
+
+
+def _is_taken(connection: sqlite3.Connection, label: str) -> bool:
+    """Whether an invitation has this name, or an account that one of this name has made, also if it was for several."""
+    taken = """SELECT 1 FROM invitations WHERE label = ?1
+        UNION SELECT 1 FROM (SELECT account FROM members UNION SELECT account FROM bans WHERE is_ban)
+        WHERE account = 'invited:' || ?1 OR instr(account, 'invited:' || ?1 || '.') = 1"""
+    return connection.execute(taken, (label,)).fetchone() is not None
+
+
+def _only(name: str, found: list[sqlite3.Row]) -> str:
+    """The one account that a name may mean.
+
+    Raises:
+        BadInput: If it may mean several.
+    """
+    if len(found) > 1:
+        raise BadInput(f"{name!r} may be any of {', '.join(row['account'] for row in found)}; give one of these.")
+    return found[0]["account"]

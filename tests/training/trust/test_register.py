@@ -113,6 +113,22 @@ def test_a_name_is_given_once(register):
     assert refused(admit, register, "", code=again) == "code-unknown"
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("banned", [False, True])
+def test_the_name_of_an_invitation_that_is_over_is_not_given_again_to_others(register, clock, uses, banned):
+    """The account of who takes it up would be an earlier member's."""
+    account = admit(register, "", code=register.invite("class", uses=uses, seconds=DAY, who="mo"))
+    assert account == ("invited:class.1" if uses > 1 else "invited:class")
+    register.invite("class-2", uses=1, seconds=DAY, who="mo")  # the account of another name
+    if banned:
+        register.remove(account, who="mo")
+        register.ban(account, reason="", who="mo")
+    clock.now += DAY
+    register.forget()
+    with pytest.raises(BadInput, match="an invitation or a member class already"):
+        register.invite("class", uses=3, seconds=DAY, who="mo")
+
+
 def test_two_who_take_up_the_last_use_at_once_are_one(register):
     code = register.invite("ada", uses=1, seconds=DAY, who="mo")
     outcomes = []
@@ -209,6 +225,11 @@ def test_a_short_name_that_two_have_is_not_guessed(register):
     with pytest.raises(BadInput, match="may be any of hf:ada, invited:ada"):
         register.ban("ada", reason="", who="mo")
     assert register.ban(OTHER_PEER, reason="", who="mo") == "invited:ada"
+    register.ban("hf:ada", reason="", who="mo")
+    with pytest.raises(BadInput, match="may be any of hf:ada, invited:ada"):
+        register.unban("ada", who="mo")
+    assert register.unban(OTHER_PEER, who="mo") == "invited:ada"
+    assert register.unban("ada", who="mo") == "hf:ada"
 
 
 def test_the_version_never_falls_behind_a_backup(register, clock):
