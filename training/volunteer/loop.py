@@ -13,11 +13,12 @@ import torch
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
-from training.errors import TrainingError
+from training.errors import TrainingError, reason_of
 from training.swarm.dht import check_node
 from training.swarm.epochs import EpochReport
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.belonging import LeaveRequest
+from training.volunteer.contribution import Contribution
 from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.samples import OwnSamples
@@ -84,6 +85,8 @@ class TrainingLoop:
     not_finite: int = 0
     apart: int = 0
     """Epochs in a row that were not averaged though others train."""
+    is_kept: bool = True
+    """Whether the contribution was written when the last epoch ended."""
     samples: OwnSamples | None = None
     """What it trains on, once it does."""
     make_validator: Callable[[MicroBatches, OwnSamples], Validator] | None = None
@@ -196,7 +199,7 @@ class TrainingLoop:
         )
         # After the log: what a peer that is killed here has told the others is then in its log, too.
         contribution = self.reporter.status.contribution.plus(report, seconds)
-        contribution.write(self.contribution_file)
+        self._keep(contribution)
         self.reporter.end_epoch(
             PeerStatus(
                 status="training",
@@ -223,6 +226,19 @@ class TrainingLoop:
         self._warn_of(report)
         if self.validator is not None and report.update_samples is not None:
             self.validator.end_epoch(report.epoch, report.update_samples)
+
+    def _keep(self, contribution: Contribution) -> None:
+        """Writes what this volunteer has given so far; a full disk is no reason to stop training, and is told once."""
+        try:
+            contribution.write(self.contribution_file)
+            self.is_kept = True
+        except OSError as error:
+            if self.is_kept:
+                self.notices.warn(
+                    f"What you have contributed cannot be written to {self.contribution_file} ({reason_of(error)}); "
+                    "training goes on. What is not written when this peer ends is missing from its totals later."
+                )
+            self.is_kept = False
 
     def _warn_of(self, report: EpochReport) -> None:
         """Warns of what went wrong in an epoch, if anything did."""

@@ -1,6 +1,7 @@
 """What a volunteer is told of an epoch."""
 
 import io
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from training.processes.events import EventLog
 from training.swarm.epochs import EpochEnd
 from training.swarm.groups import RoundReport
+from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus
@@ -61,3 +63,22 @@ def test_a_peer_that_reaches_none_of_the_others_says_so_after_ten_epochs(tmp_pat
     average = RoundReport(**sizes, torn=False, bytes_sent=1, bytes_received=1, seconds=1.0)
     assert end_epochs(30, 1, others=2, group=average) == 1
     assert end_epochs(31, 9, others=2) == 1 and end_epochs(40, 1, others=2) == 2
+
+
+def test_a_disk_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path):
+    printed = io.StringIO()
+    loop = loop_that_prints_to(printed, tmp_path)
+    loop.contribution_file = tmp_path / "away" / "contribution.json"
+    ended = EpochEnd(epoch=0, others=0, samples=64).report([])
+
+    def warnings_after_two_epochs():
+        for _ in range(2):
+            loop._end_epoch(ended, loss=2.5, seconds=10.0)
+        return printed.getvalue().count("cannot be written to")
+
+    assert warnings_after_two_epochs() == 1
+    loop.contribution_file.parent.mkdir()
+    assert warnings_after_two_epochs() == 1
+    assert Contribution.read(loop.contribution_file).samples == 64  # its status is not renewed here
+    shutil.rmtree(loop.contribution_file.parent)
+    assert warnings_after_two_epochs() == 2
