@@ -179,7 +179,7 @@ class MembershipClient:
             facts = {"nonce": str(answer["nonce"]), "work_bits": int(answer["work_bits"])}
             organizations = [str(name) for name in answer["organizations"]]
             is_right = (answer["run_id"], answer["key"]) == (self._run_id, self.public_key)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):  # the last one of 1e999, which JSON reads as infinite
             self._is_wrong("it is no membership server")
         if not is_right or not 0 <= facts["work_bits"] <= MOST_WORK_BITS:
             self._is_wrong("it is the server of another run, or the recipe is old")
@@ -281,7 +281,7 @@ def _refusal_in(error: urllib.error.HTTPError) -> _Refused | None:
     try:
         told = json.loads(error.read(LARGEST_ANSWER_BYTES))
         reason, seconds = told["refused"], min(max(int(told.get("seconds", 0)), 0), 3600)
-    except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return _Refused(reason, seconds) if isinstance(reason, str) and reason in REASONS else None
 

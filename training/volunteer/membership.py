@@ -137,7 +137,7 @@ class Membership:
 
     def _watch(self) -> None:
         while self.refusal is None:
-            with self.resting:
+            with self.resting, suppress(Exception):  # whatever it was, the next look may be answered
                 self._look()
             time.sleep(BANS_EVERY_SECONDS)
 

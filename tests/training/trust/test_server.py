@@ -496,6 +496,20 @@ def test_an_answer_that_is_none_is_one_sentence(server, hub, answer):
         assert "\n" not in failed.value.told and len(failed.value.told) < 400
 
 
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (200, b'{"nonce": "1.a.b", "work_bits": 1e999, "organizations": []}'),
+        (403, b'{"refused": "too-fast", "seconds": 1e999}'),
+    ],
+    ids=["a challenge", "a refusal"],
+)
+def test_an_infinite_number_in_an_answer_is_one_sentence(server, hub, status, answer):
+    hub.answer = (status, {}, answer)
+    with pytest.raises(TrainingError, match="cannot be used: it "):
+        server.client(url=hub.url).ticket()
+
+
 def test_a_ticket_of_another_key_is_not_taken(server):
     client = server.client(invitation=server.invite())
     public, server.desk.key = server.key.public, MembershipKey.begin()

@@ -124,6 +124,22 @@ def test_a_ticket_is_renewed_before_it_ends(world, monkeypatch):
             assert (world.folder / "peer" / TICKET_FILE).read_text() == peer.text
 
 
+def test_after_an_answer_that_nobody_has_thought_of_a_member_hears_of_bans_again(world, monkeypatch):
+    with world:
+        peer = world.member(invitation=world.code)
+        asked, bans = [], peer._client.bans
+
+        def fail_once(known):
+            asked.append(known)
+            if len(asked) == 1:
+                raise OverflowError("cannot convert float infinity to integer")
+            return bans(known)
+
+        monkeypatch.setattr(peer._client, "bans", fail_once)
+        peer.bind(LINEAGE)
+        until(lambda: peer.bans is not None, within=10)
+
+
 def test_a_peer_that_starts_while_the_server_is_away_goes_on_with_its_ticket(world):
     with world:
         before = world.member(invitation=world.code)
