@@ -71,7 +71,8 @@ class Belonging:
         self._looks: list[str] = []
         self._other: Word | None = None
         self.resting = threading.Lock()
-        """Hold it while processes are forked: a lock that the watching thread holds then is never released in them."""
+        """Hold it while processes are forked: a lock that the watching thread holds then is never released in them.
+        The watching thread holds it while it looks."""
         self.lineage = self._settle()
         threading.Thread(target=self._watch, daemon=True, name="lineage").start()
 
@@ -122,11 +123,12 @@ class Belonging:
 
     def go_over(self, epoch: int) -> None:
         """From now on it is the one that the servers announce; `epoch` is how far this peer had come."""
-        other, self._other = self._other, None
-        self._looks.clear()
-        self._notices.warn(_going_over(self.lineage, epoch, other))
-        self._notices.events.write("branch", lineage=other.lineage.id, epoch=other.lineage.first_epoch)
-        self.lineage = other.lineage
+        with self.resting:  # a look between these lines would leave the new lineage as well
+            other, self._other = self._other, None
+            self._looks.clear()
+            self._notices.warn(_going_over(self.lineage, epoch, other))
+            self._notices.events.write("branch", lineage=other.lineage.id, epoch=other.lineage.first_epoch)
+            self.lineage = other.lineage
 
     def remember(self, epoch: int) -> None:
         """Keeps the lineage and how far it is; a full disk is no reason to stop training."""

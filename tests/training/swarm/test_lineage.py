@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import itertools
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -349,6 +350,32 @@ def test_a_volunteer_goes_over_to_a_branch_that_a_server_announces_and_to_nothin
     for _ in range(belonging.LOOKS):  # as of a server that has not heard of it
         one._look([word(A, 99, str(first.identity.peer_id))])
     assert not one.is_left
+
+
+@pytest.mark.swarm
+def test_a_look_while_a_volunteer_goes_over_does_not_leave_the_new_lineage_too(nodes, monkeypatch):
+    first, _, volunteer = nodes
+    say(first, A, 60)
+    until(lambda: said_to(volunteer))
+    one, _ = join(volunteer, first)
+    branch = [word(A.branch(40), 40, str(first.identity.peer_id))]
+
+    def look():
+        with one.resting:  # as the watching thread does
+            one._look(branch)
+
+    looking = threading.Thread(target=look, daemon=True)
+
+    def look_meanwhile(_notices, _text):
+        looking.start()
+        looking.join(0.2)
+
+    one._look(branch)
+    assert one.is_left
+    monkeypatch.setattr(Notices, "warn", look_meanwhile)
+    one.go_over(61)
+    looking.join(10)
+    assert not looking.is_alive() and one.lineage == branch[0].lineage and not one.is_left
 
 
 @pytest.mark.swarm
