@@ -97,7 +97,7 @@ class Claims:
         """This peer has ended an epoch, and goes to its average."""
         self._endings[epoch] = ending
         for older in sorted(self._endings)[:-ENDINGS_KEPT]:
-            del self._endings[older]
+            self._endings.pop(older, None)  # an average in the background may take it meanwhile
 
     def note_average(
         self,
