@@ -31,6 +31,7 @@ from training.swarm.dht import DHT
 from training.swarm.download import BadState, Landing, TrainingState, download_state
 from training.swarm.host import initialize_state, load_optimizer_state
 from training.swarm.lineage import Lineage, run_prefix
+from training.swarm.quoted import quoted
 from training.swarm.strategies import strategy_of
 from training.task import task_of
 
@@ -255,7 +256,7 @@ class Saver:
             load_optimizer_state(self._optimizer, state.optimizer_metadata, state.tensors[len(self._parameters) :])
         except Exception as error:  # the metadata comes from another peer and may be anything
             raise TrainingError(
-                f"The optimizer state of {state.donor} cannot be read: {error}.",
+                f"The optimizer state of {state.donor} cannot be read: {quoted(str(error))}.",
                 cure="Nothing to do: the monitor tries again with another peer.",
             ) from None
         for parameter, tensor in zip(self._parameters, state.tensors, strict=False):

@@ -21,6 +21,7 @@ from training.swarm.early import EarlyDownload
 from training.swarm.host import Host
 from training.swarm.lineage import Lineage
 from training.swarm.progress import Progress
+from training.swarm.quoted import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class CatchingUp:
         try:
             self._host.load_state(state.tensors, state.optimizer_metadata, state.epoch)
         except Exception as error:  # the metadata comes from another peer and may be anything
-            logger.warning("The optimizer state of %s cannot be read: %s", state.donor, error)
+            logger.warning("The optimizer state of %s cannot be read: %s", state.donor, quoted(str(error)))
             return False
         # The others may have gone on during the download; for an epoch that they have ended there is no group.
         newest_epoch = state.epoch

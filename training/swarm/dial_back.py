@@ -17,6 +17,8 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.utils.multiaddr import Multiaddr
 
+from training.swarm.quoted import quoted
+
 PROTOCOL = "/libp2p/autonat/1.0.0"
 REACHED, DIAL_ERROR = 0, 100
 """Codes of the answer; the others are refusals."""
@@ -29,7 +31,7 @@ class DialBack:
 
     outcome: Literal["reached", "failed", "refused"]
     text: str
-    """The address at which this node was reached, or the reason."""
+    """The address at which this node was reached, or the reason; it can be printed."""
 
 
 async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:
@@ -60,9 +62,9 @@ async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: S
     finally:
         writer.close()
     answer = _fields(fields[3])
-    code, text = answer.get(1, REACHED), answer.get(2, b"").decode(errors="replace")
+    code, text = answer.get(1, REACHED), quoted(answer.get(2, b"").decode(errors="replace"))
     if code == REACHED:
-        return DialBack(outcome="reached", text=str(Multiaddr(answer[3])) if 3 in answer else "its address")
+        return DialBack(outcome="reached", text=quoted(str(Multiaddr(answer[3]))) if 3 in answer else "its address")
     return DialBack(outcome="failed" if code == DIAL_ERROR else "refused", text=text or f"code {code}")
 
 

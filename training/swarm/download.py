@@ -34,6 +34,7 @@ from training.swarm.dht import announced_peer
 from training.swarm.engine import NodeSilent, answer_of_node, open_connection
 from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import state_prefix
+from training.swarm.quoted import quoted
 from training.swarm.serving import DOWNLOAD_SECONDS, StateService, offers_key
 from training.swarm.witnesses import Sample, draw, is_believed, sizes
 from training.swarm.witnesses import ask as ask_witnesses
@@ -259,7 +260,9 @@ def _ask_in_turn(
             except OtherWeights as error:
                 refused[donor] = error
             except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
-                faults.setdefault(str(error) or type(error).__name__, []).append(str(donor))
+                # Errors of this program quote nobody; in others there may be whatever the donor has sent.
+                said = str(error) if isinstance(error, TrainingError) else quoted(str(error))
+                faults.setdefault(said or type(error).__name__, []).append(str(donor))
                 on_fault(str(donor), error)
                 if isinstance(error, BadState):
                     unsound.add(donor)

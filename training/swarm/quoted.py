@@ -17,4 +17,4 @@ def quoted(text: str) -> str:
     >>> quoted("no room\n\x1b[2Jtry later")
     'no room [2Jtry later'
     """
-    return "".join(islice(filter(str.isprintable, " ".join(text.split())), LONGEST_QUOTE))
+    return "".join(islice(filter(str.isprintable, " ".join(text.split())), LONGEST_QUOTE)).strip()
