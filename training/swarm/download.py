@@ -44,6 +44,10 @@ MOST_ENTRIES = 20_000
 SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
 """A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
 
+SMALLEST_PART_BYTES = 1024
+"""Of a tensor's parts but the last one. Donors send 64 KiB (hivemind, utils/streaming.py); a part that is kept takes
+some 200 bytes more."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
@@ -363,12 +367,14 @@ class _Download:
                 guest, told = self._open(message.metadata, donor)
                 facts = _Facts.read(told)
                 self._check(facts)
-            elif facts is None and self.admission is not None:
-                raise TrainingError("shows no ticket", cure="Nothing: another peer is asked.")
+            elif facts is None:
+                fault = "shows no ticket" if self.admission is not None else "does not tell what it sends"
+                raise TrainingError(fault, cure="Nothing: another peer is asked.")
             elif guest is not None and guest.is_banned:
                 raise TrainingError("has been banned meanwhile", cure="Nothing: another peer is asked.")
             parts.append(message.tensor_part)
             if len(parts) < parts[0].chunks:
+                _check_size(message.tensor_part)
                 continue
             tensors.append(self._read(parts, len(tensors)))
             parts = []
@@ -414,6 +420,14 @@ class _Download:
 
 def _moments(optimizer_metadata: list[dict]) -> int:
     return sum(entry.get("type") == "tensor" for entry in optimizer_metadata)
+
+
+def _check_size(part: runtime_pb2.Tensor) -> None:
+    """Each part is kept until its tensor is whole; if parts were tiny, what keeps them would take far more memory."""
+    if len(part.buffer) < SMALLEST_PART_BYTES:
+        raise TrainingError(
+            f"sent a part of {len(part.buffer)} bytes of a longer tensor", cure="Nothing: another peer is asked."
+        )
 
 
 def _check_count(state: TrainingState, parameters: int) -> None:

@@ -23,7 +23,7 @@ from training.swarm import catching_up, download
 from training.swarm.alignment import AlignmentState
 from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
 from training.swarm.coroutine import wait_for_result
-from training.swarm.download import Landing, TrainingState, _check_count, _Download
+from training.swarm.download import SMALLEST_PART_BYTES, Landing, TrainingState, _check_count, _Download
 
 PROGRAM = """
 import asyncio, json, os, signal, sys, threading, time
@@ -33,6 +33,7 @@ import hivemind, torch
 from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.serializer import MSGPackSerializer
 from training.config import load_recipe
 from training.errors import TrainingError
 from training.processes.role import run_role
@@ -82,8 +83,9 @@ class Stalling(Host):
 def send_messages_of_nothing():
     async def messages(self):
         while True:
-            yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(chunks=10**9))
-            await asyncio.sleep(0.01)
+            part = runtime_pb2.Tensor(buffer=bytes(download.SMALLEST_PART_BYTES), chunks=10**9)
+            yield averaging_pb2.DownloadData(tensor_part=part, metadata=FACTS)
+            await asyncio.sleep(0.5)
 
     messages_before, StateService._messages = StateService._messages, messages
     return messages_before
@@ -98,6 +100,7 @@ def die_on_the_way():
 
     StateService._messages = first_message
 
+FACTS = MSGPackSerializer.dumps({"epoch": 5, "optimizer_metadata": []})
 serving.DOWNLOADS_OF_ONE = serving.DOWNLOADS_IN_A_ROW = serving.SAMPLES_OF_ONE = 100
 download.SLOW_SECONDS = 1.0
 MODEL = torch.nn.Linear(300, 200)
@@ -349,9 +352,27 @@ def test_a_state_that_is_described_in_other_words_is_refused_before_its_tensors_
 @pytest.mark.parametrize("field", ["dtype", "size"])
 def test_all_that_a_donor_sends_counts_not_only_the_numbers_of_tensors(field):
     long = {"dtype": "x" * 600_000, "size": [1] * 600_000}[field]
-    one = averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(chunks=10**9, **{field: long}))
+    part = runtime_pb2.Tensor(buffer=bytes(SMALLEST_PART_BYTES), chunks=10**9, **{field: long})
+    one = averaging_pb2.DownloadData(tensor_part=part, metadata=MSGPackSerializer.dumps(FACTS))
     with pytest.raises(TrainingError, match="sent more than 1000000 bytes"):
         download_of(as_aiter(one, one, None))  # who reads on fails otherwise
+
+
+@pytest.mark.parametrize("buffer", [b"", b"ab"])
+def test_a_tensor_in_ever_more_tiny_parts_is_refused(buffer):
+    """Of a model of 100 million parameters, 1.2 GB may come. A part of nothing comes as 2 bytes and is kept as 200."""
+    first = averaging_pb2.DownloadData(
+        tensor_part=runtime_pb2.Tensor(buffer=buffer, chunks=10**9), metadata=MSGPackSerializer.dumps(FACTS)
+    )
+    with pytest.raises(TrainingError, match=f"sent a part of {len(buffer)} bytes of a longer tensor"):
+        download_of(as_aiter(first, None))  # who reads on fails otherwise
+
+
+def test_tensors_of_nobody_knows_what_are_refused():
+    """Without its number of tensors a donor would send ever more, each of which is kept."""
+    one = averaging_pb2.DownloadData(tensor_part=serialize_torch_tensor(torch.zeros(3)))
+    with pytest.raises(TrainingError, match="does not tell what it sends"):
+        download_of(as_aiter(one, None))  # who reads on fails otherwise
 
 
 def test_the_example():
