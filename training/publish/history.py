@@ -58,6 +58,9 @@ EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "starte
 
 SAME_EPOCH_SECONDS = 10.0
 """Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
+MOST_NAMES = 8
+"""Of one peer. A volunteer may begin again under another name; one that has a new name at each look is not noted under
+each of them."""
 
 
 class HistoryReader:
@@ -340,6 +343,9 @@ class History(HistoryReader):
         with self._writing() as connection:
             # Without it, a volunteer's losses and epochs are searched for among those of all volunteers.
             connection.execute("CREATE INDEX IF NOT EXISTS reports_by_name ON reports (name)")
+            # Nor is each peer that comes searched for among all events, and its names among all peers.
+            connection.execute("CREATE INDEX IF NOT EXISTS events_by_name ON events (kind, name)")
+            connection.execute("CREATE INDEX IF NOT EXISTS peers_by_id ON peers (peer_id)")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -414,8 +420,8 @@ class History(HistoryReader):
         self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
     ) -> dict[tuple[int, int], float]:
         """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
+        report = _under_noted_name(connection, with_believed_epochs(report, self._target_batch_size))
         key = (report.name, report.peer_id)
-        report = with_believed_epochs(report, self._target_batch_size)
         known = self._known(connection, branches, report, now)
         if known["record_time"] == report.time:
             return {}
@@ -660,6 +666,15 @@ def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, 
     """Whether a branch has this very report: when a peer does an epoch again, its loss differs."""
     query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
     return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
+
+
+def _under_noted_name(connection: sqlite3.Connection, report: Credited) -> Credited:
+    """The report; of a peer that has had `MOST_NAMES`, under the one that it had last if it comes with a new one."""
+    query = "SELECT name FROM peers WHERE peer_id = ? ORDER BY last_seen DESC, name"
+    names = [name for (name,) in connection.execute(query, (report.peer_id,))]
+    if report.name in names or len(names) < MOST_NAMES:
+        return report
+    return replace(report, name=names[0])
 
 
 def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:

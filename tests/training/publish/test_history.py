@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.errors import BadInput, TrainingError
-from training.publish.history import History, HistoryReader
+from training.publish.history import MOST_NAMES, History, HistoryReader
 from training.task import Shown
 
 ROOT = Path(__file__).parents[3]
@@ -89,6 +89,34 @@ def test_samples_of_an_epoch_are_those_since_the_last_one(history):
     history.observe([Report(epoch=2, samples=50, loss=0.5, time=3)])
     assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(1, 30), (2, 20)]
     assert history.total_samples() == 50
+
+
+def test_a_peer_with_ever_new_names_is_noted_under_a_few(history):
+    """What it gives counts nevertheless, under the last of them."""
+    for number in range(1, 30):
+        history._clock.now += 1
+        history.observe([Report(name=f"ada {number}", epoch=number, samples=10 * number, loss=1.0, time=number)])
+    assert history.count_names() == len(history.events()) == MOST_NAMES
+    last = history.epochs()[-1]
+    assert (last["epoch"], last["samples"]) == (29, 10)
+    assert history.losses(since=28) == {f"ada {MOST_NAMES}": [[29, 1.0]]}
+
+
+def test_a_name_is_not_searched_for_among_all_events_also_in_a_history_of_before(tmp_path):
+    """Of a peer that changes its name at each look, each look took longer than the one before."""
+    open_history(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as before:
+        before.execute("DROP INDEX IF EXISTS events_by_name")
+        before.commit()
+    history = open_history(tmp_path)
+    asked = []
+    history._connection.set_trace_callback(asked.append)
+    history.observe([Report()])
+    history._connection.set_trace_callback(None)
+    (query,) = [text for text in asked if text.startswith("SELECT 1 FROM events")]
+    ((*_, plan),) = history._connection.execute(f"EXPLAIN QUERY PLAN {query}")
+    assert plan.startswith("SEARCH events USING")
+    history.close()
 
 
 def test_late_report_joins_its_epoch_and_keeps_its_time(history):
