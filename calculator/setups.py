@@ -19,6 +19,7 @@ from calculator.adapters import (
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.eight_bit import SIDES_OF, odd_matrix
 from calculator.errors import BadSetup
+from calculator.families.attention import WIDEST_FLASH_HEAD
 from calculator.low_rank import DEFAULT_RANKS, PROJECTED_FAMILIES
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.picture_models import LARGEST_PICTURE, with_picture
@@ -230,15 +231,8 @@ def resolve(setup: Setup) -> Architecture:
         _whole("shared_groups", setup.shared_groups, 1, layers)
         if architecture.mixed:
             raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
-    _check_combinations(setup, architecture)
-    _check_optimizers_of_matrices(setup, architecture)
-    _check_diffusion(setup, architecture)
-    _check_sharding(setup, architecture)
-    _check_offloaded_activations(setup, architecture)
-    _check_loss(setup, architecture)
-    _check_packs(setup, architecture)
-    _check_fp8(setup, architecture)
-    _check_adapters(setup, architecture)
+    for check in _CHECKS:
+        check(setup, architecture)
     return architecture
 
 
@@ -465,6 +459,19 @@ def _check_packs(setup: Setup, architecture: Architecture) -> None:
         raise _untraced("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
 
 
+def _check_heads(setup: Setup, architecture: Architecture) -> None:
+    """In 16 bits, PyTorch computes attention that no fused kernel can read in separate operations of 32 bits."""
+    if setup.attention != "sdpa" or not architecture.fusable or setup.precision == "fp32":
+        return
+    length, width = setup.sequence_length or architecture.sequence_length, architecture.head_dim
+    has_mask = setup.packed or architecture.relative_buckets or 0 < architecture.sliding_window <= length
+    if width > WIDEST_FLASH_HEAD or (width % 8 and (has_mask or architecture.value_dim not in (0, width))):
+        raise _untraced(
+            f"No fused kernel reads heads of {width} values in 16 bits here: they have {WIDEST_FLASH_HEAD} at most, "
+            "and a multiple of 8 with packs, windows, T5's bias or values of another width. Choose attention eager."
+        )
+
+
 def _check_fp8(setup: Setup, architecture: Architecture) -> None:
     if not setup.fp8:
         return
@@ -622,3 +629,17 @@ def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -
 def _probability(name: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
         raise BadSetup(f"{name} is null or a number from 0 to below 1, not {_shown(value)}.")
+
+
+_CHECKS = (
+    _check_combinations,
+    _check_optimizers_of_matrices,
+    _check_diffusion,
+    _check_sharding,
+    _check_offloaded_activations,
+    _check_loss,
+    _check_packs,
+    _check_heads,
+    _check_fp8,
+    _check_adapters,
+)

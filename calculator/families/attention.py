@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from calculator.autograd import Tensor
 from calculator.operations import Operations
 
+WIDEST_FLASH_HEAD = 256
+"""Channels of the widest head that flash attention reads."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
@@ -161,7 +164,7 @@ def fused_attention(
     if masked:
         bias = t.tensor(shape.batch * shape.queries * shape.keys, query.itemsize)
     width, even = shape.head_dim, -(-shape.head_dim // 8) * 8
-    if query.itemsize == 2 and bias is None and width <= 256 and shape.value_dim in (0, width):
+    if query.itemsize == 2 and bias is None and width <= WIDEST_FLASH_HEAD and shape.value_dim in (0, width):
         result = _flash(t, (query, key, value), shape, even, copies)
         # The copy is made after attention has returned, and with it what autocast has made for it is gone.
         del query, key, value
@@ -176,6 +179,8 @@ def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, e
     count = operands[0].count
     if even != width:
         operands = tuple(t.padded(x, x.count // width * even, "attention heads") for x in operands)
+        # Padded operands lie head by head, and so do the kernel's result and its gradient.
+        copies = 2 if shape.num_heads > 1 else 0
     expanded = rows * shape.keys * even if shape.group > 1 else 0
     result = t.fused_attention(
         *operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded, copies=copies

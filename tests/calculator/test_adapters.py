@@ -78,9 +78,9 @@ ENCODERS = {
     "bert": {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96
     },
-    "t5": {"d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
     "gated t5": {
-        "d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"
+        "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"
     },
 }  # fmt: skip
 

@@ -371,6 +371,21 @@ REFUSED = {
         "model": "gpt2",
         "packed": True,
     },
+    "No fused kernel reads heads of 12 values in 16 bits here": {
+        "config": {
+            "model_type": "mistral",
+            "hidden_size": 48,
+            "intermediate_size": 100,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "vocab_size": 100,
+            "max_position_embeddings": 256,
+            "sliding_window": 32,
+        },
+        "sequence_length": 64,
+    },
     "packed is not counted with offload_activations": {
         "model": "qwen3-0.6b",
         "packed": True,

@@ -3,6 +3,7 @@
 `benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
 written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and
 `divided_adapter_steps.json` and `divided_encoder_lora_steps.json` by `benchmarks/decoder_steps.py`.
+`redrawn_divided_steps.json` holds steps of all these kinds, drawn anew with one seed.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ ADAPTERS = [
 ]
 T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
 TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
+REDRAWN = json.loads((BENCHMARKS / "redrawn_divided_steps.json").read_text())
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 
 
@@ -83,6 +85,14 @@ def test_step_of_tensor_parallelism(step):
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
 
 
+@pytest.mark.parametrize("step", REDRAWN, ids=_name)
+def test_step_that_was_drawn_anew(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.003)
+
+
 def test_enough_steps_of_each_kind_were_drawn():
     kinds = Counter(step["setup"].get("sharding", "none") for step in STEPS)
     assert len(STEPS) >= 60 and min(kinds[kind] for kind in ("none", "zero-1", "zero-2", "zero-3")) >= 5
@@ -103,7 +113,9 @@ def test_enough_steps_with_adapters_were_drawn():
 
 
 @pytest.mark.parametrize(
-    "steps", [STEPS, DIVIDED_LIGER, ADAPTERS, T5], ids=["whole loss", "loss in pieces", "with adapters", "two stacks"]
+    "steps",
+    [STEPS, DIVIDED_LIGER, ADAPTERS, T5, REDRAWN],
+    ids=["whole loss", "loss in pieces", "with adapters", "two stacks", "drawn anew"],
 )
 def test_half_of_all_peaks_are_right_to_the_byte(steps):
     differences = sorted(abs(estimate(setup_from(step["setup"])).gpu.total - step["peak"]) for step in steps)

@@ -36,6 +36,10 @@ ENCODER_ADAPTERS = RESULTS.parent / "encoder_lora_steps.json"
 """Those of BERT and T5 with adapters."""
 DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
+REDRAWN = RESULTS.parent / "redrawn_steps.json"
+"""Steps of all kinds on one GPU, drawn anew (benchmarks/redraw.py)."""
+REDRAWN_DIVIDED = RESULTS.parent / "redrawn_divided_steps.json"
+"""The same on one of several GPUs."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
 """The same with GaLore and APOLLO (benchmarks/low_rank_steps.py)."""
 OFFLOADED = RESULTS.parent / "offloaded_steps.json"
@@ -251,8 +255,11 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def accuracy_counts() -> dict[str, int]:
-    """How many steps there are, and how many of them were drawn at random, drawn later, or fit EleutherAI's options."""
+def accuracy_counts() -> dict[str, int | str]:
+    """How many steps there are, and how many of them were drawn at random, drawn later, or fit EleutherAI's options.
+
+    Of those that were drawn anew, also how many are right to the byte, and the worst error.
+    """
     cases = record("memory_accuracy")["cases"]
     return {
         "steps": len(cases),
@@ -276,7 +283,16 @@ def accuracy_counts() -> dict[str, int]:
         "divided_liger": len(_steps(DIVIDED_LIGER)),
         "divided_adapters": len(_steps(DIVIDED_ADAPTERS)) + len(_steps(DIVIDED_ENCODER_ADAPTERS)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
+        **_redrawn(),
     }
+
+
+def _redrawn() -> dict[str, int | str]:
+    found: dict[str, int | str] = {}
+    for name, path in (("redrawn", REDRAWN), ("redrawn_divided", REDRAWN_DIVIDED)):
+        off = [abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) for step in _steps(path)]
+        found |= {name: len(off), f"{name}_equal": off.count(0), f"{name}_worst": f"{_percent(100 * max(off))} %"}
+    return found
 
 
 def _percent(value: float) -> str:
