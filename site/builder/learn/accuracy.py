@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -287,6 +288,7 @@ def accuracy_counts() -> dict[str, int | str]:
     }
 
 
+@cache
 def _redrawn() -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for name, path in (("redrawn", REDRAWN), ("redrawn_divided", REDRAWN_DIVIDED)):
