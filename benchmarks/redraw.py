@@ -1,10 +1,10 @@
-"""Draws training steps of all kinds anew, traces them, and compares the calculator with each.
+"""Draws training steps of nearly all kinds anew, traces them, and compares the calculator with each.
 
     pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3 torchao==0.18.0 liger-kernel==0.8.5 triton==3.9.0
     python benchmarks/redraw.py --seed 20261128 --keep FOLDER
 
-A rule that is right for the steps that taught it may be wrong for others. So all kinds are drawn again, with a seed
-that was never used, after the last change of a rule. The programs that draw and trace are those of the earlier records;
+A rule that is right for the steps that taught it may be wrong for others. So all kinds but DeepSeek-V3 and LoRA with 4
+bits are drawn again, with a seed that was never used, after the last change of a rule. The programs that draw and trace are those of the earlier records;
 this one runs them in turn. `--keep` names a folder for each program's steps; those that are there are not drawn again.
 
 With the whole folder, `redrawn_steps.json` and `redrawn_divided_steps.json` are written beside this program: steps on
