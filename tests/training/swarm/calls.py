@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 
+from training.swarm import engine
 from training.swarm.auditor import Auditor
 from training.swarm.service import Service
 from training.swarm.serving import StateService
@@ -47,11 +48,15 @@ class Calls:
 def noting_calls(file: Path) -> Iterator[Calls]:
     """Peers whose processes start within this context write which calls come to them."""
     file.touch()
+    engine.prepare()
     with pytest.MonkeyPatch.context() as patch:
         for call in (*calls_that_are_answered(), PROOF):
             servicer, name = call.split(".")
             owner = next(one for one in SERVICERS if one.__name__ == servicer)
-            patch.setattr(owner, name, _noting(getattr(owner, name), call, file))
+            noted = _noting(getattr(owner, name), call, file)
+            patch.setattr(owner, name, noted)
+            if call == "DHTProtocol.rpc_store":  # each node that starts has it put there again
+                patch.setattr(engine, "_BOUNDED_STORE", noted)
         yield Calls(file)
 
 
