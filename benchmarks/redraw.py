@@ -4,8 +4,9 @@
     python benchmarks/redraw.py --seed 20261128 --keep FOLDER
 
 A rule that is right for the steps that taught it may be wrong for others. So all kinds but DeepSeek-V3 and LoRA with 4
-bits are drawn again, with a seed that was never used, after the last change of a rule. The programs that draw and trace are those of the earlier records;
-this one runs them in turn. `--keep` names a folder for each program's steps; those that are there are not drawn again.
+bits are drawn again, with a seed that was never used, after the last change of a rule. The programs that draw and trace
+are those of the earlier records; this one runs them in turn. `--keep` names a folder for each program's steps; those
+that are there are not drawn again.
 
 With the whole folder, `redrawn_steps.json` and `redrawn_divided_steps.json` are written beside this program: steps on
 one GPU, and on one of several.
