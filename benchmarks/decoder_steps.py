@@ -11,9 +11,10 @@ Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`.
 a pack of samples which see nothing of each other. A pack is told by its positions, which begin anew with each sample;
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
-With `--mixtures`, models have experts, and their attention has adapters. With `--older`, they are GPT-2 and GPT-J with
-adapters, with `--encoders` BERT and T5; with `--whole`, these have none. With `--divided`, all steps have adapters and
-are of several GPUs, as in `sharded_steps.py`; with `--encoders` as well, they are of BERT and T5.
+With `--mixtures`, models have experts, and their attention has adapters. With `--deepseek`, they are like DeepSeek-V3,
+without adapters. With `--older`, they are GPT-2 and GPT-J with adapters, with `--encoders` BERT and T5; with `--whole`,
+these have none. With `--divided`, all steps have adapters and are of several GPUs, as in `sharded_steps.py`; with
+`--encoders` as well, they are of BERT and T5.
 """
 
 from __future__ import annotations
@@ -147,6 +148,49 @@ def draw(chance: random.Random, *, packed: bool, families: Sequence[str] = FAMIL
     return setup if resolve(setup).fusable else replace(setup, attention="eager")
 
 
+def draw_deepseek(chance: random.Random) -> Setup:
+    """A random setup of DeepSeek-V3, with dense layers first and routed experts after them."""
+    heads, groups = chance.choice((1, 2, 4, 6)), chance.choice((1, 2, 4))
+    open_groups, of_one = chance.choice((1, groups)), chance.choice((2, 4))
+    config = {
+        "model_type": "deepseek_v3",
+        "vocab_size": chance.choice((50, 300, 5000)),
+        "hidden_size": 8 * chance.randint(4, 40),
+        "intermediate_size": 8 * chance.randint(2, 100),
+        "moe_intermediate_size": 8 * chance.randint(1, 60),
+        "num_hidden_layers": chance.randint(1, 5),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "n_routed_experts": groups * of_one,
+        "n_group": groups,
+        "topk_group": open_groups,
+        "num_experts_per_tok": chance.randint(1, min(4, open_groups * of_one)),
+        "kv_lora_rank": 8 * chance.randint(2, 16),
+        "q_lora_rank": chance.choice((None, 8 * chance.randint(2, 20))),
+        "qk_rope_head_dim": chance.choice((8, 16, 32, 64)),
+        "qk_nope_head_dim": chance.choice((8, 32, 64)),
+        "v_head_dim": chance.choice((8, 24, 64)),
+        "first_k_dense_replace": chance.randint(0, 2),
+        "max_position_embeddings": 512,
+        "n_shared_experts": chance.choice((1, 2)),
+        "tie_word_embeddings": chance.random() < 0.3,
+        "attention_bias": chance.random() < 0.3,
+        "norm_topk_prob": chance.random() < 0.8,
+        "rope_interleave": chance.random() < 0.8,
+    }
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(1, 4),
+        "sequence_length": chance.randint(4, 200),
+        "precision": "bf16",
+        "attention": chance.choice(("eager", "sdpa")),
+        "dropout": chance.choice((0.0, 0.0, 0.1)),
+        "checkpointing": chance.choice((False, False, True)),
+        "optimizer": chance.choice(("adamw", "adamw8bit", "sgd")),
+    }
+    return setup_from(values)
+
+
 def draw_adapted_mixture(chance: random.Random) -> Setup:
     """A random setup of a model with experts, of which attention has adapters."""
     while True:
@@ -233,6 +277,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = picture_steps.parser_of(__doc__)
     parser.add_argument("--packed", action="store_true", help="draw packs of samples")
     parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
+    parser.add_argument("--deepseek", action="store_true", help="draw models like DeepSeek-V3")
     parser.add_argument("--older", action="store_true", help="draw GPT-2 and GPT-J with adapters")
     parser.add_argument("--encoders", action="store_true", help="draw BERT and T5 with adapters")
     parser.add_argument("--whole", action="store_true", help="draw these older models without adapters")
@@ -248,6 +293,8 @@ def main(arguments: list[str] | None = None) -> None:
     drawn = partial(draw, packed=flags.packed)
     if flags.mixtures:
         drawn = draw_adapted_mixture
+    elif flags.deepseek:
+        drawn = draw_deepseek
     elif flags.older:
         drawn = draw_older if flags.whole else draw_adapted_older
     elif flags.encoders:

@@ -3,10 +3,10 @@
     pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3 torchao==0.18.0 liger-kernel==0.8.5 triton==3.9.0
     python benchmarks/redraw.py --seed 20261128 --keep FOLDER
 
-A rule that is right for the steps that taught it may be wrong for others. So all kinds but DeepSeek-V3 and LoRA with 4
-bits are drawn again, with a seed that was never used, after the last change of a rule. The programs that draw and trace
-are those of the earlier records; this one runs them in turn. `--keep` names a folder for each program's steps; those
-that are there are not drawn again.
+A rule that is right for the steps that taught it may be wrong for others. So all kinds but LoRA with 4 bits are
+drawn again, with a seed that was never used, after the last change of a rule. The programs that draw and trace are
+those of the earlier records; this one runs them in turn. `--keep` names a folder for each program's steps; those that
+are there are not drawn again.
 
 With the whole folder, `redrawn_steps.json` and `redrawn_divided_steps.json` are written beside this program: steps on
 one GPU, and on one of several.
@@ -28,6 +28,7 @@ from calculator.setups import setup_from  # noqa: E402
 
 KINDS = {
     "decoders": ("decoder_steps.py", 80),
+    "DeepSeek-V3": ("decoder_steps.py --deepseek", 40),
     "GPT-2 and GPT-J": ("decoder_steps.py --older --whole", 40),
     "BERT and T5": ("decoder_steps.py --encoders --whole", 40),
     "GPT-2 and GPT-J with LoRA": ("decoder_steps.py --older", 40),

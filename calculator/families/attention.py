@@ -179,8 +179,11 @@ def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, e
     count = operands[0].count
     if even != width:
         operands = tuple(t.padded(x, x.count // width * even, "attention heads") for x in operands)
-        # Padded operands lie head by head, and so do the kernel's result and its gradient.
-        copies = 2 if shape.num_heads > 1 else 0
+    # The kernel's result lies in memory as its queries do. Backward copies it, and its gradient, to (B, T, N, H).
+    if even != width:  # padded queries lie head by head, and so does the gradient of what is cut off their result
+        copies = 2 if shape.reordered else 0
+    elif shape.by_head and shape.reordered:
+        copies += 1
     expanded = rows * shape.keys * even if shape.group > 1 else 0
     result = t.fused_attention(
         *operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded, copies=copies

@@ -173,9 +173,7 @@ def _joint_attention(c: Context, w: dict, picture: Tensor, text: Tensor) -> tupl
     value = t.join(value, text_value)
     tokens = c.length + a.image_tokens
     shape = _shape(c, tokens, by_head=True)
-    # In backward, flash attention copies its result, whose heads do not lie beside each other.
-    copies = 1 if shape.reordered and (t.autocast or query.itemsize == 2) else 0
-    attended = t.cast(fused_attention(t, query, key, value, shape, dropout=0.0, copies=copies), query.itemsize)
+    attended = t.cast(fused_attention(t, query, key, value, shape, dropout=0.0), query.itemsize)
     counts = [c.batch * n * a.hidden_size for n in (a.image_tokens, c.length)]
     if "attention.text.out.weight" not in w:
         # A variable of the block keeps the text, which nothing reads.
@@ -207,8 +205,8 @@ def _shape(c: Context, tokens: int, *, by_head: bool) -> AttentionShape:
 def _out(c: Context, w: dict, stream: str, x: Tensor) -> Tensor:
     weight, bias = w[f"attention.{stream}.out.weight"], w[f"attention.{stream}.out.bias"]
     cast = c.tape.autocast and x.itemsize == 4
-    # A part of several sequences is copied, by a cast if there is one.
-    if c.batch > 1 and not cast:
+    # A part of several sequences is copied, by a cast if there is one; not that of a single token of text.
+    if c.batch > 1 and not (cast or (stream == "text" and c.length == 1)):
         return c.tape.linear_of_part(x, weight, bias)
     return c.tape.linear(x, weight, bias)
 
