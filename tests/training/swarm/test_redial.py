@@ -13,9 +13,10 @@ import time
 from contextlib import suppress
 from functools import partial
 
+import psutil
 import pytest
 
-from tests.programs import ROOT, Programs, until
+from tests.programs import ROOT, Programs, are_gone, until
 from tests.training.swarm.peers import SWARM_TESTS
 from training.storage.whole import write_whole
 
@@ -75,9 +76,15 @@ class Peers:
         write_whole(self.folder / f"{name}.clock", str(ahead_seconds))
 
     def kill(self, *names):
-        """Kills peers as a power cut does, and waits until the others no longer see them."""
-        for name in names:
-            os.kill(self.pids.pop(name), signal.SIGKILL)
+        """Kills peers as a power cut does, and waits until the others no longer see them.
+
+        A busy machine may end a process, and give its files free, some time after it was killed.
+        """
+        killed = [psutil.Process(self.pids.pop(name)) for name in names]
+        killed += [child for process in killed for child in process.children(recursive=True)]
+        for process in killed[: len(names)]:
+            process.kill()
+        assert are_gone(killed, within=60)
         for name in self.pids:
             until(lambda name=name: not set(names) & set(self.seen(name).get("names", names)), within=60)
 
