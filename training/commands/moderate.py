@@ -13,6 +13,7 @@ import typer
 
 from training.checkpoints.folders import check_has
 from training.errors import BadInput
+from training.trust.policy import BANS_EVERY_SECONDS
 
 if TYPE_CHECKING:
     from training.trust.register import Register
@@ -94,7 +95,11 @@ def run(
             print(f"Removed {register.remove(name, who=who)}.")
         case "ban":
             banned = register.ban(name, reason=reason or "", who=who)
-            print(f"Banned {banned}: it gets no ticket any more, and the ban list says so from now on.", flush=True)
+            print(
+                f"Banned {banned}: it gets no ticket any more. Peers hear of it within {2 * BANS_EVERY_SECONDS:.0f} s "
+                "while the membership server runs.",
+                flush=True,
+            )
             if revert_to is not None:
                 _revert(run_dir, revert_to, bootstrap_dir or ())
         case "unban":
@@ -127,7 +132,14 @@ def _check_revert(action: str, revert_to: int | None, run_dir: Path | None) -> N
     if (revert_to is None) != (run_dir is None) or (revert_to is not None and action != "ban"):
         raise BadInput("--revert-to EPOCH and --run-dir DIR go together, with `moderate ban`; give both or omit both.")
     if revert_to is not None:
-        check_has(run_dir / "checkpoints", revert_to)
+        try:
+            check_has(run_dir / "checkpoints", revert_to)
+        except BadInput as error:
+            raise BadInput(
+                f"{error} Nobody is banned.",
+                cure="Give --revert-to one of these epochs, from before the weights were spoiled; or ban without "
+                "--revert-to, and go back with `restore` afterwards.",
+            ) from None
 
 
 def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
@@ -140,7 +152,7 @@ def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
 
     check_restore(run_dir, epoch, state_dirs=bootstrap_dirs)
     left = max(0.0, begun + LATE_NEWS_SECONDS - time.monotonic())
-    print(f"The run goes back to epoch {epoch} in {left:.0f} s, when all peers have heard of the ban.", flush=True)
+    print(f"The run goes back to epoch {epoch} in {left:.0f} s: peers hear of the ban before it.", flush=True)
     time.sleep(left)
     for line in order_restore(run_dir, epoch, state_dirs=tuple(bootstrap_dirs)):
         print(line)

@@ -232,8 +232,9 @@ def create_app(
     def recipe() -> PlainTextResponse:
         return PlainTextResponse(history.run_value("recipe.toml"))
 
-    # The folder appears only with the first drawing, hence `check_dir=False`.
-    app.mount("/live/pictures", StaticFiles(directory=pictures, check_dir=False))
+    drawn = StaticFiles(directory=pictures, check_dir=False)
+    drawn.config_checked = True  # the folder appears only with the first drawing; until then nothing is found there
+    app.mount("/live/pictures", drawn)
     if checkpoints is not None:
         from training.publish.offered import checkpoint_routes  # here, because it loads torch
 

@@ -87,6 +87,8 @@ class MembershipClient:
         self.url, self.public_key = run.membership.url.rstrip("/"), run.membership.key
         self._run_id, self._identity, self._credentials, self._tell = run.run_id, identity, credentials, tell
         self._opener = urllib.request.build_opener(_NoRedirects)
+        self.bans_text = b""
+        """The newest ban list that came, with its signature; empty: none has come."""
 
     def ticket(self, lineage: str = ANY_LINEAGE) -> str:
         """A new ticket for this peer and a lineage.
@@ -119,6 +121,8 @@ class MembershipClient:
         heard = read_bans(answer, self.public_key, self._run_id)
         if heard is None:
             self._is_wrong("its ban list is not signed with the recipe's key")
+        if isinstance(heard, BanList):
+            self.bans_text = answer
         return heard
 
     def report(self, about: str, detail: dict) -> None:

@@ -15,7 +15,7 @@ from training.storage.whole import write_whole
 from training.swarm.admission import Admission
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
-from training.trust.bans import BanList
+from training.trust.bans import LARGEST_BANS_BYTES, BanList, read_bans
 from training.trust.check import ServerSight, newer_bans
 from training.trust.client import Credentials, MembershipClient
 from training.trust.policy import BANS_EVERY_SECONDS
@@ -30,6 +30,8 @@ RENEWED_AT = 0.5
 """Part of a ticket's time after which it is renewed."""
 TICKET_FILE = "ticket"
 """In the state folder: a peer that starts while the server is away shows the ticket that it had before."""
+BANS_FILE = "bans"
+"""In the state folder: the newest ban list, by which a peer goes from its next start until it hears a newer one."""
 
 
 class Membership:
@@ -45,7 +47,7 @@ class Membership:
 
     def __init__(self, run: RunConfig, identity: Identity, credentials: Credentials, state_dir: Path, notices: Notices):
         self._run, self._peer_id, self._notices = run, str(identity.peer_id), notices
-        self._file = state_dir / TICKET_FILE
+        self._file, self._bans_file = state_dir / TICKET_FILE, state_dir / BANS_FILE
         self._client = None
         self.admission = Admission.of(run)
         """By which this peer lets others in; None in an open run. It has this peer's ticket from `begin` on."""
@@ -60,6 +62,9 @@ class Membership:
         self.text: str | None = None
         """The ticket as it travels; None in an open run."""
         self.bans: BanList | None = None
+        """None: there is no such list yet, or it was never heard of."""
+        self._has_heard = False
+        """Whether the list is one that the server has told since this program began."""
         self.refusal: RefusedByRun | None = None
         """Why the server has given no further ticket."""
         self._sight = ServerSight()
@@ -83,6 +88,7 @@ class Membership:
         """
         if self._client is None:
             return
+        self.bans = self._kept_bans()
         try:
             self._renew()
         except (BadInput, RefusedByRun):
@@ -143,17 +149,39 @@ class Membership:
 
     def _look(self) -> None:
         """Asks for the ban list, and renews the ticket if it is time."""
-        try:
-            heard = self._client.bans(None if self.bans is None else self.bans.version)
-            self._sight.note(heard.issued)
-            self.bans = newer_bans(self.bans, heard)
-        except TrainingError:
-            pass  # `ServerSight` notices how long this lasts
+        with suppress(TrainingError):  # `ServerSight` notices how long this lasts
+            self._hear()
         if self.bans is not None and self.bans.bars(self._ticket):
             self._due = 0.0  # it may have been given another standing; otherwise the server says why there is none
         if time.time() >= self._due:
             self._try()
         self._tell()
+
+    def _hear(self) -> None:
+        """Asks for the ban list.
+
+        A server that was restored from a backup may begin at an older version again, so that a kept list gives way to
+        any that was signed later.
+        """
+        heard = self._client.bans(self.bans.version if self._has_heard else None)
+        self._sight.note(heard.issued)
+        known = self.bans
+        if self._has_heard:
+            self.bans = newer_bans(known, heard)
+        elif isinstance(heard, BanList) and (known is None or heard.issued >= known.issued):
+            self.bans, self._has_heard = heard, True
+        if self.bans != known:
+            with suppress(OSError):  # a full disk; the list holds nevertheless
+                write_whole(self._bans_file, self._client.bans_text.decode("ascii"))
+
+    def _kept_bans(self) -> BanList | None:
+        """The list of before, if there is one that the membership key has signed."""
+        try:
+            with self._bans_file.open("rb") as file:
+                kept = read_bans(file.read(LARGEST_BANS_BYTES + 1), self._client.public_key, self._run.run_id)
+        except OSError:
+            return None
+        return kept if isinstance(kept, BanList) else None
 
     def _try(self) -> None:
         """Renews the ticket; a fault that may pass is told once, and a refusal ends the membership."""

@@ -155,8 +155,7 @@ def sharded_table() -> str:
     """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
     errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
     for step in _sharded_steps():
-        ours = estimate(setup_from(step["setup"])).gpu.total
-        errors[step["setup"].get("sharding", "none")].append(abs(ours / step["peak"] - 1) * 100)
+        errors[step["setup"].get("sharding", "none")].append(_error_of_peak(step))
     rows = [
         (html.escape(SHARDINGS[name]), str(len(found)), _percent(median(found)), _percent(max(found)))
         for name, found in errors.items()
@@ -173,6 +172,11 @@ def _sharded_steps() -> list[dict]:
 
 def _steps(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _error_of_peak(step: dict) -> float:
+    """In percent."""
+    return abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) * 100
 
 
 def _by_name(names: list[str], steps: list[dict]) -> tuple[list[str], list[dict]]:
@@ -292,8 +296,12 @@ def accuracy_counts() -> dict[str, int | str]:
 def _redrawn() -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     for name, path in (("redrawn", REDRAWN), ("redrawn_divided", REDRAWN_DIVIDED)):
-        off = [abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) for step in _steps(path)]
-        found |= {name: len(off), f"{name}_equal": off.count(0), f"{name}_worst": f"{_percent(100 * max(off))} %"}
+        off = [_error_of_peak(step) for step in _steps(path)]
+        found |= {
+            name: len(off),
+            f"{name}_equal": off.count(0),
+            f"{name}_worst": f"{_percent(max(off))}\N{NO-BREAK SPACE}%",
+        }
     return found
 
 

@@ -200,6 +200,15 @@ def test_shards_are_served_in_ranges(address):
     assert (part.status_code, part.content) == (206, bytes(range(250, 256)))
 
 
+def test_before_the_first_drawing_there_is_no_picture(history, tmp_path):
+    app = live.create_app(history, pictures=tmp_path / "none-yet")
+    with serving(app) as before:
+        assert httpx.get(f"{before}/live/pictures/x.png").status_code == 404
+        (tmp_path / "none-yet").mkdir()
+        (tmp_path / "none-yet" / "x.png").write_bytes(b"\x89PNG picture")
+        assert httpx.get(f"{before}/live/pictures/x.png").status_code == 200
+
+
 @pytest.mark.parametrize(
     "path",
     [

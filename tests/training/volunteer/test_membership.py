@@ -18,6 +18,7 @@ from training.errors import BadInput, RefusedByRun, TrainingError
 from training.swarm.lineage import Lineage
 from training.trust import app as apps
 from training.trust.app import create_app
+from training.trust.bans import BanList
 from training.trust.check import TicketRefused
 from training.trust.client import Credentials
 from training.trust.desk import Desk
@@ -27,7 +28,7 @@ from training.trust.moderation import Moderation
 from training.trust.policy import Policy
 from training.trust.ticket import ANY_LINEAGE
 from training.volunteer import membership as memberships
-from training.volunteer.membership import TICKET_FILE, Membership
+from training.volunteer.membership import BANS_FILE, TICKET_FILE, Membership
 from training.volunteer.notices import Notices
 
 HOLDER, OTHER = Holder(), Holder()
@@ -197,6 +198,34 @@ def test_a_ban_ends_the_membership_within_ten_seconds_and_stops_the_peer(world, 
     with pytest.raises(TicketRefused) as refused:  # the other one believes it no longer
         other.admission.check(peer.text, HOLDER.peer_id, trains=False)
     assert refused.value.fault == "banned"
+
+
+def test_a_member_that_starts_while_the_server_is_away_still_knows_whom_it_has_banned(world):
+    bo = world.register.invite("bo", uses=1, seconds=9, who="mo")
+    with world:
+        world.member(invitation=world.code).bind(LINEAGE)
+        banned = world.member(state="other", holder=OTHER, invitation=bo)
+        world.register.ban("bo", reason="", who="mo")
+        until(lambda: "invited:bo" in (world.folder / "peer" / BANS_FILE).read_text(), within=10)
+    again = world.member()
+    with pytest.raises(TicketRefused) as refused:
+        again.admission.check(banned.text, OTHER.peer_id, trains=False)
+    assert refused.value.fault == "banned"
+    kept = (world.folder / "peer" / BANS_FILE).read_text()
+    (world.folder / "peer" / BANS_FILE).write_text(kept.replace("invited:bo", "invited:di"))  # nobody has signed this
+    assert world.member().bans is None
+
+
+def test_a_kept_list_gives_way_to_one_that_was_signed_later(world, monkeypatch):
+    """The server was restored from a backup: it counts its versions from an older one on."""
+    repeated, kept, restored = (BanList(run_id="demo", version=n, issued=at) for n, at in ((9, 99), (9, 100), (2, 200)))
+    with world:
+        peer = world.member(invitation=world.code)
+    peer.bans = kept
+    for heard, known in ((repeated, kept), (restored, restored)):
+        monkeypatch.setattr(peer._client, "bans", lambda known, heard=heard: heard)
+        peer._hear()
+        assert peer.bans == known
 
 
 def test_who_is_refused_at_the_start_does_not_begin(world):
