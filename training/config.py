@@ -390,6 +390,10 @@ class MonitorConfig(Section):
     run has gone back from go first, then those kept by keep_every_epochs, the oldest before the others, then the best,
     then the last; never the newest. While a checkpoint is written, there are two, so the budget should have room for
     two."""
+    max_loss_rise: Annotated[float, Field(ge=0)] = 2.0
+    """No checkpoint is taken while the run's loss is more than so many times what it was before the last checkpoint, or
+    over the last 50 epochs (and more than 1 above it): somebody may have spoiled the weights. 0: checkpoints are taken
+    whatever the loss is."""
     pictures_every_epochs: Positive = 100
     """Epochs between two drawings, or continuations, of the fixed prompts."""
     prompts: tuple[str, ...] = ()

@@ -6,13 +6,14 @@ A state is good if
 - the norm of all its weights is within a factor of `WIDE` of the last good checkpoint's, and that of each weight tensor
   within a factor of `WIDE_TENSOR`; tensors of values that were tiny are not compared, since biases and norms begin at
   0. For each `EPOCHS` epochs that lie between the two, the factors are multiplied once more;
-- the run's loss is not far above what it was: not more than twice, and 1 more than, its median over the last `WINDOW`
-  epochs. An epoch's loss is the median of its volunteers' here, so that one who reports nonsense does not count.
+- the run's loss is not far above what it was: not more than `max_loss_rise` times (of the recipe), and 1 more than, its
+  median over the last `WINDOW` epochs, and over those before the last checkpoint. An epoch's loss is the median of its
+  volunteers' here, so that one who reports nonsense does not count.
 
 What the rule cannot see: weights that are wrong but of usual size while the loss is good, such as one layer taken from
-another epoch by a single donor; a run that becomes worse slowly, over more epochs than the window; and the first state
-of a run, which has nothing to be compared with. A run whose loss stays high counts as usual again when half of the
-window is high: then checkpoints are taken again, and the older ones are kept as the retention says.
+another epoch by a single donor; a run that becomes worse slowly, by less than `max_loss_rise` from one checkpoint to the
+next; and the first state of a run, which has nothing to be compared with. A run whose loss stays high gets no checkpoint
+until it goes back to an earlier one, or its maintainer sets `max_loss_rise` to 0.
 """
 
 from __future__ import annotations
@@ -89,19 +90,24 @@ def norms_of_latest(folder: Path, names: Collection[str]) -> Norms | None:
     return None
 
 
-def loss_fault(losses: Sequence[float]) -> str | None:
+def loss_fault(losses: Sequence[float], *, good: Sequence[float] = (), rise: float = 2.0) -> str | None:
     """What is wrong with a run's loss; None if nothing is.
 
     Args:
         losses: Of the last `WINDOW` epochs, the newest last.
+        good: Of the `WINDOW` epochs up to the last checkpoint. After many epochs of high loss, `losses` are all high.
+        rise: The newest loss may be so many times the usual one.
 
     >>> loss_fault([3.0] * 40 + [3.1, 3.2, 2.9])
     >>> loss_fault([3.0] * 40 + [6.5, 7.0, 6.8])
     'its loss is 6.8, and 3 in the last 43 epochs'
+    >>> loss_fault([6.7] * 50, good=[3.0] * 50)
+    'its loss is 6.7, and 3 before its last checkpoint'
     """
-    if len(losses) < FEWEST:
-        return None
-    newest, usual = median(losses[-NEWEST:]), median(losses)
-    if newest > max(2 * usual, usual + 1):
-        return f"its loss is {newest:.4g}, and {usual:.4g} in the last {len(losses)} epochs"
+    for before, when in ((losses, f"in the last {len(losses)} epochs"), (good, "before its last checkpoint")):
+        if min(len(before), len(losses)) < FEWEST:
+            continue
+        newest, usual = median(losses[-NEWEST:]), median(before)
+        if newest > max(rise * usual, usual + 1):
+            return f"its loss is {newest:.4g}, and {usual:.4g} {when}"
     return None

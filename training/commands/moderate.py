@@ -152,7 +152,8 @@ def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
 
     check_restore(run_dir, epoch, state_dirs=bootstrap_dirs)
     left = max(0.0, begun + LATE_NEWS_SECONDS - time.monotonic())
-    print(f"The run goes back to epoch {epoch} in {left:.0f} s: peers hear of the ban before it.", flush=True)
+    soon = f"in {left:.0f} s" if left >= 1 else "now"
+    print(f"The run goes back to epoch {epoch} {soon}: peers hear of the ban before it.", flush=True)
     time.sleep(left)
     for line in order_restore(run_dir, epoch, state_dirs=tuple(bootstrap_dirs)):
         print(line)

@@ -150,10 +150,18 @@ class HistoryReader:
             branch["left"] = [{key: value for key, value in row.items() if key != "branch"} for row in rows]
         return branches
 
-    def epoch_losses(self, last: int) -> list[float]:
-        """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported."""
+    def epoch_losses(self, last: int, *, until: int | None = None) -> list[float]:
+        """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported.
+
+        Args:
+            last: So many epochs, or fewer if there are not so many.
+            until: The last one of them; None: the run's.
+        """
         rows = self._rows(
-            f"SELECT epoch, loss FROM shown_reports WHERE epoch > {last_of('reports')} - ? ORDER BY epoch", last
+            f"""WITH newest AS (SELECT coalesce(:until, {last_of("reports")}) AS epoch)
+            SELECT shown_reports.epoch, loss FROM shown_reports, newest
+            WHERE shown_reports.epoch > newest.epoch - :last AND shown_reports.epoch <= newest.epoch ORDER BY 1""",
+            {"last": last, "until": until},
         )
         return [median(row["loss"] for row in group) for _, group in groupby(rows, key=itemgetter("epoch"))]
 

@@ -97,6 +97,9 @@ class Keeper:
         self._news, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="keeper")
         self._warned: tuple[str, float] = ("", 0.0)
+        self._seen: tuple | None = None
+        self.loss_fault: str | None = None
+        """What was wrong with the run's loss at the last look; None: nothing."""
 
     @property
     def parameters(self) -> int:
@@ -175,6 +178,9 @@ class Keeper:
 
     def _look_once(self) -> None:
         settings = self._run.monitor
+        seen = self._epoch(), self.saved_epoch(), self._saver.lineage
+        if seen != self._seen:
+            self._seen, self.loss_fault = seen, self._saver.loss_fault()
         wanted = self._due(self.saved_epoch(), settings.checkpoint_every_epochs)
         if wanted is not None and self._history.active_peers():
             self._saver.save(wanted, DOWNLOAD_SECONDS)

@@ -134,10 +134,11 @@ class Saver:
         try:
             with self._writing:
                 self._make_room()
-            if fault := loss_fault(self._history.epoch_losses(WINDOW)):
+            if fault := self.loss_fault():
                 raise NotGood(
                     f"No checkpoint is taken of epoch {self._epoch()}: {fault}.",
-                    cure="Look at the losses on the dashboard; to go back, restore an earlier checkpoint.",
+                    cure="Look at the losses on the dashboard; to go back, restore an earlier checkpoint. If the loss "
+                    "may be so high, set max_loss_rise = 0 in the recipe's [monitor] and start the monitor again.",
                 )
             state = self._download(wanted_epoch, seconds)
             self._load(state)
@@ -154,6 +155,14 @@ class Saver:
             self._tell_stopped(str(error))
             raise
         self._note(path, state)
+
+    def loss_fault(self) -> str | None:
+        """What is wrong with the run's loss now, so that no checkpoint is taken; None if nothing is."""
+        rise, saved = self._run.monitor.max_loss_rise, self.saved_epoch()
+        if not rise:
+            return None
+        good = self._history.epoch_losses(WINDOW, until=saved) if saved else ()
+        return loss_fault(self._history.epoch_losses(WINDOW), good=good, rise=rise)
 
     def _note(self, path: Path, state: TrainingState) -> None:
         self._tell_stopped(None)

@@ -81,6 +81,10 @@ class Sight:
     fault: str = ""
     """A fault of the monitor's own, as a sentence, such as that its disk is full."""
     fault_cure: str = ""
+    loss_fault: str = ""
+    """What is wrong with the run's loss, from `training.checkpoints.sanity`."""
+    saved_epoch: int = 0
+    """Of the last checkpoint; 0: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +147,14 @@ def standing_of(facts: Facts, *, live: bool = True) -> Standing:
         return fault
     if sight is not None and sight.apart_since is not None and facts.now - sight.apart_since >= APART_SECONDS:
         return _split(sight)
-    return _idle(facts) or _all_unmet(sight) or _slow(facts) or _some_unmet(sight) or Standing(status="running")
+    return (
+        _idle(facts)
+        or _spoiled(sight)
+        or _all_unmet(sight)
+        or _slow(facts)
+        or _some_unmet(sight)
+        or Standing(status="running")
+    )
 
 
 def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tuple[Volunteer, ...], ...]:
@@ -304,6 +315,20 @@ def _idle(facts: Facts) -> Standing | None:
         status="waiting",
         cause=f"No volunteer is there since {_when(facts.last_seen)}.",
         remedy=f"The run goes on from its last state as soon as somebody joins. {_JOIN}",
+    )
+
+
+def _spoiled(sight: Sight | None) -> Standing | None:
+    """`failed`, if the loss is far above what it was."""
+    if sight is None or not sight.loss_fault:
+        return None
+    to = sight.saved_epoch
+    back = f"let the run go back to its last checkpoint (restore --to {to})" if to else "begin anew (restore --to 0)"
+    return Standing(
+        status="failed",
+        cause=f"Something is wrong with the run: {sight.loss_fault}. No checkpoint is taken meanwhile.",
+        remedy=f"If somebody has spoiled the weights, ban them and {back}. If the loss may be so high, set "
+        "max_loss_rise = 0 in the recipe's [monitor] and start the monitor again.",
     )
 
 

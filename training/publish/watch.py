@@ -146,6 +146,13 @@ class Watch:
         if now - self._watched.at >= SAID_EVERY_SECONDS:
             self._say(replace(self._watched, at=now))
 
+    def saw_loss(self, fault: str | None, saved_epoch: int) -> None:
+        """What is wrong with the run's loss, None if nothing is; and the epoch of the last checkpoint."""
+        if (fault or "") != self._sight.loss_fault:
+            with self._guard:
+                self._sight = replace(self._sight, loss_fault=fault or "", saved_epoch=saved_epoch)
+                self.version += 1
+
     def failed(self, error: TrainingError) -> None:
         """The monitor cannot do its own work now, such as writing its history; it goes on trying."""
         with self._guard:

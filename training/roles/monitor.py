@@ -305,6 +305,7 @@ def _watch(
             membership.bind(lineage.lineage)
         tokens.renew()
         keeper.look()
+        watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
     watch.stop()
     tokens.take_back()
     keeper.finish()

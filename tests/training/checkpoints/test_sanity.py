@@ -109,4 +109,12 @@ def test_a_loss_that_jumps_is_noticed_and_one_bad_epoch_is_not():
     assert loss_fault([*usual, 9.0, 9.0, 9.0]) == "its loss is 9, and 2 in the last 50 epochs"
     assert loss_fault([0.1] * 40 + [0.9] * 10) is None  # small numbers vary much
     assert loss_fault([2.0] * 6 + [9.0] * 3) is None  # too few to compare
-    assert loss_fault([2.0] * 20 + [9.0] * 30) is None  # for most of the window: it is the usual loss now
+
+
+def test_a_loss_that_stays_high_is_compared_with_the_losses_before_the_last_checkpoint():
+    high, good = [9.0] * 50, [2.0] * 40
+    assert loss_fault(high) is None  # nothing else is known
+    assert loss_fault(high, good=good) == "its loss is 9, and 2 before its last checkpoint"
+    assert loss_fault(high, good=good, rise=5.0) is None
+    assert loss_fault([2.1] * 50, good=good) is None
+    assert loss_fault(high, good=[2.0] * 9) is None  # too few to compare

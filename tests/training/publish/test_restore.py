@@ -42,7 +42,7 @@ def run_dir(tmp_path, model):
 
 
 def save(run_dir, model, epoch, lineage):
-    facts = {"metrics": {}, "shards": "s", "lineage": lineage}
+    facts = {"metrics": {"loss": 3.456} if epoch == 10 else {}, "shards": "s", "lineage": lineage}
     return save_checkpoint(run_dir / "checkpoints", model=model, recipe_toml=RECIPE, epoch=epoch, **facts)
 
 
@@ -71,7 +71,8 @@ def test_volunteers_that_know_only_a_bootstrap_peer_are_thought_of(run_dir):
 
 
 @pytest.mark.parametrize(
-    "epoch, words", [(15, "no checkpoint of epoch 15, only those of epochs 10, 20, 30"), (20, "is damaged")]
+    "epoch, words",
+    [(15, r"no checkpoint of epoch 15, only those of epochs 10 \(loss 3.46\), 20, 30"), (20, "is damaged")],
 )
 def test_a_checkpoint_that_is_not_there_or_damaged_is_refused(run_dir, epoch, words):
     (run_dir / "checkpoints" / "epoch-000020" / "model.safetensors").write_bytes(b"x")

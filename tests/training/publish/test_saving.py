@@ -99,24 +99,33 @@ def role(stop):
     results["kept"] = [path.name for path in list_checkpoints(saver.folder)]
     results["made"] = [path.name for path in made] == [f"epoch-{number:06d}" for number in range(1, epoch + 1)]
     results["bad"] = [str(second.peer_id) in event["text"] for event in history.events() if event["kind"] == "warning"]
+    for number in range(50, 60):
+        history.observe([report(number, 4.0)])
     results["all bad"] = save(60, 1000.0, 1000.0)
     results["none written"] = [path.name for path in list_checkpoints(saver.folder)] == results["kept"]
     results["well again"] = save(61, 1.0, 1.0)
     for epoch in range(62, 100):
         history.observe([report(epoch, 4.0 if epoch < 97 else 40.0)])
     results["high loss"] = save(100, 1.0, 1.0, loss=40.0)
-    for epoch in range(101, 105):
+    for epoch in range(101, 170):
+        history.observe([report(epoch, 40.0)])
+    results["long high"] = save(170, 1.0, 1.0, loss=40.0)
+    allowing = RUN.model_copy(update={"monitor": RUN.monitor.model_copy(update={"max_loss_rise": 0.0})})
+    allows = Saver(allowing, TEXT, run_dir=FOLDER / "allows", shards="s", codec_digest=None, dht=observer, history=history,
+        events=EventLog(FOLDER / "other.jsonl"))
+    results["allowed"] = [saver.loss_fault() is None, allows.loss_fault() is None]
+    for epoch in range(171, 175):
         history.observe([report(epoch, 4.0)])
-    results["usual loss"] = save(105, 1.0, 1.0)
+    results["usual loss"] = save(175, 1.0, 1.0)
     ballast = run_dir / "ballast"
     with ballast.open("wb") as file:
         disk = os.statvfs(run_dir)
         os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - 100_000)
-    results["full"] = [save(epoch, 1.0, 1.0) for epoch in (110, 111)]
+    results["full"] = [save(epoch, 1.0, 1.0) for epoch in (180, 181)]
     ballast.unlink()
-    results["room"] = save(112, 1.0, 1.0)
+    results["room"] = save(182, 1.0, 1.0)
     saver._bad_donors = {str(first.peer_id)}  # the other one is asked first
-    results["far ahead"] = save(113, 1.0, 1.0, bad_ahead=8)
+    results["far ahead"] = save(183, 1.0, 1.0, bad_ahead=8)
     results["drafts"] = [path.name for path in saver.folder.iterdir() if path.name.startswith(".")]
     results["told"] = [event["text"] for event in history.events() if event["kind"] == "warning"]
     results["logged"] = [json.loads(line)["event"] for line in (FOLDER / "events.jsonl").read_text().splitlines()]
@@ -214,16 +223,22 @@ def test_if_all_donors_are_bad_nothing_is_saved_until_one_is_good(results):
 def test_a_loss_that_has_jumped_stops_checkpoints(results):
     assert results["high loss"] == [
         "NotGood",
-        "No checkpoint is taken of epoch 100: its loss is 40, and 4 in the last 41 epochs.",
+        "No checkpoint is taken of epoch 100: its loss is 40, and 4 in the last 50 epochs.",
     ]
-    assert results["usual loss"][-1] == [105, 1.0]
+    kind, text = results["long high"]
+    assert (kind, text) == (
+        "NotGood",
+        "No checkpoint is taken of epoch 170: its loss is 40, and 4 before its last checkpoint.",
+    )
+    assert results["allowed"] == [False, True]
+    assert results["usual loss"][-1] == [175, 1.0]
 
 
 def test_a_full_disk_stops_checkpoints_until_there_is_room(results):
     for kind, text in results["full"]:
         assert kind == "NoRoom"
         assert "bytes are free" in text
-    assert results["room"] == [[105, 1.0], [112, 1.0]]
+    assert results["room"] == [[175, 1.0], [182, 1.0]]
     assert results["drafts"] == []
 
 
@@ -234,4 +249,4 @@ def test_the_history_says_once_that_checkpoints_stop_and_go_on(results):
 
 
 def test_no_donor_can_bring_the_monitor_to_an_epoch_that_the_run_has_not_reached(results):
-    assert results["far ahead"] == [[112, 1.0], [113, 1.0]]
+    assert results["far ahead"] == [[182, 1.0], [183, 1.0]]

@@ -73,6 +73,20 @@ CASES = {
         "",
         "",
     ),
+    "loss too high": (
+        replace(
+            RUNNING, sight=replace(SIGHT, loss_fault="its loss is 40, and 4 before its last checkpoint", saved_epoch=9)
+        ),
+        "failed",
+        "Something is wrong with the run: its loss is 40, and 4 before its last checkpoint. No checkpoint is taken",
+        "go back to its last checkpoint (restore --to 9)",
+    ),
+    "loss too high without a checkpoint": (
+        replace(RUNNING, sight=replace(SIGHT, loss_fault="its loss is 40, and 4 in the last 20 epochs")),
+        "failed",
+        "its loss is 40",
+        "begin anew (restore --to 0)",
+    ),
     "epoch overdue": (
         replace(RUNNING, now=NOON + 61, sight=replace(SIGHT, answered_at=NOON + 61)),
         "slow",
