@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.programs import Programs, end_forked_children, guard_tests
@@ -12,6 +13,9 @@ from tests.programs import Programs, end_forked_children, guard_tests
 def pytest_configure() -> None:
     """Before any test module is imported: some start programs as they are."""
     guard_tests()
+    # A busy machine takes longer than hypothesis allows for an example, which is no fault of the code.
+    hypothesis.settings.register_profile("busy", deadline=None)
+    hypothesis.settings.load_profile("busy")
 
 
 def pytest_unconfigure() -> None:

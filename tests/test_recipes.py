@@ -10,9 +10,11 @@ from threading import Thread
 import pytest
 
 from tests.programs import run_program
+from tests.serving import serving
 from training import config
 from training.config import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
+from training.publish import checkpoint_site
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
 KEY = "A" * 43
@@ -250,6 +252,13 @@ def test_an_address_without_a_recipe_is_refused_in_words(answer):
         Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(BadInput, match="Check address and network"):
             load_recipe(f"http://127.0.0.1:{server.server_port}/recipe.toml")
+
+
+def test_a_monitor_that_starts_is_no_fault_of_the_recipes_address(tmp_path):
+    app = checkpoint_site.create_app(tmp_path)  # what answers meanwhile
+    with serving(app) as url, pytest.raises(TrainingError, match="the run's monitor is probably starting") as refusal:
+        load_recipe(f"{url}/recipe.toml")
+    assert not isinstance(refusal.value, BadInput) and refusal.value.cure == "Try again in a minute."
 
 
 class Misleading(BaseHTTPRequestHandler):

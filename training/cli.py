@@ -31,7 +31,7 @@ COMMANDS = {
     "demo": "training.commands.demo",
     "simulate": "training.commands.simulate",
 }
-"""Command name -> module with the function `run`."""
+"""Command name -> module with the function `run`, and `CONTEXT_SETTINGS` for Click if it needs any."""
 
 
 def build_app() -> typer.Typer:
@@ -43,8 +43,11 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,  # its tables cut the names of flags off in a terminal of 80 columns
     )
     for name, module in COMMANDS.items():
-        run = importlib.import_module(module).run
-        app.command(name=name, short_help=run.__doc__)(run)  # typer's own short help would be cut off
+        command = importlib.import_module(module)
+        run, settings = command.run, getattr(command, "CONTEXT_SETTINGS", None)
+        app.command(name=name, short_help=run.__doc__, context_settings=settings)(
+            run
+        )  # typer's own short help would be cut off
     return app
 
 

@@ -10,10 +10,12 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
@@ -32,7 +34,7 @@ from calculator.settings import (
 )
 from calculator.setups import MOST_RANK
 from calculator.swarm import PATIENCE_WINDOWS
-from training.errors import BadInput, reason_of
+from training.errors import BadInput, TrainingError, reason_of
 from training.processes.redirects import open_checked, read_short
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -751,6 +753,13 @@ def read_recipe(source: str) -> str:
     if source.startswith(("http://", "https://")):
         try:
             return _fetched(source).decode("utf-8-sig")
+        except HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise BadInput(f"The recipe at {source} cannot be read: {error}. Check the address.") from None
+            raise TrainingError(
+                f"The server of {source} is there, but not ready (HTTP 503): the run's monitor is probably starting.",
+                cure="Try again in a minute.",
+            ) from None
         except (OSError, ValueError, HTTPException) as error:  # no answer, not text, not an address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from test_every_page import violations
+from training.volunteer.invitation import MEMBERS_FLAGS
 
 pytestmark = pytest.mark.browser
 
@@ -401,6 +402,14 @@ def test_join_command_is_the_runs_own(open_page, live):
     page.get_by_role("button", name="Copy").first.click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == f"{JOIN} --device cpu"
+    expect(page.locator("[data-slot=members]")).to_be_hidden()
+
+
+def test_newcomers_of_a_run_for_members_are_told_where_their_invitation_goes(open_page, live):
+    live.live["run"]["join_command"] = f"{JOIN} {MEMBERS_FLAGS}"
+    page = open_page("join/")
+    expect(page.locator("[data-slot=command]")).to_have_text(f"{JOIN} {MEMBERS_FLAGS} --device cpu")
+    expect(page.locator("[data-slot=members]")).to_contain_text("Put your invitation in the place of CODE")
 
 
 def test_join_command_of_a_run_that_is_over_is_not_offered(open_page, live):

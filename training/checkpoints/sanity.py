@@ -11,9 +11,9 @@ A state is good if
   volunteers' here, so that one who reports nonsense does not count.
 
 What the rule cannot see: weights that are wrong but of usual size while the loss is good, such as one layer taken from
-another epoch by a single donor; a run that becomes worse slowly, by less than `max_loss_rise` from one checkpoint to the
-next; and the first state of a run, which has nothing to be compared with. A run whose loss stays high gets no checkpoint
-until it goes back to an earlier one, or its maintainer sets `max_loss_rise` to 0.
+another epoch by a single donor; a run that becomes worse slowly, by less than `max_loss_rise` from one checkpoint to
+the next; and the first state of a run, which has nothing to be compared with. A run whose loss stays high gets no
+checkpoint until it goes back to an earlier one, or its maintainer sets `max_loss_rise` to 0.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from training.doctor.examination import LIMIT_SECONDS
+from training.errors import BadInput
 
 Recipe = Annotated[str | None, typer.Option(help="Recipe of the run, as for `join`: a name, a TOML file or a URL.")]
 InitialPeers = Annotated[
@@ -27,8 +28,12 @@ Seconds = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the list.")]
 
+CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""`_check_others` refuses those that `join` does not have either."""
+
 
 def run(
+    context: typer.Context,
     recipe: Recipe = None,
     initial_peers: InitialPeers = None,
     shards: Shards = None,
@@ -41,9 +46,10 @@ def run(
 ) -> None:
     """Find out within 20 seconds what keeps this machine from joining a run, and what to do about it.
 
-    Without flags it checks the machine; with the flags of `join` also the way to the run. It ends with 0 if nothing
-    keeps this machine from joining, and with 1 if something does.
+    Without flags it checks the machine; with the flags of `join` also the way to the run: in a copied command, write
+    `doctor` for `join`. It ends with 0 if nothing keeps this machine from joining, and with 1 if something does.
     """
+    _check_others(context)
     import time
 
     from training.doctor import show
@@ -76,3 +82,19 @@ def run(
         show.show(findings, took)
     sys.stdout.flush()
     os._exit(0 if show.can_join(findings) else 1)  # a check that hangs, such as for a name, must not hold it up
+
+
+def _check_others(context: typer.Context) -> None:
+    """Refuses flags that neither this command nor `join` has; those that only `join` has make no difference here.
+
+    Raises:
+        BadInput: If there is one.
+    """
+    of_join = context.parent.command.get_command(context, "join").params
+    known = {flag for option in of_join for flag in (*option.opts, *option.secondary_opts)}
+    for word in context.args:
+        if word.startswith("-") and word.partition("=")[0] not in known:
+            raise BadInput(
+                f"There is no flag {word.partition('=')[0]}.",
+                cure="Give those of `join`; `doctor --help` lists those that it looks at.",
+            )

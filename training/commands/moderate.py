@@ -48,7 +48,12 @@ RevertTo = Annotated[
 ]
 RunDir = Annotated[
     Path | None,
-    typer.Option(exists=True, file_okay=False, help="For --revert-to: folder of the run's monitor, on this machine."),
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Folder of the run's monitor, on this machine. For --revert-to; `list` then shows the names on the "
+        "dashboard as well.",
+    ),
 ]
 BootstrapDir = Annotated[
     list[Path] | None,
@@ -85,7 +90,7 @@ def run(
     who = os.environ.get("SUDO_USER") or getpass.getuser()
     match action:
         case "list":
-            _show(register)
+            _show(register, run_dir)
         case "invite":
             code = register.invite(name, uses=uses or 1, seconds=(days or 7) * 86_400, who=who)
             print(
@@ -95,11 +100,7 @@ def run(
             print(f"Removed {register.remove(name, who=who)}.")
         case "ban":
             banned = register.ban(name, reason=reason or "", who=who)
-            print(
-                f"Banned {banned}: it gets no ticket any more. Peers hear of it within {2 * BANS_EVERY_SECONDS:.0f} s "
-                "while the membership server runs.",
-                flush=True,
-            )
+            print(f"Banned {banned}: it gets no ticket any more. {_when_heard(state_dir)}", flush=True)
             if revert_to is not None:
                 _revert(run_dir, revert_to, bootstrap_dir or ())
         case "unban":
@@ -129,6 +130,8 @@ def _check(action: str, name: str | None, reason: str | None, uses: int | None, 
 def _check_revert(action: str, revert_to: int | None, run_dir: Path | None) -> None:
     """Before anybody is banned: the checkpoint to go back to must be there. Whether it is sound is found out after the
     ban: that takes seconds, or a minute with a large model, in which the banned would go on."""
+    if action == "list" and revert_to is None:
+        return
     if (revert_to is None) != (run_dir is None) or (revert_to is not None and action != "ban"):
         raise BadInput("--revert-to EPOCH and --run-dir DIR go together, with `moderate ban`; give both or omit both.")
     if revert_to is not None:
@@ -159,15 +162,41 @@ def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
         print(line)
 
 
-def _show(register: Register) -> None:
+def _shown_names(run_dir: Path | None) -> dict[str, list[str]]:
+    """Peer id -> names on the dashboard."""
+    if run_dir is None:
+        return {}
+    from training.publish.backup import HISTORY_FILE
+    from training.publish.history import HistoryReader
+
+    if not (run_dir / HISTORY_FILE).exists():
+        print(f"{run_dir} has no history yet, and so no names on the dashboard.")
+        return {}
+    return HistoryReader(run_dir / HISTORY_FILE).names_of_peers()
+
+
+def _when_heard(state_dir: Path) -> str:
+    from training.processes.only_one import is_locked
+
+    if is_locked(state_dir):
+        return f"Peers hear of it within {2 * BANS_EVERY_SECONDS:.0f} s."
+    return f"The membership server does not run in {state_dir}: start it, for no peer hears of the ban before."
+
+
+def _show(register: Register, run_dir: Path | None) -> None:
     from training.trust.ticket import when
 
-    members = register.members()
+    names = _shown_names(run_dir)
+    members, banned, peers = register.members(), register.banned(), register.peers()
+    out = {one["account"] for one in banned}
     print(f"Members of {register.run_id}: {len(members)}")
     for one in members:
+        standing = f"{one['standing']}, banned" if one["account"] in out else one["standing"]
         ends = f", last ticket over at {when(one['ticket_ends'])}" if one["ticket_ends"] else ""
-        print(f"    {one['account']} ({one['standing']}) since {when(one['joined'])}, peers: {one['peers']}{ends}")
-    if banned := register.banned():
+        print(f"    {one['account']} ({standing}) since {when(one['joined'])}{ends}")
+        for peer_id in peers.get(one["account"], ()):
+            print(f"        {peer_id}" + (f" as {', '.join(names[peer_id])}" if peer_id in names else ""))
+    if banned:
         print(f"Banned: {len(banned)}")
     for one in banned:
         print(f"    {one['name']} since {when(one['since'])}" + (f": {one['reason']}" if one["reason"] else ""))

@@ -52,11 +52,14 @@ def show(findings: Sequence[Finding], seconds: float) -> None:
             f"{finding.name}, see below" if finding.name else Text(finding.found),
         )
     console.print(table)
-    wrong = [finding for finding in findings if finding.name]
-    for finding in sorted(wrong, key=lambda one: one.level != "fault"):
-        word, colour = MARKS[finding.level]
-        console.print(f"\n[bold {colour}]{word}: {finding.name}[/] ({finding.check})")
-        for line in (finding.found, f"Why it matters: {finding.why}", f"What to do: {finding.remedy}"):
+    # What several checks have found, such as that there was no answer in time, is told once.
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in sorted((one for one in findings if one.name), key=lambda one: one.level != "fault"):
+        alike.setdefault((finding.level, finding.name, finding.why, finding.remedy), []).append(finding)
+    for (level, name, why, remedy), those in alike.items():
+        word, colour = MARKS[level]
+        console.print(f"\n[bold {colour}]{word}: {name}[/] ({', '.join(one.check for one in those)})", soft_wrap=True)
+        for line in (*dict.fromkeys(one.found for one in those), f"Why it matters: {why}", f"What to do: {remedy}"):
             console.print(f"  {line}", markup=False, soft_wrap=True)
     console.print(f"\n{summary(findings)} It took {seconds:.0f} s.", soft_wrap=True)
 

@@ -9,24 +9,27 @@ from pathlib import Path
 
 from training.errors import BadInput, reason_of
 
+LOCK_FILE = "run.lock"
+
 
 @contextmanager
-def only_one(run_dir: Path, what: str) -> Iterator[None]:
+def only_one(run_dir: Path, what: str, *, flag: str = "--run-dir") -> Iterator[None]:
     """Locks the folder, which is made if need be, within the block.
 
     Args:
         run_dir: The run's folder.
         what: What the block does, such as "demo", for the message of the program that comes second.
+        flag: With which the user names the folder.
 
     Raises:
         BadInput: If the folder cannot be used, or another program has locked it.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / "run.lock").open("a+")
+        lock = (run_dir / LOCK_FILE).open("a+")
     except OSError as error:
         raise BadInput(
-            f"The run's folder {run_dir} cannot be used: {reason_of(error)}. Give another with --run-dir."
+            f"The run's folder {run_dir} cannot be used: {reason_of(error)}. Give another with {flag}."
         ) from None
     with lock:
         try:
@@ -35,8 +38,20 @@ def only_one(run_dir: Path, what: str) -> Iterator[None]:
         except OSError:
             lock.seek(0)
             other = lock.read(40).strip() or "program"
-            raise BadInput(f"Another {other} is running in {run_dir}; stop it, or give another --run-dir.") from None
+            raise BadInput(f"Another {other} is running in {run_dir}; stop it, or give another {flag}.") from None
         lock.truncate(0)
         lock.write(what)
         lock.flush()
         yield
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a program is in such a block for the folder now."""
+    try:
+        with (run_dir / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

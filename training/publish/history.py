@@ -228,6 +228,13 @@ class HistoryReader:
         query = "SELECT name FROM peers GROUP BY name ORDER BY sum(samples) DESC, name LIMIT ?"
         return [row["name"] for row in self._rows(query, most)]
 
+    def names_of_peers(self) -> dict[str, list[str]]:
+        """The names under which each peer, by its id, has taken part."""
+        found: dict[str, list[str]] = {}
+        for row in self._rows("SELECT peer_id, name FROM peers ORDER BY peer_id, name"):
+            found.setdefault(row["peer_id"], []).append(row["name"])
+        return found
+
     def leaderboard(self, *, most: int | None = None, offset: int = 0) -> list[dict]:
         """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none.
 

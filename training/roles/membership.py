@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from training.config import RunConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import EventLog
+from training.processes.only_one import only_one
 from training.processes.role import StopRequest
 from training.processes.web import listen_at, serve_in_thread
 from training.trust.app import create_app
@@ -63,7 +64,7 @@ def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRe
     # The Hub's library logs its requests at a level that a user's environment may switch on.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     app = create_app(Desk(register, key, settings.policy), page_token=page_token)
-    with _serve(app, settings):
+    with only_one(settings.state_dir, "membership server", flag="--state-dir"), _serve(app, settings):
         events.write("ready", address=f"http://{settings.host}:{settings.port}", key=key.public)
         print(f"Members of {run.run_id} get their tickets at {run.membership.url}, signed with {key.public}.")
         print(f"The maintainers' page is {run.membership.url}/page; its password is in {_token_place(settings)}.")

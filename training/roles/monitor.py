@@ -145,7 +145,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             pusher = _pusher(flags, run, target, history, events)
             kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
-            invitation = _invitation(flags, redial)
+            invitation = _invitation(flags, redial, members_only=not run.membership.open)
             facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
             live.store_run(history, run, recipe_toml, **invitation, **facts)
             _enter(lineage.lineage, history, keeper)
@@ -218,7 +218,7 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, membersh
     return redial
 
 
-def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
+def _invitation(flags: MonitorFlags, redial: Redial, *, members_only: bool) -> dict[str, object]:
     """How newcomers join: the addresses of the run's servers, this monitor among them, and the command."""
     own = full_addresses(redial.dht)
     others = [address for address in widest(redial.servers.addresses) if id_of(address) != id_of(own[0])]
@@ -229,7 +229,7 @@ def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
         )
     initial_peers = [*others, *([told] if told is not None else [])]
     if flags.join_command is None:
-        command = join_command(flags.url, initial_peers)
+        command = join_command(flags.url, initial_peers, members_only=members_only)
     else:
         command = flags.join_command.replace(INITIAL_PEERS, initial_peers_flags(initial_peers))
     return {"initial_peers": initial_peers, "join_command": command}

@@ -25,6 +25,7 @@ from training.processes.interruption import Interrupted, Stop
 from training.processes.only_one import only_one
 from training.processes.programs import ending
 from training.processes.service import Pace, Service
+from training.volunteer.invitation import MEMBERS_FLAGS
 
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
@@ -125,9 +126,14 @@ class _Servers:
         told = {name: self.monitor.ready[name] for name in ("url", "initial_peers", "join_command")}
         self.events.write("ready", **told)
         page = f"Send volunteers this address:\n    {self.url}/join/\nOr" if self.settings.site else "Send volunteers"
-        self.show(
-            f"\n{run_id} is served. {page} this command:\n    {told['join_command']}\nCtrl-C stops both servers.\n"
-        )
+        invite = ""
+        if MEMBERS_FLAGS in told["join_command"]:
+            invite = (
+                "Each has a FOLDER of their own, and their own CODE: `moderate invite NAME` prints one. Members of an "
+                "organization on the Hugging Face Hub give --hugging-face instead of the code.\n"
+            )
+        command = f"this command:\n    {told['join_command']}\n{invite}"
+        self.show(f"\n{run_id} is served. {page} {command}Ctrl-C stops both servers.\n")
         while True:
             self.bootstrap.look()
             self.monitor.look()

@@ -119,6 +119,11 @@ class Moderation(Register):
         found = connection.execute(known, (name,)).fetchall()
         if found:
             return _only(name, found)
+        several = "SELECT account FROM members WHERE instr(account, 'invited:' || ? || '.') = 1 ORDER BY joined"
+        if of_invitation := [row["account"] for row in connection.execute(several, (name.removeprefix("invited:"),))]:
+            raise BadInput(
+                f"{name!r} is an invitation for several. Give one of its members: {', '.join(of_invitation)}."
+            )
         if also_unknown and (ACCOUNT.fullmatch(name) or PEER_ID.fullmatch(name)):
             return name
         raise BadInput(

@@ -77,8 +77,8 @@ def refuse(reason: str, seconds: int, organizations: str) -> NoReturn:
             )
         case "code-over":
             raise RefusedByRun(
-                "This invitation is used up or its time is over. If you have joined with it before, this start has "
-                "another identity.",
+                "This invitation is used up, its time is over, or the run's maintainers have ended your membership. If "
+                "you have joined with it before and are still a member, this start has another identity.",
                 cure="Give the same --state-dir as then, or ask the run's maintainer for another invitation.",
             )
         case "token-refused":

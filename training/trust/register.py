@@ -172,6 +172,13 @@ class Register(Ledger):
             FROM members LEFT JOIN peers USING (account) GROUP BY account ORDER BY joined DESC, account"""
         )
 
+    def peers(self) -> dict[str, list[str]]:
+        """The peer ids of each account, those whose tickets last longest first."""
+        found: dict[str, list[str]] = {}
+        for row in self._rows("SELECT account, peer_id FROM peers ORDER BY ticket_ends DESC, peer_id"):
+            found.setdefault(row["account"], []).append(row["peer_id"])
+        return found
+
     def banned(self) -> list[dict]:
         """Who is banned: name, account, since, reason, reports (validators', their number), the newest first."""
         return self._rows(

@@ -12,8 +12,16 @@ INITIAL_PEERS = "{initial_peers}"
 """Stands in a join command for the addresses while they are not known yet."""
 
 
+MEMBERS_FLAGS = "--state-dir FOLDER --invitation CODE"
+"""What each volunteer of a run for members only adds, with a folder and a code of their own."""
+
+
 def join_command(
-    url: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
+    url: str,
+    initial_peers: Sequence[str],
+    *,
+    python: Sequence[str] = ("python", "-m", "training"),
+    members_only: bool = False,
 ) -> str:
     """The command to paste into a terminal to join.
 
@@ -21,11 +29,13 @@ def join_command(
         url: Address of the run's monitor, which serves the recipe.
         initial_peers: Addresses of peers through which newcomers connect.
         python: The trainer's command line; a program below the current folder is named relative to it.
+        members_only: Whether newcomers need an invitation.
 
     >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
     'python -m training join --recipe http://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1'
     """
-    return command_for("join", f"{url}{_RECIPE}", initial_peers, python=python)
+    command = command_for("join", f"{url}{_RECIPE}", initial_peers, python=python)
+    return f"{command} {MEMBERS_FLAGS}" if members_only else command
 
 
 def site_of(recipe: str) -> str | None:

@@ -126,6 +126,7 @@ function showRun({ slot, live }, chosen) {
   for (const place of ["gaps", "set-up"]) slot(place).classList.toggle("hidden", own);
   slot("filled").classList.toggle("hidden", !own);
   slot("program").textContent = own ? live.join_command.split(" join ")[0] : "";
+  slot("members").classList.toggle("hidden", !(own && live.join_command.includes(" --invitation CODE")));
   slot("local").classList.toggle("hidden", !local);
   slot("link").hidden = slot("by-notebook").hidden = local;
 }

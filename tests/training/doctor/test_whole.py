@@ -116,6 +116,25 @@ def test_the_list_for_people_names_faults_first_and_in_full(capsys):
     assert shown.count("Seen twice.") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
 
 
+def test_what_several_checks_have_found_is_told_once(capsys):
+    late = Fault(name="late", level="warning", why="It is slow.", remedy="Wait.")
+    found = [dataclasses.replace(late.found(f"No answer within {1 + n // 2} s."), check=f"check {n}") for n in range(3)]
+    show.show(found, 3.2)
+    shown = capsys.readouterr().out
+    assert shown.count("Wait.") == shown.count("within 1 s") == shown.count("within 2 s") == 1
+    assert "warning: late (check 0, check 1, check 2)" in shown and "0 faults, 3 warnings" in shown
+
+
+def test_it_takes_all_flags_of_join_and_no_others():
+    of_join = ("--name", "ada", "--threads", "1", "--invitation", "abc-def", "--no-checkpointing", "--bandwidth=5")
+    flags = (*of_join, "--seconds", "5", "--json")
+    done = run_program([sys.executable, "-m", "training", "doctor", *flags])
+    assert done.returncode in (0, 1) and json.loads(done.stdout)["findings"], done.stderr
+    done = run_program([sys.executable, "-m", "training", "doctor", *flags, "--treads", "2"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: There is no flag --treads. Give those of `join`;")
+
+
 def test_bad_input_is_refused_at_once():
     done = run_program([sys.executable, "-m", "training", "doctor", "--initial-peers", "/ip4/127.0.0.1/tcp/1"])
     assert done.returncode == 2 and "is not the full address of a peer" in done.stderr and not done.stdout

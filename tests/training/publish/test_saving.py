@@ -111,8 +111,8 @@ def role(stop):
         history.observe([report(epoch, 40.0)])
     results["long high"] = save(170, 1.0, 1.0, loss=40.0)
     allowing = RUN.model_copy(update={"monitor": RUN.monitor.model_copy(update={"max_loss_rise": 0.0})})
-    allows = Saver(allowing, TEXT, run_dir=FOLDER / "allows", shards="s", codec_digest=None, dht=observer, history=history,
-        events=EventLog(FOLDER / "other.jsonl"))
+    allows = Saver(allowing, TEXT, run_dir=FOLDER / "allows", shards="s", codec_digest=None, dht=observer,
+        history=history, events=EventLog(FOLDER / "other.jsonl"))
     results["allowed"] = [saver.loss_fault() is None, allows.loss_fault() is None]
     for epoch in range(171, 175):
         history.observe([report(epoch, 4.0)])

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.random_shards import write_shards
+from tests.training.publish.test_history import Report
 from tests.training.trust.hub import ADAS, hub_serving
 from tests.training.trust.tickets import PEER, Holder
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint
@@ -28,6 +29,8 @@ from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, RefusedByRun
 from training.processes.events import EventLog
+from training.publish.backup import HISTORY_FILE
+from training.publish.history import History
 from training.roles.membership import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
 from training.trust.client import Credentials, MembershipClient
 from training.trust.ledger import REGISTER_FILE
@@ -101,7 +104,8 @@ def test_a_server_is_set_up_moderated_and_ended(maintainer):
 
     invited = maintainer.moderate("invite", "ada", "--uses", "2", "--days", "3")
     assert invited.code == 0 and "within 3 days" in invited.said
-    assert maintainer.moderate("ban", "hf:eve", "--reason", "spam").said.startswith("Banned hf:eve")
+    banned = maintainer.moderate("ban", "hf:eve", "--reason", "spam").said
+    assert banned == "Banned hf:eve: it gets no ticket any more. Peers hear of it within 10 s.\n"
     shown = httpx.get(f"{maintainer.url}/page", auth=("", password)).text
     assert "hf:eve" in shown and "0 of 2" in shown  # the running server sees what another program has written
     assert "\nhf:eve " in httpx.get(f"{maintainer.url}/bans").text
@@ -117,6 +121,7 @@ def test_a_server_is_set_up_moderated_and_ended(maintainer):
 
     maintainer.server.send_signal(signal.SIGTERM)
     assert maintainer.server.wait(20) == 0
+    assert "does not run in" in maintainer.moderate("ban", "hf:eve").said
     maintainer.serve(env={**os.environ, PAGE_TOKEN: "another password of the page"})
     assert httpx.get(f"{maintainer.url}/page", auth=("", "another password of the page")).status_code == 200
 
@@ -130,7 +135,13 @@ def test_a_validators_report_is_shown_to_moderators_who_lift_the_ban(maintainer)
     assert maintainer.moderate("evidence", "eve").said == "No validator has reported invited:eve.\n"
     check = {"epoch": 41, "samples": 16, "share": 0.0625, "error": 0.25}
     MembershipClient(run, val, Credentials()).report(eve.peer_id, {"checks": [check] * 12, "undeclared": 0})
-    assert "after 12 checks of work; `moderate evidence invited:eve` shows them" in maintainer.moderate("list").said
+    write_history(maintainer.folder, run, {"Eve <3": eve.peer_id})
+    listed = maintainer.moderate("list", "--run-dir", maintainer.folder).said
+    assert "after 12 checks of work; `moderate evidence invited:eve` shows them" in listed
+    eve_s = rf"    invited:eve \(vouched, banned\) since .+\n        {eve.peer_id} as Eve <3\n"
+    assert re.search(eve_s, listed) and re.search(
+        rf"    invited:val \(vouched\) since .+\n        {val.peer_id}\n", listed
+    )
     for name in ("eve", "invited:eve", eve.peer_id):
         shown = maintainer.moderate("evidence", name)
         assert shown.code == 0 and shown.said.startswith("Reports of validators on invited:eve: 1.")
@@ -140,6 +151,13 @@ def test_a_validators_report_is_shown_to_moderators_who_lift_the_ban(maintainer)
         MembershipClient(run, eve, Credentials()).ticket()
     maintainer.moderate("unban", "eve")
     MembershipClient(run, eve, Credentials()).ticket()
+
+
+def write_history(run_dir, run, volunteers):
+    """What a monitor has written of volunteers, by name and peer id."""
+    history = History(run_dir / HISTORY_FILE, run_id=run.run_id, recipe_digest=run.digest, expiration_seconds=60)
+    history.observe([Report(name=name, peer_id=peer_id) for name, peer_id in volunteers.items()])
+    history.close()
 
 
 def challenge_from(client, address):

@@ -82,6 +82,10 @@ def test_an_invitation_admits_so_many_peers_for_so_long(register, clock):
         "invited:lab.1",
         "invited:lab.2",
     ]
+    assert register.peers() == {"invited:ada": [PEER], "invited:lab.1": [peer(1)], "invited:lab.2": [peer(2)]}
+    for name in ("lab", "invited:lab"):
+        with pytest.raises(BadInput, match=r"for several. Give one of its members: invited:lab.1, invited:lab.2\.$"):
+            register.ban(name, reason="", who="mo")
     late = register.invite("late", uses=1, seconds=DAY, who="mo")
     clock.now += DAY
     assert refused(admit, register, "", OTHER_PEER, code=late) == "code-over"

@@ -119,7 +119,7 @@ def test_an_invited_peer_comes_back_without_the_code(server):
     assert server.read(server.client(invitation=code).ticket()).account == "invited:ada"
     assert server.read(server.client(invitation=code).ticket()).account == "invited:ada"
     assert server.read(server.client().ticket()).account == "invited:ada"
-    with pytest.raises(RefusedByRun, match="used up or its time is over"):
+    with pytest.raises(RefusedByRun, match="used up, its time is over, or the run's maintainers have ended"):
         server.client(HOLDERS[1], invitation=code).ticket()
 
 

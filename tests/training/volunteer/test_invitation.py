@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from training.volunteer.invitation import join_command
+from training.volunteer.invitation import MEMBERS_FLAGS, join_command
 
 
 def test_program_below_the_folder_is_named_from_there(monkeypatch, tmp_path):
@@ -18,3 +18,10 @@ def test_program_elsewhere_is_quoted_and_each_peer_is_named():
     words = shlex.split(command)
     assert words[0] == "/my tools/python"
     assert words[-4:] == ["--initial-peers", "/a/b", "--initial-peers", "/c/d"]
+
+
+def test_newcomers_of_a_run_for_members_are_told_what_to_add():
+    assert (
+        join_command("http://x:1", ["/a/b"], members_only=True)
+        == f"{join_command('http://x:1', ['/a/b'])} {MEMBERS_FLAGS}"
+    )
