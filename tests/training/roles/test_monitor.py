@@ -20,7 +20,7 @@ import torch
 from tests.ports import free_port
 from tests.programs import are_gone, run_program, until
 from tests.training.publish.test_history import ALAN, Clock, Report, open_history
-from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
@@ -55,6 +55,7 @@ def role(stop):
     torch.set_num_threads(1)
     run = load_recipe(sys.argv[1])
     identity = Identity(Path(sys.argv[2]))
+    spoiled = Path(sys.argv[2], "spoiled")
     dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     post_recipe(dht, run, identity)
     lineage = Lineage(id="feedfacefeedface")
@@ -78,7 +79,8 @@ def role(stop):
         board.post(PeerRecord(
             name="ada", peer_id=str(identity.peer_id), status="training" if epoch else "joining", epoch=epoch,
             lineage=lineage.id,
-            loss=8 / epoch if epoch else None, samples=100 * epoch, samples_per_second=200.0, seconds=0.5 * epoch,
+            loss=(99.0 if spoiled.exists() else 8 / epoch) if epoch else None,
+            samples=100 * epoch, samples_per_second=200.0, seconds=0.5 * epoch,
             group_size=1, averaged_epochs=0, alone_epochs=0, micro_batch_size=1, bytes_sent=0, bytes_received=0,
             version="test", time=time.time(),
         ), identity).result(10)
@@ -251,6 +253,25 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     state = exported(run_dir, tmp_path / "killed")
     assert state["status"] == "failed"
     assert "without being asked to" in state["cause"]
+
+
+@pytest.mark.swarm
+def test_weights_that_were_spoiled_become_no_checkpoint_and_the_dashboard_says_so(start, recipe, tmp_path):
+    peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
+    address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
+    port, run_dir = free_port(), tmp_path / "run"
+    monitor = start("monitor", *monitor_command(recipe, address, run_dir, port))
+    while_it_runs(monitor, lambda: len((document(port, "history") or {"epochs": ()})["epochs"]) > 12)
+    while_it_runs(monitor, lambda: latest_checkpoint(run_dir / "checkpoints"))
+    assert document(port, "state")["status"] == "running"
+    (tmp_path / "peer" / "spoiled").touch()
+    shown = while_it_runs(monitor, lambda: (found := document(port, "state"))["status"] == "failed" and found)
+    assert shown["cause"].startswith("Something is wrong with the run: its loss is 99, and ")
+    last = checkpoint_epoch(latest_checkpoint(run_dir / "checkpoints"))
+    assert f"go back to its last checkpoint (restore --to {last})" in shown["remedy"]
+    while_it_runs(monitor, lambda: document(port, "state")["epoch"] > shown["epoch"] + 9)  # two would be due
+    assert checkpoint_epoch(latest_checkpoint(run_dir / "checkpoints")) == last
+    assert document(port, "state")["status"] == "failed"
 
 
 @pytest.mark.swarm
