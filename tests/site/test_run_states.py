@@ -171,6 +171,11 @@ def spoiled(monitor):
     monitor.watch.saw_loss("its loss is 40, and 4 before its last checkpoint", 10)
 
 
+def members_server_away(monitor):
+    monitor.observe(all_at(EPOCHS + 1))
+    monitor.watch.saw_members_server(True)
+
+
 def stopped(monitor):
     monitor.observe(all_at(EPOCHS))
     monitor.watch.stop()
@@ -190,6 +195,12 @@ STATES = {
     "unmet": (unmet, "Split", "and cy do not reach each other", "one needs an open port"),
     "one unmet": (one_unmet, "Live", "Training now: epoch 20", "one needs an open port"),
     "failed": (failed, "Fault", "DHT node has not answered", "start the monitor again"),
+    "server away": (
+        members_server_away,
+        "Live",
+        "Training now: epoch 13. The membership",
+        "the membership server again",
+    ),
     "spoiled": (spoiled, "Fault", "its loss is 40, and 4 before its last checkpoint", "(restore --to 10)"),
     "stopped": (stopped, "Stopped", "stopped the monitor on purpose", "with the same --run-dir"),
     "finished": (finished, "Finished", "This run finished on", ""),
@@ -212,7 +223,7 @@ def test_an_open_page_shows_each_state_with_cause_and_remedy(monitor, look, reac
 
 
 def test_every_status_is_shown():
-    assert {"alone", "unmet", "one unmet", "spoiled", *STATUSES} == set(STATES)
+    assert {"alone", "unmet", "one unmet", "spoiled", "server away", *STATUSES} == set(STATES)
 
 
 def test_a_page_with_a_stream_does_not_ask_for_the_state(monitor, look):

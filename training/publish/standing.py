@@ -81,6 +81,8 @@ class Sight:
     fault: str = ""
     """A fault of the monitor's own, as a sentence, such as that its disk is full."""
     fault_cure: str = ""
+    members_server_away_since: float | None = None
+    """Since when the monitor hears nothing of the membership server; None: it does, or anybody may take part."""
     loss_fault: str = ""
     """What is wrong with the run's loss, from `training.checkpoints.sanity`."""
     saved_epoch: int = 0
@@ -147,14 +149,7 @@ def standing_of(facts: Facts, *, live: bool = True) -> Standing:
         return fault
     if sight is not None and sight.apart_since is not None and facts.now - sight.apart_since >= APART_SECONDS:
         return _split(sight)
-    return (
-        _idle(facts)
-        or _spoiled(sight)
-        or _all_unmet(sight)
-        or _slow(facts)
-        or _some_unmet(sight)
-        or Standing(status="running")
-    )
+    return _idle(facts) or _spoiled(sight) or _all_unmet(sight) or _slow(facts) or _some_unmet(sight) or _running(sight)
 
 
 def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tuple[Volunteer, ...], ...]:
@@ -290,6 +285,18 @@ def _some_unmet(sight: Sight | None) -> Standing | None:
         status="running",
         cause=f"{_names(sight.unmet)} {averages} with nobody, because the others are out of reach; {trains}.",
         remedy=_DOCTOR,
+    )
+
+
+def _running(sight: Sight | None) -> Standing:
+    """`running`, with a cause if that will not last."""
+    if sight is None or sight.members_server_away_since is None:
+        return Standing(status="running")
+    return Standing(
+        status="running",
+        cause=f"The membership server has not answered since {_when(sight.members_server_away_since)}: members train "
+        "on until their tickets end, nobody new can join, and nobody hears of a ban.",
+        remedy="Start the membership server again, and look whether its address answers from elsewhere.",
     )
 
 

@@ -153,6 +153,14 @@ class Watch:
                 self._sight = replace(self._sight, loss_fault=fault or "", saved_epoch=saved_epoch)
                 self.version += 1
 
+    def saw_members_server(self, is_away: bool) -> None:
+        """Whether the membership server of a run for members only does not answer."""
+        since = self._sight.members_server_away_since
+        if is_away != (since is not None):
+            with self._guard:
+                self._sight = replace(self._sight, members_server_away_since=self._clock() if is_away else None)
+                self.version += 1
+
     def failed(self, error: TrainingError) -> None:
         """The monitor cannot do its own work now, such as writing its history; it goes on trying."""
         with self._guard:

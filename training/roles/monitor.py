@@ -306,6 +306,7 @@ def _watch(
         tokens.renew()
         keeper.look()
         watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
+        watch.saw_members_server(membership.is_server_away)
     watch.stop()
     tokens.take_back()
     keeper.finish()

@@ -78,6 +78,11 @@ class Membership:
         """The ticket; None in an open run."""
         return self._ticket
 
+    @property
+    def is_server_away(self) -> bool:
+        """Whether nothing has been heard of the membership server for a while; never in an open run."""
+        return self._client is not None and self._sight.since(time.time()) is None
+
     def begin(self) -> None:
         """Gets the first ticket, with which this peer may meet others.
 

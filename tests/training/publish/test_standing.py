@@ -73,6 +73,12 @@ CASES = {
         "",
         "",
     ),
+    "membership server away": (
+        replace(RUNNING, sight=replace(SIGHT, members_server_away_since=NOON)),
+        "running",
+        "The membership server has not answered since 22 November 2026 at 12:00 UTC",
+        "Start the membership server again",
+    ),
     "loss too high": (
         replace(
             RUNNING, sight=replace(SIGHT, loss_fault="its loss is 40, and 4 before its last checkpoint", saved_epoch=9)

@@ -17,6 +17,7 @@ from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.swarm.lineage import Lineage
 from training.trust import app as apps
+from training.trust import check
 from training.trust.app import create_app
 from training.trust.bans import BanList
 from training.trust.check import TicketRefused
@@ -175,6 +176,9 @@ def test_while_the_server_is_away_a_member_goes_on_and_is_told_once(world, monke
     assert peer.refusal is None and peer.ticket.lineage == ANY_LINEAGE
     (told,) = world.warned
     assert "does not answer" in told and "it tries again" in told and "\n" not in told
+    assert not peer.is_server_away  # not yet: it has answered a moment ago
+    monkeypatch.setattr(check, "AWAY_SECONDS", 0.0)
+    assert peer.is_server_away
 
 
 def test_a_ban_ends_the_membership_within_ten_seconds_and_stops_the_peer(world, monkeypatch):
