@@ -198,7 +198,7 @@ STATES = {
     "server away": (
         members_server_away,
         "Live",
-        "Training now: epoch 13. The membership",
+        "epoch 13 of 400. The membership server has not answered since",
         "the membership server again",
     ),
     "spoiled": (spoiled, "Fault", "its loss is 40, and 4 before its last checkpoint", "(restore --to 10)"),
