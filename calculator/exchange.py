@@ -8,6 +8,7 @@ averaging/load_balancing.py). A peer in client mode averages no part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,23 +115,35 @@ def even_parts(links: Sequence[Link]) -> tuple[float, ...]:
 
 
 def balanced_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """The fractions with which the slowest peer finishes earliest, as hivemind chooses if peers declare bandwidths.
+    """The fractions if peers declare bandwidths; see `quickest_parts`."""
+    even = even_parts(links)
+    if len(links) <= 2:
+        return even
+    return quickest_parts([0.0 if link.client_mode else link.slower_bytes_per_second for link in links])
+
+
+def quickest_parts(rates: Sequence[float]) -> tuple[float, ...]:
+    """The fractions with which the slowest peer finishes earliest.
 
     hivemind solves a linear program: the least x with (1 + (n - 2) f_i) / b_i <= x for all servers i, where the
     fractions f_i >= 0 add up to 1. This function solves it by water-filling: f_i = max(0, (x b_i - 1) / (n - 2)), with
     the smallest x for which the sum reaches 1. But x is at least 1 / b of the slowest peer, which must send its own
     vector in any case. If the sum exceeds 1 there, the fractions are scaled down to a sum of 1, which takes no longer;
     hivemind may choose other fractions with the same x.
+
+    All peers of a group compute this from the same rates, and must find the same to the last bit. So sums are exact:
+    those of `sum` differ between versions of Python.
+
+    Args:
+        rates: Of all peers, in any unit; 0: it averages no part. At least one is above 0.
     """
-    even = even_parts(links)
-    peers, rates = len(links), [0.0 if link.client_mode else link.slower_bytes_per_second for link in links]
-    if peers <= 2:
-        return even
-    servers = [rate for rate in rates if rate]
-    level = max(1 / min(servers), (peers - 2 + len(servers)) / sum(servers))
+    peers, servers = len(rates), [rate for rate in rates if rate]
+    if peers <= 2:  # whatever the parts are, each peer sends and gets the vector once
+        return tuple([1 / len(servers) if rate else 0.0 for rate in rates])
+    level = max(1 / min(servers), (peers - 2 + len(servers)) / math.fsum(servers))
     shares = [max(0.0, (level * rate - 1) / (peers - 2)) for rate in rates]
-    total = sum(shares)
-    return tuple([share / total for share in shares]) if total else even
+    total = math.fsum(shares)
+    return tuple([share / total for share in shares])
 
 
 def load(fraction: float, peers: int) -> float:

@@ -17,6 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from calculator.exchange import quickest_parts
 from training.errors import TrainingError
 from training.swarm.receipts import digest_of
 
@@ -32,6 +33,8 @@ FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0
 """and how much faster than half of its group it may be. Whoever is faster averages more of the tensors."""
+SLOWEST_MBITS = 0.01
+"""A slower link counts as this one: what is divided by its rate must be a number."""
 
 
 class NonsenseError(TrainingError):
@@ -109,12 +112,12 @@ def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
     """Checks a group as its leader names it.
 
     Raises:
-        NonsenseError: If a member is named twice, or its words make no sense.
+        NonsenseError: If a member is named twice, its words make no sense, or no member averages anything.
     """
     if not len(peers) == len(gathered) == len(set(peers)) <= MOST_PEERS:
         raise NonsenseError("a leader names a member twice, or too many")
-    for words in gathered:
-        Words.read(words)
+    if all(rate == 0 for rate in bandwidths([Words.read(words) for words in gathered])):
+        raise NonsenseError("a leader names a group of which nobody averages anything")
 
 
 def bandwidths(group: Sequence[Words]) -> list[float | None]:
@@ -124,7 +127,28 @@ def bandwidths(group: Sequence[Words]) -> list[float | None]:
     >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
     [100.0, 50.0, 1600.0, None]
     """
-    known = [min(one.mbits, FASTEST_MBITS) for one in group if one.mbits]
+    numbers = [min(max(one.mbits, SLOWEST_MBITS), FASTEST_MBITS) if one.mbits else one.mbits for one in group]
+    known = [mbits for mbits in numbers if mbits]
     most = MOST_TIMES_FASTER * statistics.median_low(known) if known else FASTEST_MBITS
-    believed = [None if one.mbits is None else min(one.mbits, most) for one in group]
+    believed = [None if mbits is None else min(mbits, most) for mbits in numbers]
     return [0.0 if one.mode == AveragingMode.CLIENT else mbits for one, mbits in zip(group, believed, strict=True)]
+
+
+def shares(values: int, group: Sequence[Words]) -> list[int]:
+    """How many of so many values each peer of a group averages; its peers find the same, each by itself.
+
+    hivemind's `load_balance_peers` is not used: its solver fails, or lets peers average that accept no connections, if
+    one peer claims a link of next to nothing, and the numbers that it finds may depend on the processor.
+
+    >>> claims = (8.0, AveragingMode.NODE), (None, AveragingMode.NODE), (9.0, AveragingMode.CLIENT)
+    >>> shares(100, [Words(mbits=mbits, mode=mode, told=None) for mbits, mode in claims])
+    [50, 50, 0]
+    """
+    rates = bandwidths(group)
+    known = [rate for rate in rates if rate]
+    usual = math.fsum(known) / len(known) if known else 1.0
+    fractions = quickest_parts([usual if rate is None else rate for rate in rates])
+    # As whole numbers, all their sums are exact, also in the code that divides the tensors by them.
+    found = [int(values * fraction) for fraction in fractions]
+    found[fractions.index(max(fractions))] += values - sum(found)
+    return found

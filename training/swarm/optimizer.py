@@ -289,7 +289,7 @@ class SwarmOptimizer:
     def declare_bandwidth(self, mbits: float | None) -> None:
         """Tells groupmates what this peer's link carries, both ways, in Mbit/s: slow ones average smaller parts.
 
-        A peer that does not know (None) counts as the mean of those that do; hivemind, averaging/load_balancing.py.
+        A peer that does not know (None) counts as the mean of those that do; see `gathering.shares`.
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
 

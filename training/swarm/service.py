@@ -22,7 +22,6 @@ import torch
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.averager import compute_schema_hash
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.compression import CompressionInfo
 from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
@@ -35,7 +34,7 @@ from training.swarm.admission import Guest, admission_of
 from training.swarm.auditor import Auditor
 from training.swarm.dht import signer_of
 from training.swarm.engine import open_connection
-from training.swarm.gathering import Words, bandwidths
+from training.swarm.gathering import Words, shares
 from training.swarm.groups import AveragedGroup, Group
 from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.pipe import (
@@ -358,7 +357,7 @@ class Service(ServicerBase):
             telling.cancel()
 
     async def _average(self, info: GroupInfo, start: Start) -> AveragedGroup:
-        told, group = await self._shares(info)
+        told, group = self._shares(info)
         all_reduce = GroupAllReduce(
             all_reduces=self.rounds,
             group=group,
@@ -369,13 +368,10 @@ class Service(ServicerBase):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
         return AveragedGroup.of_those_left(told, report)
 
-    async def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
+    def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
         """What the peers of the group told, and which share of the values each of them averages."""
         words = [Words.read(one) for one in info.gathered]
-        loop = asyncio.get_running_loop()
-        # Each peer computes this by itself, from the same words in the same order, so all get the same shares. It is a
-        # linear program, and runs in a thread, so that the loop can go on with the calls of other peers.
-        fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, bandwidths(words))
+        fractions = shares(self._total_size, words)
         admission, members = admission_of(self.dht), list(zip(info.peer_ids, words, strict=True))
         self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
         unvouched = [peer for peer, one in members if admission is not None and not admission.vouches_for(one.ticket)]

@@ -89,3 +89,19 @@ def test_a_trainer_that_holds_the_tensors_for_long_spoils_no_later_round(nodes):
     finally:
         for averager in averagers:
             averager.shutdown()
+
+
+@pytest.mark.swarm
+def test_a_peer_that_claims_next_to_no_link_fails_nobodys_average(nodes):
+    """hivemind divides by it: the average of all members failed, and none of them was to blame."""
+    settings = AveragerSettings(prefix="slow", matchmaking_seconds=1.5, request_timeout_seconds=1.0)
+    averagers = [Averager([torch.full((8,), float(n))], dht=dht, settings=settings) for n, dht in enumerate(nodes)]
+    averagers[1].bandwidth = 5e-324
+    try:
+        rounds = [averager.begin_round(seconds=20, expected_peers=2) for averager in averagers]
+        for round_ in rounds:
+            round_.start(1.0)
+        assert sum(round_.result(40).report.reduced_share for round_ in rounds) == 1.0
+    finally:
+        for averager in averagers:
+            averager.shutdown()

@@ -14,12 +14,14 @@ from training.swarm import engine
 from training.swarm.gathering import (
     FASTEST_MBITS,
     MOST_BYTES,
+    SLOWEST_MBITS,
     NonsenseError,
     Words,
     bandwidths,
     check_members,
     name_of,
     renewed,
+    shares,
 )
 
 engine.prepare()
@@ -45,7 +47,8 @@ def test_other_words_are_refused_or_harmless(said):
         read = Words.read(packed)
     except NonsenseError:
         return
-    assert len(packed) <= MOST_BYTES and bandwidths([read])[0] in (read.mbits, 0.0, FASTEST_MBITS)
+    assert len(packed) <= MOST_BYTES
+    assert bandwidths([read])[0] in (read.mbits, 0.0, SLOWEST_MBITS, FASTEST_MBITS)
 
 
 @given(st.binary(max_size=200))
@@ -65,6 +68,31 @@ def test_a_peer_that_claims_to_be_fast_does_not_get_all_of_the_reduction():
     honest = [words(mbits) for mbits in (80.0, 100.0, 120.0)]
     assert bandwidths([*honest, words(1e12)]) == [80.0, 100.0, 120.0, 1600.0]
     assert bandwidths([words(None), words(50.0, AveragingMode.CLIENT)]) == [None, 0.0]
+
+
+MBITS = st.none() | st.just(0.0) | st.floats(0, 1e300) | st.floats(-320, 9).map(lambda power: 10.0**power)
+
+
+@given(st.lists(st.tuples(MBITS, st.sampled_from(AveragingMode)), min_size=2, max_size=12))
+def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(claims):
+    """hivemind's linear program has no solution for some of them; then it gives all the same, or fails."""
+    group = [words(mbits, mode) for mbits, mode in claims]
+    ids, packed = [PeerID(bytes([number])) for number in range(len(group))], [one.packed() for one in group]
+    if all(one.mode == AveragingMode.CLIENT or one.mbits == 0 for one in group):
+        with pytest.raises(NonsenseError, match="nobody averages"):
+            check_members(ids, packed)
+        return
+    check_members(ids, packed)
+    found = shares(1000, group)
+    assert sum(found) == 1000 and min(found) >= 0
+    for share, one in zip(found, group, strict=True):
+        assert not share or (one.mode != AveragingMode.CLIENT and one.mbits != 0)
+
+
+def test_a_peer_that_claims_to_be_slow_takes_nobody_elses_work():
+    honest, slow = [words(100.0)] * 3, words(5e-324)
+    assert shares(999, [*honest, slow]) == [333, 333, 333, 0]
+    assert shares(999, [*honest, words(90.0, AveragingMode.CLIENT), slow]) == [333, 333, 333, 0, 0]
 
 
 def test_a_leader_names_each_member_once_with_words_that_make_sense():
