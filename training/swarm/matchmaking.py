@@ -139,7 +139,12 @@ class PatientMatchmaking(Matchmaking):
         window_ends = get_dht_time() + self.min_matchmaking_time
         search = Search(data_for_gather=renewed(told), deadline=deadline, scheduled_time=window_ends)
         try:
-            return await self.look_for_group(search)
+            group = await self.look_for_group(search)
+            # hivemind takes a cancellation that comes while its search ends for that of a task of its own. The round
+            # would go on, and wait for ever for a trainer that has given it up.
+            if asyncio.current_task().cancelling():
+                raise asyncio.CancelledError
+            return group
         finally:
             # hivemind leaves a task for each follower, which waits for this event. Another search, which this one has
             # waited for in vain, still needs it.
@@ -326,14 +331,21 @@ class PatientMatchmaking(Matchmaking):
         if (reason := self._check_reasons_to_reject(request, context)) is not None:
             yield reason
             return
-        self._arrivals[id(context)] = time.monotonic()
+        self._arrivals[id(context)], last = time.monotonic(), None
         try:
             async for message in super().rpc_join_group(request, context):
-                if message.code == averaging_pb2.BEGIN_ALLREDUCE:
-                    message.suggested_leader = self.signature_of(message.group_id)
-                yield message
+                if message.code == averaging_pb2.ACCEPTED:
+                    yield message
+                else:
+                    last = message
         finally:
             del self._arrivals[id(context)]
+        # hivemind's part ends first: until then, the leader's search waits. A follower that reads nothing would hold
+        # up its leader for as long as it likes.
+        if last is not None:
+            if last.code == averaging_pb2.BEGIN_ALLREDUCE:
+                last.suggested_leader = self.signature_of(last.group_id)
+            yield last
 
     def signature_of(self, group_id: bytes) -> bytes:
         """Of a group that this peer leads; empty if its node has no key."""

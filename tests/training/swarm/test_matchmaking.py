@@ -279,6 +279,63 @@ def context_of(leader: Seeker, follower: PeerID) -> P2PContext:
     return P2PContext("join", leader.p2p.peer_id, follower)
 
 
+async def lead_one(leader: Seeker, follower: PeerID) -> tuple[asyncio.Task, AsyncIterator]:
+    """A search whose group of two begins now, and the answers to the follower, of which one has been read."""
+    await leader.open()
+    matchmaking, deadline = leader.matchmaking, get_dht_time() + 30
+    search = asyncio.create_task(matchmaking.find_group(gather(None), deadline=deadline, expected_peers=2))
+    while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
+        await asyncio.sleep(0.01)
+    request = averaging_pb2.JoinRequest(
+        schema_hash=matchmaking.schema_hash,
+        expiration=deadline + 60,
+        gather=gather(None),
+        group_key=matchmaking.group_key_manager.current_key,
+    )
+    answers = matchmaking.rpc_join_group(request, context_of(leader, follower))
+    assert (await anext(answers)).code == averaging_pb2.ACCEPTED
+    return search, answers
+
+
+@pytest.mark.swarm
+def test_a_follower_that_reads_nothing_more_does_not_hold_up_its_leader(new_nodes):
+    """hivemind's leader waits until the list of the group has been sent to each follower, however long it is."""
+
+    async def lead() -> set[PeerID]:
+        search, answers = await lead_one(Seeker(new_nodes[0]), new_nodes[1].peer_id)
+        assert (await anext(answers)).code == averaging_pb2.BEGIN_ALLREDUCE  # and no further: it is being sent
+        done, _ = await asyncio.wait([search], timeout=WINDOW_SECONDS)
+        return {peer for task in done for peer in task.result().peer_ids}
+
+    assert wait_for_result(lead()) == {node.peer_id for node in new_nodes}
+
+
+@pytest.mark.swarm
+def test_a_search_that_is_given_up_while_its_group_begins_is_given_up(new_nodes):
+    """hivemind's goes on, with a trainer that does not want it any more: the group would wait for this peer."""
+
+    async def lead() -> bool:
+        seeker = Seeker(new_nodes[0])
+        search, answers = await lead_one(seeker, new_nodes[1].peer_id)
+        manager = seeker.matchmaking.group_key_manager
+        withdraw, withdraws = manager.declare_averager, asyncio.Event()
+
+        async def withdraw_slowly(*args, **kwargs) -> bool:
+            withdraws.set()
+            await asyncio.sleep(1.0)
+            return await withdraw(*args, **kwargs)
+
+        manager.declare_averager = withdraw_slowly
+        assert (await anext(answers)).code == averaging_pb2.BEGIN_ALLREDUCE
+        assert await anext(answers, None) is None
+        await withdraws.wait()
+        search.cancel()
+        await asyncio.wait([search], timeout=WINDOW_SECONDS)
+        return search.cancelled()
+
+    assert wait_for_result(lead())
+
+
 @pytest.mark.swarm
 def test_followers_leave_no_tasks_behind(new_nodes):
     seeker = Seeker(new_nodes[0], window_seconds=4.0, request_seconds=1.0)
