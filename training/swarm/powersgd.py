@@ -12,7 +12,7 @@ all gradients to an all-reduce of the thin matrices alone), and a round that fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, RoleAdaptiveCompression
@@ -20,7 +20,7 @@ from hivemind.compression.base import TensorRole
 from hivemind.utils.math import get_flatten_greedy_dims, orthogonalize_
 from torch import Tensor
 
-from training.swarm.groups import RoundReport
+from training.swarm.groups import Delay, RoundReport
 from training.swarm.rounds import GroupAllReduce
 
 _LEAST_SAVING = 0.8
@@ -107,6 +107,20 @@ def _infos(tensors: Sequence[Tensor], role: TensorRole) -> list[CompressionInfo]
     return [CompressionInfo.from_tensor(tensor, key=n, role=role) for n, tensor in enumerate(tensors)]
 
 
+def _worst_faults(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Of each peer once: who is lost in the first all-reduce is missing from the second as well."""
+    return {peer: max(first.get(peer, 0.0), second.get(peer, 0.0)) for peer in {**first, **second}}
+
+
+def _added_delays(first: Mapping[str, Delay], second: Mapping[str, Delay]) -> dict[str, Delay]:
+    """How long both waited for each peer, with its share of the samples in the last one that it was in."""
+    found = dict(first)
+    for peer, delay in second.items():
+        before = first[peer].seconds if peer in first else 0.0
+        found[peer] = Delay(before + delay.seconds, delay.share)
+    return found
+
+
 def _both(first: RoundReport, second: RoundReport) -> RoundReport:
     """One report for two all-reduces of a group, the worse of each; a peer may see the weights in one of them only."""
     shares = [report.own_share for report in (first, second) if report.own_share is not None]
@@ -119,6 +133,8 @@ def _both(first: RoundReport, second: RoundReport) -> RoundReport:
         repeated=first.repeated + second.repeated,
         lost=tuple(dict.fromkeys(first.lost + second.lost)),
         absent=tuple(dict.fromkeys(first.absent + second.absent)),
+        spoiled_by=_worst_faults(first.spoiled_by, second.spoiled_by),
+        delays=_added_delays(first.delays, second.delays),
         brought=dict(second.brought),
         refused=tuple(dict.fromkeys(first.refused + second.refused)),
         reduced_share=second.reduced_share,

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from played import averaged
 
 from training.swarm.coroutine import wait_for_result
+from training.swarm.groups import Delay
 from training.swarm.powersgd import PowerSgd
 
 SHAPES = [torch.Size(shape) for shape in ((64, 64), (64,), (128, 96))]
@@ -40,3 +42,18 @@ def test_a_round_that_fails_leaves_everything_as_it_was(phase):
     assert asked[-1] == phase
     after = (*method.kept, *method.q, *gradients)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(after, before, strict=True))
+
+
+def test_who_spoils_or_delays_one_of_both_all_reduces_is_known_afterwards():
+    """Else nobody would ever be left out of the groups of a run that averages so."""
+    reports = {
+        b"P": {"spoiled_by": {"eve": 1.0, "bob": 0.75}, "delays": {"bob": Delay(2.0, 0.5)}},
+        b"Q": {"spoiled_by": {"bob": 1.0}, "delays": {"bob": Delay(1.0, 0.25), "alan": Delay(0.5, 0.25)}},
+    }
+
+    async def all_reduce(tensors, infos, phase):
+        return averaged(**reports[phase]).report
+
+    report = wait_for_result(PowerSgd(SHAPES, 2).average([torch.randn(shape) for shape in SHAPES], None, all_reduce))
+    assert report.spoiled_by == {"eve": 1.0, "bob": 1.0}
+    assert report.delays == {"bob": Delay(3.0, 0.25), "alan": Delay(0.5, 0.25)}
