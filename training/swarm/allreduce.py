@@ -359,7 +359,13 @@ class ReportingRunner(AllReduceRunner):
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
-        """Goes on without a sender. hivemind would wait until all senders have begun, this one included."""
+        """Goes on without a sender. hivemind would wait until all senders have begun, this one included.
+
+        Not if everything is averaged: a sender that has all its answers hangs up, perhaps before hivemind has ended its
+        part, above all on a busy machine. hivemind takes that for a loss, and the group would repeat a whole average.
+        """
+        if self.tensor_part_reducer.finished.is_set():
+            return
         await super()._ban_sender(peer_id)
         self._note_trouble(peer_id)
         self._on_fault()

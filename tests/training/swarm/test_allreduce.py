@@ -107,6 +107,26 @@ def test_a_reducer_answers_a_sender_of_which_nothing_more_comes():
     assert wait_for_result(asyncio.wait_for(send_all(), 5))
 
 
+def test_a_sender_that_hangs_up_as_soon_as_it_has_all_answers_is_not_lost():
+    """hivemind bans it if its own part in the call has not quite ended, and the group would average again."""
+
+    async def send_all():
+        faults = asyncio.Event()
+        peer = runner(own_share=1.0, on_fault=faults.set)
+        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
+        answers = peer.rpc_aggregate_part(parts_of(peer), SimpleNamespace(remote_id=OTHER))
+        for _ in peer.parts_for_local_averaging:
+            assert (await anext(answers)).code == averaging_pb2.AVERAGED_PART
+        await answers.aclose()
+        await own
+        del answers
+        for _ in range(9):  # Python ends a generator that nobody has any more in a task of its own
+            await asyncio.sleep(0)
+        return peer.verdict(None).whole and not faults.is_set()
+
+    assert wait_for_result(asyncio.wait_for(send_all(), 5))
+
+
 def test_a_second_stream_of_a_senders_parts_is_refused():
     """Other parts, once more signed, would make a reducer that has confirmed the first ones look like a liar."""
 
