@@ -366,6 +366,8 @@ class ReportingRunner(AllReduceRunner):
         """
         if self.tensor_part_reducer.finished.is_set():
             return
+        if self.books is not None:
+            self.books.forget(peer_id)
         await super()._ban_sender(peer_id)
         self._note_trouble(peer_id)
         self._on_fault()

@@ -55,6 +55,8 @@ class Case:
     """Digests of all answers to the receiver."""
     other: tuple[PeerID, Receipt] | None = None
     """Another peer's receipt, which names other commitments."""
+    values: int | None = None
+    """How long the part is, by the tensors of the peer that judges; None: as long as what the receiver has sent."""
 
 
 def lie_in(case: Case, clipping: Clipping | None) -> str | None:
@@ -162,18 +164,20 @@ def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
 def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     """How much farther an answer is from the right one than the codec takes it, and how much it may be.
 
-    (0, 0) if nobody can tell.
+    (0, 0) if nobody can tell. (inf, 0) if nobody can read what somebody else has sent: an honest reducer gives such a
+    sender up, and signs nothing then. An accomplice of a lying one could otherwise make all its lies unprovable.
 
     The case must be complete.
     """
-    receiver, reducer = (case.scope.peers.index(peer) for peer in (case.receiver, case.reducer))
+    receiver = case.scope.peers.index(case.receiver)
     weights = [one.weights[case.part] for one in case.commitments]
-    try:
-        parts = [deserialize_torch_tensor(part).detach().float() for part in case.parts]
-        answer = deserialize_torch_tensor(case.answer).detach().float()
-    except Exception:  # of many kinds; the reducer could not read such a part either, nor the receiver such an answer
+    parts, answer = [_read(part) for part in case.parts], _read(case.answer)
+    if answer is None or parts[receiver] is None:  # the receiver could not read such an answer either
         return 0.0, 0.0
-    shape = parts[reducer].shape
+    if any(part is None for part in parts):
+        return math.inf, 0.0
+    # Not the shape of the reducer's own part: with another one, that would look like a misunderstanding of all others.
+    shape = parts[receiver].shape if case.values is None else torch.Size([case.values])
     if parts[receiver].shape != shape:
         return 0.0, 0.0
     # As `reducer.FiniteReducer`: parts and weights that make no sense count as zeros, and for nothing.
@@ -192,6 +196,14 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     if answer.shape != shape or not bool(torch.isfinite(answer).all()):
         return math.inf, most
     return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
+
+
+def _read(message: runtime_pb2.Tensor) -> Tensor | None:
+    """What it carries, in float32; None if nobody can read it."""
+    try:
+        return deserialize_torch_tensor(message).detach().float()
+    except Exception:  # of many kinds
+        return None
 
 
 def _average(

@@ -221,7 +221,8 @@ class Auditor(ServicerBase):
                 await self._note_evasions(books, evasive - {books.own}, reducer, part)
                 return
             parts = tuple(shown[peer].part for peer in books.scope.peers)
-            case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
+            known = {"answers": tuple(books.answers[reducer]), "values": books.values_of(reducer, part)}
+            case = replace(case, parts=parts, answer=kept, **known)
             if books.inspected in map(str, others):
                 begin = books.begin_of(reducer, part)
                 if (
@@ -402,7 +403,8 @@ class Auditor(ServicerBase):
             if left < 0 or not _fits(message.tensor_part, books):
                 raise ValueError("a proof is too long")
             tensors.append(message.tensor_part)
-        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1]) if tensors else case
+        values = books.values_of(case.reducer, part)
+        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values) if tensors else case
 
 
 def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID, reducer: PeerID) -> _Shown:

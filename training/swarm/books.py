@@ -41,6 +41,9 @@ LEAST_CHECKED_BYTES = 1 << 16
 were named (`benchmarks/byzantine.py`)."""
 MOST_INSPECTED = 8
 """Parts that are asked for when a peer's work is checked; each comes from all groupmates."""
+DTYPE = "float32"
+"""Of all parts, whatever their codec. Which other types can be read depends on the versions of libraries: what one peer
+reads and averages would look like a lie to another one."""
 THREAD_BYTES = 1 << 17
 """Hashing so much takes some tenths of a millisecond."""
 
@@ -165,6 +168,11 @@ class Books:
             begin += sum(lengths)
         raise KeyError(reducer)
 
+    def values_of(self, reducer: PeerID, number: int) -> int:
+        """How long a part is; 0 if there is none."""
+        lengths = self._lengths[reducer]
+        return lengths[number] if 0 <= number < len(lengths) else 0
+
     # -- as a sender -------------------------------------------------------------------------------------------------
 
     async def sending(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
@@ -233,9 +241,12 @@ class Books:
 
         Raises:
             FalseSignatureError: If that is none.
+            ValueError: If a part is of other numbers than all peers can read.
         """
         digests, weights = [], []
         async for message in messages:
+            if message.tensor_part.dtype != DTYPE:
+                raise ValueError(f"{sender} has sent numbers of another type than {DTYPE}")
             digests.append(await _digest(message.tensor_part))
             weights.append(message.weight)
             if len(digests) == self.part_counts[self.own]:
@@ -256,6 +267,10 @@ class Books:
         if not commitment.holds(self.scope, sender=sender, reducer=self.own):
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")
         return commitment
+
+    def forget(self, sender: PeerID) -> None:
+        """A sender is lost, or has sent what nobody can read: what it has signed is part of no receipt."""
+        self._taken.pop(sender, None)
 
     async def sign_answer(self, receiver: PeerID, message: Data) -> None:
         """An answer leaves; the last one gets the receipt, unless a sender was lost: the group repeats it all then."""

@@ -262,6 +262,19 @@ def show_nothing(patch) -> None:
     patch.setattr(Auditor, "_show", nothing)
 
 
+def hide_behind_its_own_part(patch) -> None:
+    """It answers wrongly, and signs and shows an own part of another shape than all others have."""
+    from hivemind.compression import serialize_torch_tensor
+
+    from training.swarm.books import Books
+
+    async def note_own(self, number, weight):
+        await self.note_sent(self.own, serialize_torch_tensor(torch.zeros(1)), weight)
+
+    answer_wrongly(patch)
+    patch.setattr(Books, "note_own", note_own)
+
+
 def accuse_falsely(patch) -> None:
     """Whatever it checks, it says that the reducer has lied: with what it was sent, or with an answer that it makes
     up."""
@@ -291,4 +304,5 @@ LIES = {
     "other parts claimed": claim_other_parts,
     "two stories": tell_two_stories,
     "nothing shown": show_nothing,
+    "an own part of another shape": hide_behind_its_own_part,
 }

@@ -202,6 +202,45 @@ def test_an_answer_of_another_shape_is_proof():
     assert lie_in(case, CLIPPING) == "answered with a wrong average"
 
 
+def with_part(case, sender, message):
+    """The case if a sender had sent, and signed, something else to the reducer, which has signed all the rest of it."""
+    weight = case.commitments[sender].weights[1]
+    commitments = tuple(
+        commitment(sender, message, weight) if number == sender else one for number, one in enumerate(case.commitments)
+    )
+    parts = tuple(message if number == sender else one for number, one in enumerate(case.parts))
+    return replace(case, commitments=commitments, parts=parts, receipt=receipt(commitments, case.answers))
+
+
+UNREADABLE = {
+    "too short": runtime_pb2.Tensor(compression=runtime_pb2.NONE, dtype="float32", size=[3000], buffer=b"?"),
+    "of no codec": runtime_pb2.Tensor(compression=99, dtype="float32", size=[3000], buffer=b"?" * 12000),
+    "of no numbers": runtime_pb2.Tensor(compression=runtime_pb2.NONE, dtype="S4", size=[3000], buffer=b"?" * 12000),
+}
+
+
+@pytest.mark.parametrize("sender", [REDUCER, OTHER], ids=["the liar", "an accomplice"])
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_no_lie_hides_behind_a_part_that_nobody_can_read(kind, sender):
+    case = with_part(case_of(lie=LIES["one number"]), sender, UNREADABLE[kind])
+    assert lie_in(case, CLIPPING) == "answered with a wrong average"
+
+
+def test_no_lie_hides_behind_an_own_part_of_another_shape():
+    """An honest reducer leaves out such a part of anybody."""
+    case = with_part(case_of(lie=LIES["one number"]), REDUCER, serialize_torch_tensor(torch.zeros(1)))
+    assert lie_in(case, CLIPPING) == "answered with a wrong average"
+    assert lie_in(replace(case, values=3000), CLIPPING) == "answered with a wrong average"
+
+
+@pytest.mark.parametrize("own", [serialize_torch_tensor(torch.zeros(1)), *UNREADABLE.values()])
+def test_an_accuser_that_has_sent_a_part_that_makes_no_sense_proves_nothing(own):
+    """The reducer has left it out; how long it should be is known to whoever judges, and the accuser could say
+    anything."""
+    case = with_part(replace(case_of(), values=3000), RECEIVER, own)
+    assert lie_in(case, CLIPPING) is None
+
+
 def test_commitments_that_their_senders_have_not_signed_are_proof():
     """The reducer says that a sender has sent something else, or nothing."""
     honest = case_of()
