@@ -36,8 +36,9 @@ Ask = Callable[[PeerID, Message], Awaitable[Message]]
 """Sends a verdict to a peer; its answer."""
 
 GOOD_SECONDS = 1.0
-"""While all verdicts are good, the referee waits so long for the others, from the first verdict on. A peer that has the
-whole average knows that everybody's tensors arrived, so only a late peer's own result can still fail."""
+"""While all verdicts are good, the referee waits so long for the others, from its own verdict on, or from when it has
+those of most. A peer that has the whole average knows that everybody's tensors arrived, so only a late peer's own
+result can still fail."""
 VERDICT_SECONDS = 3.0
 """From the first bad verdict on, it waits so long for the peers that may be alive."""
 HOLD_SECONDS = 1.0
@@ -256,7 +257,7 @@ class Agreement:
         self._hear(peer, verdict, counts=not self._is_before_this_one(peer))
         # Any other referee judges only when its own all-reduce has ended and the referees before it have not answered;
         # otherwise two referees might decide differently.
-        if self.own == self.referees[0]:
+        if self.own == self.referees[0] and (self._bad or self._is_whole_for_most()):
             self._judge_from_now_on()
         try:
             # The shield keeps the decision open when this one answer has to be given without it.
@@ -264,6 +265,13 @@ class Agreement:
         except TimeoutError:
             return Message(code=averaging_pb2.NOT_DECLARED)
         return decision.message()
+
+    def _is_whole_for_most(self) -> bool:
+        """Whether more than half of the group have said so, and nobody anything else.
+
+        One peer alone may say so at once, and then let the all-reduce fail: it would count, and nobody repeat it.
+        """
+        return not self._bad and 2 * len(self._verdicts) > len(self.peers)
 
     def _is_before_this_one(self, peer: PeerID) -> bool:
         """Whether `peer` comes before this one as a referee: then it calls to ask, and does not send its verdict."""

@@ -175,6 +175,8 @@ def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], 
     - The peers that the group doubts after a repetition (`Decision.doubted`), with less weight if they are several.
     - The referee that says so, since the others have not heard the verdicts.
     - The referee that lets an all-reduce be repeated until the end, though this peer had nothing to complain of.
+    - Where the result counts for the group and this peer lacks some of it, whoever it has not got that from, with less
+      weight: the link between the two may be at fault. The referee, if it is among these.
 
     Args:
         attempts: All of the round.
@@ -192,6 +194,10 @@ def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], 
         found.setdefault(str(decision.referee), DOUBT)
         # Whoever was paired with a liar gave up, so this peer's own exchange with it has failed as well.
         found |= dict.fromkeys(map(str, decision.doubted), DOUBT if len(decision.doubted) > 1 else 1.0)
+    last = attempts[-1]
+    if last.decision.counts and last.fault is not None and not len(group.peers) - 1 == len(last.troubles) > 1:
+        for peer in last.troubles - absent:
+            found.setdefault(str(peer), 1.0 if peer == last.decision.referee else DOUBT)
     found.pop(str(own), None)
     referees = {attempt.decision.referee for attempt in attempts} - {None, own}
     if not (attempts[-1].decision.counts or troubles or lost) and len(attempts) > 1 and len(referees) == 1:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -44,6 +44,19 @@ BANS_LOOK_SECONDS = 0.5
 """How often a running all-reduce looks whether one of its peers is banned."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
+
+
+class RoundFailedError(AllreduceException):
+    """A round that has come to nothing for this peer, whose tensors are as they were.
+
+    Args:
+        reason: What has happened.
+        spoiled_by: See `RoundReport`.
+    """
+
+    def __init__(self, reason: str, spoiled_by: Mapping[str, float]):
+        super().__init__(reason)
+        self.spoiled_by = spoiled_by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -427,7 +440,7 @@ class GroupAllReduce:
         A peer keeps its tensors if all others of its group are gone, or if the last repetition has failed as well.
 
         Raises:
-            AllreduceException: If nothing has changed and another group may average the same tensors.
+            RoundFailedError: If nothing has changed and another group may average the same tensors.
         """
         began, group = time.monotonic(), replace(self.group, group_id=self.group.group_id + phase)
         attempts: list[Attempt] = []
@@ -442,7 +455,8 @@ class GroupAllReduce:
         if self._keeps_own(last, len(attempts)):
             report = replace(report, senders=1, own_share=1.0, weight=last.weight)
         elif last.fault is not None or not last.decision.counts:  # for example, the others repeat it without this peer
-            raise last.fault or AllreduceException("the group has given this all-reduce up")
+            reason = str(last.fault or "the group has given this all-reduce up")
+            raise RoundFailedError(reason, report.spoiled_by) from last.fault
         else:
             for tensor, update in zip(tensors, last.updates, strict=True):
                 tensor.add_(update)

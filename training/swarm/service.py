@@ -56,7 +56,7 @@ from training.swarm.pipe import (
     StateWanted,
 )
 from training.swarm.quota import Quota
-from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, Travel
+from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError, Travel
 from training.swarm.serving import StateService
 from training.swarm.streams import until_hung_up
 
@@ -310,6 +310,9 @@ class Service(ServicerBase):
             pending.spoiled_by |= group.report.spoiled_by
             lost = frozenset(group.report.lost)
             return group
+        except RoundFailedError as error:
+            pending.spoiled_by |= error.spoiled_by
+            raise
         except TimeoutError:
             pending.spoiled_by |= dict.fromkeys(map(str, self.rounds.late_peers()), 1.0)
             raise

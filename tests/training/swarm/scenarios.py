@@ -284,6 +284,37 @@ def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: boo
     return left_with, report
 
 
+def average_beside_a_hasty_peer(peer: Peer):
+    """One round in which the third peer sends nothing, and says at once that all is well: the report of the others."""
+    from training.swarm.agreement import Verdict
+    from training.swarm.averager import Averager
+    from training.swarm.pipe import AveragerSettings
+    from training.swarm.rounds import AllReduces
+
+    async def say_that_all_is_well(self, tensors, infos, group, **facts):
+        for other in set(group.peers) - {self.peer_id}:
+            await self._ask(other, Verdict(whole=True).message(group.group_id))
+        await asyncio.sleep(LONG_SECONDS)
+
+    if peer.name == "third":  # its averager's process is a fork of this one
+        AllReduces.attempt = say_that_all_is_well
+    settings = AveragerSettings(
+        prefix="hasty",
+        matchmaking_seconds=5.0,
+        request_timeout_seconds=2.0,
+        next_chunk_timeout_seconds=4.0,
+        allreduce_timeout_seconds=60.0,
+    )
+    averager = Averager(gradients_of(peer.name), dht=peer.dht, settings=settings)
+    round_ = averager.begin_round(seconds=15, expected_peers=len(peer.names))
+    round_.start(1.0)
+    try:
+        return round_.result(60).report if peer.name != "third" else str(peer.identity.peer_id)
+    finally:
+        peer.await_others("hasty.end")
+        averager.shutdown()
+
+
 # -- training ----------------------------------------------------------------------------------------------------------
 
 

@@ -214,6 +214,22 @@ def test_a_peer_that_is_only_late_is_waited_for_only_so_long_and_told_then_what_
     assert all(decision.counts for decision in decisions.values())
 
 
+@pytest.mark.parametrize("hasty", PEERS[1:])
+def test_who_says_at_once_that_all_is_well_does_not_make_a_torn_round_count(hasty):
+    """Its word alone would have let the group decide before anybody else had a result, and nobody would repeat it."""
+    verdicts = {peer: WHOLE if peer == hasty else TORN for peer in PEERS}
+    late = {peer: 0.6 for peer in PEERS if peer != hasty}
+    assert repeating(decide(verdicts, delays=late)) == PEERS
+
+
+@pytest.mark.parametrize("late, waits", [(PEERS[:1], 0.1), (PEERS[:2], 0.6)])
+def test_a_late_referee_is_waited_for_until_most_have_a_whole_result(late, waits):
+    began = time.monotonic()
+    decisions = decide(dict.fromkeys(PEERS, WHOLE), delays=dict.fromkeys(late, 0.6))
+    assert all(decision.counts for decision in decisions.values())
+    assert time.monotonic() - began >= waits
+
+
 def test_a_late_peer_in_client_mode_cannot_be_told_and_is_left_out_of_the_repetition():
     verdicts = {**dict.fromkeys(PEERS, WHOLE), PEERS[1]: TORN}
     decisions = decide(verdicts, referees=PEERS[:3], delays={PEERS[3]: 0.7})

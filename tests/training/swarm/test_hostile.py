@@ -62,3 +62,13 @@ def test_the_mean_is_carried_away_by_both(rounds):
         assert relative_error(tensors[0], mean[0]) > 100
     for tensors, _ in rounds["mean", True]:
         assert float((tensors[0] - 0.5).abs().max()) < 0.03  # the way back is in 8 bit, too
+
+
+@pytest.mark.swarm
+def test_who_sends_nothing_and_says_at_once_that_all_is_well_is_left_out_of_the_repetition(tmp_path):
+    """Its word made the average count before anybody had it, unless it was the referee itself; nobody repeated it."""
+    (met,) = meet(tmp_path, [scenarios.average_beside_a_hasty_peer], ALL_THREE)
+    hasty = met.pop("third")
+    for report in met.values():
+        assert report.senders == 2 and report.repeated and not report.torn
+        assert report.lost == (hasty,)

@@ -9,7 +9,7 @@ from played import averaged
 from training.swarm.agreement import Decision
 from training.swarm.coroutine import wait_for_result
 from training.swarm.groups import DOUBT, Attempt, Contribution, Group
-from training.swarm.rounds import REPETITIONS, GroupAllReduce
+from training.swarm.rounds import REPETITIONS, GroupAllReduce, RoundFailedError
 
 OWN, OTHER, THIRD = (PeerID(name) for name in (b"own", b"other", b"third"))
 
@@ -126,3 +126,16 @@ def test_a_referee_that_lets_an_all_reduce_be_repeated_until_the_end_without_a_r
     assert spoiled_by(*attempts) == {str(THIRD): 1.0}
     attempts[0] = attempt(again(*ALL, referee=THIRD), fault=LOST, troubles=[OTHER])
     assert spoiled_by(*attempts) == {}
+
+
+def test_who_withholds_what_the_group_takes_for_whole_is_known_though_the_round_has_failed():
+    """It could otherwise shut a peer out of each average, and never be left out itself."""
+
+    def blamed(referee, troubles):
+        with pytest.raises(RoundFailedError, match="lost") as failed:
+            average(attempt(Decision(referee=referee), fault=LOST, troubles=troubles), peers=ALL)
+        return failed.value.spoiled_by
+
+    assert blamed(OTHER, [THIRD]) == {str(THIRD): DOUBT}
+    assert blamed(THIRD, [THIRD]) == {str(THIRD): 1.0}
+    assert blamed(OTHER, []) == blamed(OTHER, ALL[1:]) == {}
