@@ -109,6 +109,44 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
     ),
     "Groups": (
         Fault(
+            happens="If one peer claims a link of next to nothing, the solver that divides the tensors among the group "
+            "fails in all of its peers, and so does each average. For some groups with slow links it finds nothing; "
+            "then peers in client mode get parts, too, which nobody can fetch from them.",
+            where="`averaging/load_balancing.py`: `linprog`",
+            here="The parts come from a formula with exact sums, the claims have bounds, and a group of which nobody "
+            "can average is refused.",
+            tests=(
+                "training/swarm/test_averager.py::test_a_peer_that_claims_next_to_no_link_fails_nobodys_average",
+                "training/swarm/test_gathering.py::test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can",
+            ),
+        ),
+        Fault(
+            happens="A search that is cancelled just as it ends takes that for the end of a task of its own, and goes "
+            "on. The group then waits for a peer whose trainer has given the round up.",
+            where="`utils/asyncio.py`: `cancel_and_wait`",
+            here="After a search, a peer looks whether it was cancelled meanwhile.",
+            tests=(
+                "training/swarm/test_matchmaking.py::test_a_search_that_is_given_up_while_its_group_begins_is_given_up",
+            ),
+        ),
+        Fault(
+            happens="A leader's search ends only when each follower has read the list of the group; one that reads "
+            "nothing holds it up.",
+            where="`averaging/matchmaking.py`: `current_followers.pop`",
+            here="The part of the call that the search waits for ends before the list is sent.",
+            tests=(
+                "training/swarm/test_matchmaking.py::test_a_follower_that_reads_nothing_more_does_not_hold_up_its_leader",
+            ),
+        ),
+        Fault(
+            happens="A sender that hangs up as soon as it has all its answers may count as lost.",
+            where="`averaging/allreduce.py`: `_ban_sender`",
+            here="When everything is averaged, nobody counts as lost any more.",
+            tests=(
+                "training/swarm/test_allreduce.py::test_a_sender_that_hangs_up_as_soon_as_it_has_all_answers_is_not_lost",
+            ),
+        ),
+        Fault(
             happens="Two peers that ask at the same moment to join each other's group both wait until they give up. "
             "One of them may then start an average with the other, which is not in its group.",
             where="`averaging/matchmaking.py`: `lock_request_join_group`",
