@@ -99,7 +99,10 @@ def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettin
     if run.membership.open:
         unvouched = settings.policy.work_bits > 0
         lines = table_for_recipe(key, f"http://{settings.host}:{settings.port}", unvouched=unvouched)
-        print(f"Add these lines to the recipe; url is the server's address for volunteers:\n\n{lines}\n")
+        print(
+            "Add these lines to the recipe. For url give the https:// address at which volunteers reach the server; this "
+            f"one is good on this machine only:\n\n{lines}\n"
+        )
         raise BadInput(
             f"The recipe of {run.run_id} lets anybody take part, so that nobody would ask for a ticket.",
             cure="Add the lines above to the recipe, with the server's https address, and start again.",

@@ -195,7 +195,8 @@ def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], 
         # Whoever was paired with a liar gave up, so this peer's own exchange with it has failed as well.
         found |= dict.fromkeys(map(str, decision.doubted), DOUBT if len(decision.doubted) > 1 else 1.0)
     last = attempts[-1]
-    if last.decision.counts and last.fault is not None and not len(group.peers) - 1 == len(last.troubles) > 1:
+    has_lost_all = len(last.troubles) == len(group.peers) - 1 > 1  # then its own link is at fault
+    if last.decision.counts and last.fault is not None and not has_lost_all:
         for peer in last.troubles - absent:
             found.setdefault(str(peer), 1.0 if peer == last.decision.referee else DOUBT)
     found.pop(str(own), None)
