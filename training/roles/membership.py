@@ -100,8 +100,8 @@ def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettin
         unvouched = settings.policy.work_bits > 0
         lines = table_for_recipe(key, f"http://{settings.host}:{settings.port}", unvouched=unvouched)
         print(
-            "Add these lines to the recipe. For url give the https:// address at which volunteers reach the server; this "
-            f"one is good on this machine only:\n\n{lines}\n"
+            "Add these lines to the recipe. For url give the https:// address at which volunteers reach the server; "
+            f"this one is good on this machine only:\n\n{lines}\n"
         )
         raise BadInput(
             f"The recipe of {run.run_id} lets anybody take part, so that nobody would ask for a ticket.",
