@@ -272,6 +272,11 @@ def _nearest(config: Mapping[str, object]) -> str:
 
 def _bert_config(config: Mapping[str, object]) -> Architecture:
     switched_off(config, is_decoder=False, add_cross_attention=False, chunk_size_feed_forward=0)
+    if not tied(config, True):
+        raise BadSetup(
+            "tie_word_embeddings in config of a bert is only supported as true: otherwise transformers makes its head "
+            "a second bias, which no step uses or trains."
+        )
     hidden_size, heads = size(config, 768, "hidden_size"), size(config, 12, "num_attention_heads")
     positions = size(config, 512, "max_position_embeddings")
     return Architecture(
@@ -288,7 +293,6 @@ def _bert_config(config: Mapping[str, object]) -> Architecture:
         activation=activation_of(config, "gelu", "hidden_act"),
         dropout=share(config, 0.1, "hidden_dropout_prob"),
         attention_dropout=share(config, 0.1, "attention_probs_dropout_prob"),
-        tied_embeddings=tied(config, True),
         token_types=size(config, 2, "type_vocab_size"),
     )
 

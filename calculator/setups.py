@@ -343,6 +343,9 @@ def _check_lengths(setup: Setup, architecture: Architecture) -> None:
             raise BadSetup(f"sequence_length of {architecture.name} is fixed at {longest} by {by}; omit it.")
     if setup.sequence_length is not None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
+    alone = 1 in (setup.sequence_length, longest) and architecture.family in LANGUAGE_FAMILIES
+    if alone and (setup.packed or setup.lora_rank is not None):
+        raise _untraced(f"A sequence of one token has no next one to learn ({architecture.name}); give 2 or more.")
     if setup.target_length is not None:
         if not architecture.num_decoder_layers:
             raise BadSetup(

@@ -25,8 +25,6 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
         "head.norm.bias": (d,),
         "head.bias": (a.vocab_size,),
     }
-    if not a.tied_embeddings:
-        outside["head.weight"] = (a.vocab_size, d)
     layer = {
         "attention.query.weight": (d, d),
         "attention.query.bias": (d,),
@@ -85,7 +83,7 @@ def _head(c: Context, hidden: Tensor) -> Tensor:
     hidden = t.linear(hidden, w["head.transform.weight"], w["head.transform.bias"])
     hidden = t.activation(hidden, c.architecture.activation)
     hidden = t.layer_norm(hidden, w["head.norm.weight"], w["head.norm.bias"])
-    return t.linear(hidden, w.get("head.weight", w["embedding.tokens"]), w["head.bias"], "output head")
+    return t.linear(hidden, w["embedding.tokens"], w["head.bias"], "output head")
 
 
 def _block(c: Context, w: dict, hidden: Tensor) -> Tensor:

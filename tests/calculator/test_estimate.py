@@ -419,6 +419,8 @@ REFUSED = {
     "model_type ['gpt2'] is not supported": {"config": {"model_type": ["gpt2"]}},
     "feed_forward_proj in config is one of": {"config": {"model_type": "t5", "feed_forward_proj": {}}},
     "tie_word_embeddings in config is true or false": {"config": {"model_type": "gpt2", "tie_word_embeddings": "no"}},
+    "tie_word_embeddings in config of a bert is only": {"config": {"model_type": "bert", "tie_word_embeddings": False}},
+    "A sequence of one token has no next one": {"model": "gpt2", "sequence_length": 1, "lora_rank": 8},
     "attention_cycle is a list of": {"config": {**RECIPE, "attention_cycle": [["row"]]}},
     "last_attention is one of": {"config": {**RECIPE, "last_attention": ["conv"]}},
     "config has no hidden_size": {"config": {**RECIPE, "hidden_size": None}},
