@@ -179,7 +179,8 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
     positions = size(config, 131_072 if newer else 8192, "max_position_embeddings")
     head_dim = even(config, 256, "head_dim")
     num_heads, key_heads = grouped_heads(config, 8, 4)
-    cycle = cycle_of(_gemma_kinds(config, num_layers, 6 if newer else 2))
+    # Gemma 2 does not read sliding_window_pattern.
+    cycle = cycle_of(_gemma_kinds(config, num_layers, size(config, 6, "sliding_window_pattern") if newer else 2))
     switched_off(config, use_bidirectional_attention=False)
     biased = flag(config, False, "attention_bias")
     return Architecture(
@@ -206,7 +207,7 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
         softcap=not newer and config.get("attn_logit_softcapping", 50.0) is not None,
         logit_softcap=config.get("final_logit_softcapping", None if newer else 30.0) is not None,
         fusable=newer,
-        sliding_window=size(config, 4096, "sliding_window") if cycle else 0,
+        sliding_window=size(config, 4096, "sliding_window"),
         attention_cycle=cycle,
     )
 
@@ -214,7 +215,6 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
 def _gemma_kinds(config: Mapping[str, object], layers: int, every: int) -> list[str]:
     """Sliding layers, of which every 6th (Gemma 2: every 2nd) sees all tokens."""
     activation_of(config, "gelu_pytorch_tanh", "hidden_activation", ("gelu_pytorch_tanh",))
-    every = size(config, every, "sliding_window_pattern")
     return layer_types(config, layers) or ["sliding" if (layer + 1) % every else "full" for layer in range(layers)]
 
 

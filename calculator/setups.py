@@ -467,7 +467,8 @@ def _check_heads(setup: Setup, architecture: Architecture) -> None:
     if setup.attention != "sdpa" or not architecture.fusable or setup.precision == "fp32":
         return
     length, width = setup.sequence_length or architecture.sequence_length, architecture.head_dim
-    has_mask = setup.packed or architecture.relative_buckets or 0 < architecture.sliding_window <= length
+    slides = any("sliding" in kind for kind in architecture.attention_cycle)
+    has_mask = setup.packed or architecture.relative_buckets or (slides and architecture.sliding_window <= length)
     if width > WIDEST_FLASH_HEAD or (width % 8 and (has_mask or architecture.value_dim not in (0, width))):
         raise _untraced(
             f"No fused kernel reads heads of {width} values in 16 bits here: they have {WIDEST_FLASH_HEAD} at most, "

@@ -41,6 +41,16 @@ def test_count_equals_the_published_one(name, published):
     assert count_parameters(PRESETS[name]) == published
 
 
+def test_gemma_2_does_not_read_the_pattern_of_gemma_3():
+    """transformers 5.23: Gemma2Config slides in every other layer, whatever sliding_window_pattern says."""
+    transformers = pytest.importorskip("transformers")
+    for kind, cycle in (("gemma2", ("sliding", "full")), ("gemma3_text", ("sliding", "sliding", "full"))):
+        config = {"model_type": kind, "num_hidden_layers": 6, "sliding_window_pattern": 3}
+        real = transformers.AutoConfig.for_model(**config).layer_types
+        assert from_config(config).attention_cycle == cycle
+        assert [f"{kind}_attention" for kind in cycle] * (6 // len(cycle)) == real
+
+
 def _config(transformers, a):
     """The config of transformers for a preset."""
     kinds = {
