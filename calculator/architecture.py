@@ -94,6 +94,8 @@ class Architecture:
     """Whether queries, keys and values come from one matrix, and gate and values of the feed-forward too (Phi-3)."""
     sliding_window: int = 0
     """Tokens that a "sliding" layer attends to."""
+    spare_mask: bool = False
+    """Whether there is a mask for "full" layers, too, though all are "sliding" (Qwen2, Qwen3, SmolLM3)."""
     linear: LinearAttention | None = None
     """The attention of "linear" layers (Qwen3-Next, Qwen3.5)."""
     dropout: float = 0.1

@@ -378,6 +378,7 @@ def llama_config(config: Mapping[str, object]) -> Architecture:
         head_norms=kind == "qwen3",
         joined_projections=kind == "phi3",
         sliding_window=_window(config, kind) if any("sliding" in layer for layer in cycle) else 0,
+        spare_mask=kind in ("qwen2", "qwen3", "smollm3") and all("sliding" in layer for layer in cycle or ("full",)),
         attention_cycle=cycle,
     )
 

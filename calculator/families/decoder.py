@@ -75,6 +75,8 @@ def _body(c: Context, block_of: Callable[[str], Callable]) -> Tensor:
     hidden = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
     positions = token_positions(c)
     masks: dict[bool, Tensor | None] = {}
+    if c.architecture.spare_mask:
+        masks[False] = attention_mask(c, False, hidden.itemsize)
     for layer in c.stacks["layers"]:
         slides = "sliding" in layer.kind
         if slides not in masks:
