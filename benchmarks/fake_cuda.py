@@ -158,7 +158,8 @@ def _flash(query, key, value, dropout: float, causal: bool, scale: float):
 def workspace_bytes(func, args: tuple) -> int:
     """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
 
-    The sources are those of `calculator.operations`: softmax backward's product, attention's accumulator in 32 bits,
+    The sources are those of `calculator.operations`: softmax backward's product, what a softmax that gives 0 for rows
+    without any value makes besides its result, attention's accumulator in 32 bits,
     squares of which a loss is the mean, the copy in which a matrix is decomposed, and copies of operands that lie in
     another memory order.
     """
@@ -167,6 +168,9 @@ def workspace_bytes(func, args: tuple) -> int:
         return _copied(args[0])
     if func is aten._log_softmax_backward_data.default:
         return _copied(args[0]) + _copied(args[1])
+    if func is aten._safe_softmax.default:
+        # The softmax itself, a byte for each value that is minus infinity, and one for each row of such values.
+        return sum(rounded(size) for size in (args[0].nbytes, args[0].numel(), args[0].numel() // args[0].shape[-1]))
     if func is aten._softmax_backward_data.default:
         return rounded(args[0].nbytes) + _copied(args[1])
     if func in (aten.convolution_backward.default, aten.native_layer_norm.default, aten._fused_rms_norm.default):

@@ -779,7 +779,7 @@ class Operations(Tape):
         result.node = self.record("softmax of the attention scores", (x,), (result.storage,), backward)
         return result
 
-    def masked_softmax(self, x: Tensor, queries: int) -> Tensor:
+    def masked_softmax(self, x: Tensor, keys: int) -> Tensor:
         """Softmax of 32-bit values that gives 0 for a row without any (pytorch, transformers/attention.cpp,
         _safe_softmax): besides its result, it holds the softmax, a byte for each value and one for each row."""
         count = x.count
@@ -791,7 +791,7 @@ class Operations(Tape):
             return (result,)
 
         result = Tensor(self.new(count, 4), count, 4)
-        self.workspace(rounded(4 * count) + rounded(count) + rounded(count // queries))
+        self.workspace(rounded(4 * count) + rounded(count) + rounded(count // keys))
         result.node = self.record("softmax of the attention scores", (x,), (result.storage,), backward)
         return result
 

@@ -119,6 +119,11 @@ def attention_scores(t: Operations, query: Tensor, key: Tensor, shape: Attention
 
 def weighted_sum(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
     """The weighted sum of the values, copied to (B, T, N * H)."""
+    return t.copy(_weighted_by_head(t, weights, value, shape))
+
+
+def _weighted_by_head(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
+    """The weighted sum of the values, (B, N, T, H)."""
     count = shape.batch * shape.queries * shape.num_heads * (shape.value_dim or shape.head_dim)
     result = t.matmul(
         weights,
@@ -127,9 +132,7 @@ def weighted_sum(t: Operations, weights: Tensor, value: Tensor, shape: Attention
         "weighted sum of the values",
         copy=(False, shape.copied and (shape.group == 1 or shape.expanded)),
     )
-    if shape.copied:
-        result = t.view(result)
-    return t.copy(result)
+    return t.view(result) if shape.copied else result
 
 
 def fused_attention(
@@ -142,6 +145,7 @@ def fused_attention(
     dropout: float,
     bias: Tensor | None = None,
     masked: bool = False,
+    causal: bool = False,
     copies: int = 0,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as CUDA dispatches it (sdp_utils.cpp).
@@ -154,6 +158,7 @@ def fused_attention(
         dropout: Probability on the attention weights.
         bias: A learned bias that is added to the scores.
         masked: Whether there is a mask of a byte for each pair of tokens, which becomes a bias for each sequence.
+        causal: Whether the kernel itself hides later tokens.
         copies: See `calculator.operations.Operations.fused_attention`.
     """
     if bias is not None:
@@ -163,20 +168,35 @@ def fused_attention(
     query = t.lowered(query)
     if masked:
         bias = t.tensor(shape.batch * shape.queries * shape.keys, query.itemsize)
-    width, even = shape.head_dim, -(-shape.head_dim // 8) * 8
+    count, width, even = query.count, shape.head_dim, -(-shape.head_dim // 8) * 8
     if query.itemsize == 2 and bias is None and width <= WIDEST_FLASH_HEAD and shape.value_dim in (0, width):
         result = _flash(t, (query, key, value), shape, even, copies)
-        # The copy is made after attention has returned, and with it what autocast has made for it is gone.
+        # The copy is made after attention has returned, and with it what autocast and padding have made for it is gone.
         del query, key, value
-        return t.copy(result) if even == width and shape.by_head and shape.reordered else result
+        if even != width:
+            return t.copy(t.part(result, count))
+        return t.copy(result) if shape.by_head and shape.reordered else result
     if width % (4 if query.itemsize == 4 else 8) or shape.group > 1:
-        return _unfused(t, query, key, value, shape, dropout=dropout, bias=bias)
+        result = _unfused(t, query, key, value, shape, dropout=dropout, bias=bias, causal=causal)
+        del query, key, value, bias
+        return t.copy(result)
+    if bias is not None:
+        bias = _aligned(t, bias, shape.keys)  # the same name: what is not kept for backward is freed before the kernel
     return _memory_efficient(t, query, key, value, shape, bias, copies)
+
+
+def _aligned(t: Operations, bias: Tensor, keys: int) -> Tensor:
+    """In memory whose rows are multiples of 16 (pytorch, attention.cpp, pad_bias)."""
+    return t.part(t.padded(bias, _rows_of_16(bias.count, keys), "attention bias"), bias.count) if keys % 16 else bias
+
+
+def _rows_of_16(count: int, keys: int) -> int:
+    """Values of a bias whose rows are padded."""
+    return count // keys * (-(-keys // 16) * 16)
 
 
 def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, even: int, copies: int) -> Tensor:
     rows, width = shape.batch * shape.num_heads, shape.head_dim
-    count = operands[0].count
     if even != width:
         operands = tuple(t.padded(x, x.count // width * even, "attention heads") for x in operands)
     # The kernel's result lies in memory as its queries do. Backward copies it, and its gradient, to (B, T, N, H).
@@ -185,10 +205,9 @@ def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, e
     elif shape.by_head and shape.reordered:
         copies += 1
     expanded = rows * shape.keys * even if shape.group > 1 else 0
-    result = t.fused_attention(
+    return t.fused_attention(
         *operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded, copies=copies
     )
-    return t.copy(t.part(result, count)) if even != width else result
 
 
 def _memory_efficient(
@@ -202,10 +221,8 @@ def _memory_efficient(
 ) -> Tensor:
     counts = {"copies": copies}
     if bias is not None:
-        lengthened = bias.count // shape.keys * (-(-shape.keys // 16) * 16)
-        if shape.keys % 16:
-            bias = t.part(t.padded(bias, lengthened, "attention bias"), bias.count)
-        counts |= {"bias": bias, "bias_count": shape.scores, "bias_allocated": shape.batch * lengthened}
+        allocated = shape.batch * _rows_of_16(bias.count, shape.keys)
+        counts |= {"bias": bias, "bias_count": shape.scores, "bias_allocated": allocated}
     rows = shape.batch * shape.num_heads
     if shape.value_dim:
         counts["result_count"] = rows * shape.queries * shape.value_dim
@@ -223,23 +240,25 @@ def _unfused(
     *,
     dropout: float,
     bias: Tensor | None,
+    causal: bool,
 ) -> Tensor:
-    """Separate operations where no kernel fits (pytorch, attention.cpp, _scaled_dot_product_attention_math).
+    """Separate operations where no kernel fits (pytorch, attention.cpp, _scaled_dot_product_attention_math); the result
+    lies head by head.
 
-    Queries and keys are scaled before their product, and a mask hides later tokens.
+    Queries and keys are scaled before their product. If they are causal, a mask hides later tokens.
     """
     query = t.scale(t.view(query) if shape.group == 1 else query, "attention scores")
+    _mask = _causal_mask(t, shape) if causal else None  # the name keeps it until the result exists
     if shape.group > 1:
-        mask = _causal_mask(t, shape)
         key = t.repeated(key, shape.group)
         value = t.repeated(value, shape.group)
     else:
-        mask, value = None, t.view(value)
+        value = t.view(value)
     weights = attention_scores(t, query, t.scale(key, "attention scores"), shape)
     if bias is not None:
         weights = t.add(weights, bias, "attention bias")
-    weights = t.dropout(t.masked_softmax(weights, shape.queries) if mask else t.softmax(weights), dropout)
-    return weighted_sum(t, weights, value, shape)
+    weights = t.dropout(t.masked_softmax(weights, shape.keys), dropout)
+    return _weighted_by_head(t, weights, value, shape)
 
 
 def _causal_mask(t: Operations, shape: AttentionShape) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
-from calculator.families.attention import AttentionShape, eager_attention, fused_attention
+from calculator.families.attention import WIDEST_FLASH_HEAD, AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
 from calculator.families.losses import head_and_loss
 
@@ -234,17 +234,20 @@ def attend(
     """Attention as `scaled_dot_product_attention` or in separate operations, with repeated keys where needed."""
     t = c.tape
     fused = c.fused_attention and c.architecture.fusable
-    if not fused or mask is not None:
+    # transformers lets the kernel share keys only where there is no mask and flash attention reads the heads
+    # (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+    alone = not fused or mask is not None or shape.head_dim > WIDEST_FLASH_HEAD
+    if alone:
         key, value = repeated(c, key, shape), repeated(c, value, shape)
     if not fused:
         return eager_attention(
             t, query, key, value, shape, dropout=c.attention_dropout, mask_itemsize=mask.itemsize, raised=True,
             weights_itemsize=query.itemsize, softcap=c.architecture.softcap,
         )  # fmt: skip
-    if mask is not None:
+    if alone:
         shape = replace(shape, key_heads=0)
-    masked = mask is not None
-    return fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, masked=masked), None
+    seen = {"masked": mask is not None, "causal": mask is None and c.length > 1}
+    return fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, **seen), None
 
 
 def repeated(c: Context, x: Tensor, shape: AttentionShape) -> Tensor:

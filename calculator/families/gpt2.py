@@ -86,7 +86,8 @@ def _attention(c: Context, w: dict, hidden: Tensor, mask: Tensor | None) -> tupl
         keys=c.length,
     )
     if mask is None:
-        attended, weights = fused_attention(t, query, key, value, shape, dropout=c.attention_dropout), None
+        attended = fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, causal=c.length > 1)
+        weights = None
     else:
         attended, weights = eager_attention(
             t,
