@@ -13,7 +13,8 @@ forward and of backward besides that of the step; in `diffusion_lora_steps.json`
 in `muon_steps.json`, torch's Muon and AdamW do so. In `offloaded_steps.json`, torch's `save_on_cpu` keeps on the host
 what backward needs. In `liger_steps.json`, Liger 0.8.5 computes output head and loss in pieces; in
 `packed_steps.json`, each sequence is a pack of samples; in `eight_bit_steps.json`, torchao 0.18 multiplies in FP8.
-`redrawn_steps.json` holds steps of all these kinds, drawn anew with one seed.
+`redrawn_steps.json` holds steps of all these kinds, drawn anew with one seed, and `odd_steps.json` those of unusual
+configs that found a wrong rule.
 """
 
 import json
@@ -29,7 +30,7 @@ NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
     "diffusion_lora_steps", "low_rank_steps", "muon_steps",
     "offloaded_steps", "liger_steps", "packed_steps", "eight_bit_steps", "mixture_lora_steps",
-    "older_lora_steps", "encoder_lora_steps", "redrawn_steps",
+    "older_lora_steps", "encoder_lora_steps", "redrawn_steps", "odd_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 
