@@ -79,7 +79,9 @@ def cached_tokens(architecture: Architecture, kind: str, length: int, block: int
     """
     if "linear" in kind:
         return 0
-    if "sliding" in kind:
+    # transformers keeps the last (window - 1) tokens for the next one. With a window of 1, it keeps all, since Python
+    # reads [-0:] as all (cache_utils.py, DynamicSlidingWindowLayer.update).
+    if "sliding" in kind and architecture.sliding_window > 1:
         length = min(length, architecture.sliding_window)
     return -(-length // block) * block
 

@@ -14,13 +14,14 @@ from calculator.parameters import count_parameters
 from tests.calculator.generating import CASES, HYBRIDS, QWEN3_5_27B, QWEN3_NEXT, drawn_hybrid
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", [*CASES, "a window of one"])
 @pytest.mark.parametrize("length", [2, 9, 30])
 def test_cache_equals_that_of_transformers(kind, length):
     """After a prompt and one more token; storages, since a window is a view of what was there."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(kind, **CASES[kind])
+    cases = {"a window of one": {"model_type": "mistral", **CASES["mistral"], "sliding_window": 1}}
+    config = transformers.AutoConfig.for_model(**cases.get(kind) or {"model_type": kind, **CASES[kind]})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     cache = transformers.DynamicCache(config=config)
     with torch.no_grad():
