@@ -405,12 +405,16 @@ class Tape:
 
     def checkpoint(self, block: Callable, *inputs: Tensor):
         """Runs a block so that only its inputs are kept; its other tensors are computed again in backward."""
-        self.frame = Frame(block, inputs)
-        self._keep(tuple([tensor.storage for tensor in inputs if tensor is not None]))
+        frame = self.frame = Frame(block, inputs)
+        kept = tuple([tensor.storage for tensor in inputs if tensor is not None])
+        self._keep(kept)
         try:
             return block(*inputs)
         finally:
             self.frame = None
+            if not frame.count:  # backward needs nothing of it, as where nothing is trained up to its end
+                self._release(kept)
+                frame.inputs = ()
 
     def leave_autocast(self) -> None:
         """Drops autocast's cache; copies of weights that nodes keep stay until their backward."""

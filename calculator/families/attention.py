@@ -163,6 +163,7 @@ def fused_attention(
     """
     if bias is not None:
         bias = t.lowered(bias)
+    _given = bias  # what autocast has made lives until attention returns, unlike the numbers that a mask becomes
     value = t.lowered(value)
     key = t.lowered(key)
     query = t.lowered(query)
