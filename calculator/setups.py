@@ -345,7 +345,10 @@ def _check_lengths(setup: Setup, architecture: Architecture) -> None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
     alone = 1 in (setup.sequence_length, longest) and architecture.family in LANGUAGE_FAMILIES
     if alone and (setup.packed or setup.lora_rank is not None):
-        raise _untraced(f"A sequence of one token has no next one to learn ({architecture.name}); give 2 or more.")
+        raise BadSetup(
+            "A sequence of one token has no next one to learn, and is not counted with packs or LoRA; give a "
+            "sequence_length of 2 or more."
+        )
     if setup.target_length is not None:
         if not architecture.num_decoder_layers:
             raise BadSetup(
