@@ -10,7 +10,7 @@ from calculator.devices import DEVICES, Device
 from calculator.eight_bit import tokens_at_once
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
-from calculator.setups import Setup, resolve
+from calculator.setups import Setup, resolve, shortest_sequence
 from calculator.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
 FP8_CAPABILITY = (8, 9)
@@ -152,8 +152,11 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     step = setup.gpus if setup.sharding == "tensor-sequence" else 1  # each GPU has as many tokens of a sequence
     if setup.fp8:
         step = tokens_at_once(setup.micro_batch_size)
+    shortest = shortest_sequence(setup)  # if this does not fit, nothing does
     return step * _largest(
-        lambda parts: need_bytes(replace(setup, sequence_length=step * parts), device), most // step, device
+        lambda parts: need_bytes(replace(setup, sequence_length=max(step * parts, shortest)), device),
+        most // step,
+        device,
     )
 
 

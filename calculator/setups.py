@@ -334,6 +334,11 @@ def _with_pictures(setup: Setup, architecture: Architecture) -> Architecture:
     return with_picture(architecture, setup.image_size, setup.image_size)
 
 
+def shortest_sequence(setup: Setup) -> int:
+    """The fewest tokens per sequence that a language model's setup may have."""
+    return 2 if setup.packed or setup.lora_rank is not None else 1
+
+
 def _check_lengths(setup: Setup, architecture: Architecture) -> None:
     longest = architecture.max_positions or 1_000_000
     if architecture.fixed_length and not architecture.diffuses:
@@ -344,7 +349,7 @@ def _check_lengths(setup: Setup, architecture: Architecture) -> None:
     if setup.sequence_length is not None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
     alone = 1 in (setup.sequence_length, longest) and architecture.family in LANGUAGE_FAMILIES
-    if alone and (setup.packed or setup.lora_rank is not None):
+    if alone and shortest_sequence(setup) > 1:
         raise BadSetup(
             "A sequence of one token has no next one to learn, and is not counted with packs or LoRA; give a "
             "sequence_length of 2 or more."
