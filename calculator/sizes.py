@@ -119,8 +119,11 @@ class Formulas:
         """The values of all formulas for other given numbers; None if a comparison has another outcome for them."""
         values = [*given]
         append = values.append
-        for function, left, right in self._formulas:
-            append(left if function is None else function(values[left], values[right]))
+        try:
+            for function, left, right in self._formulas:
+                append(left if function is None else function(values[left], values[right]))
+        except ZeroDivisionError:
+            return None  # formulas come before comparisons, of which one has kept these numbers from that division
         for (function, left, right), outcome in self._decisions.items():
             if function(values[left], values[right]) is not outcome:
                 return None

@@ -152,3 +152,15 @@ def test_formulas_hold_for_other_numbers_unless_a_decision_differs(first, second
         ]
         assert different[0] != different[1]
     assert formulas.evaluate(first) is not None
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50))
+def test_a_formula_that_divides_by_zero_for_other_numbers_is_one_that_they_would_not_reach(all_of, parts, other):
+    """A model like DeepSeek-V3 has so many tokens for each expert, or no experts."""
+    formulas = Formulas([all_of, parts])
+    count, of = formulas.given
+    share = count // of if of > 0 else 0
+    values = formulas.evaluate([all_of, other])
+    assert (values is None) == ((parts > 0) != (other > 0))
+    if values is not None and parts > 0:
+        assert values[formulas.number(share)] == all_of // other
