@@ -108,18 +108,24 @@ def even_parts(links: Sequence[Link]) -> tuple[float, ...]:
     Raises:
         BadSetup: If all are in client mode.
     """
+    _check_reachable(links)
     servers = sum(not link.client_mode for link in links)
-    if not servers:
-        raise BadSetup("All volunteers are in client mode, so none can average: at least one must be reachable.")
     return tuple([0.0 if link.client_mode else 1 / servers for link in links])
 
 
 def balanced_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """The fractions if peers declare bandwidths; see `quickest_parts`."""
-    even = even_parts(links)
-    if len(links) <= 2:
-        return even
+    """The fractions if peers declare bandwidths; see `quickest_parts`.
+
+    Raises:
+        BadSetup: If all are in client mode.
+    """
+    _check_reachable(links)
     return quickest_parts([0.0 if link.client_mode else link.slower_bytes_per_second for link in links])
+
+
+def _check_reachable(links: Sequence[Link]) -> None:
+    if all(link.client_mode for link in links):
+        raise BadSetup("All volunteers are in client mode, so none can average: at least one must be reachable.")
 
 
 def quickest_parts(rates: Sequence[float]) -> tuple[float, ...]:

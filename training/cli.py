@@ -44,10 +44,9 @@ def build_app() -> typer.Typer:
     )
     for name, module in COMMANDS.items():
         command = importlib.import_module(module)
-        run, settings = command.run, getattr(command, "CONTEXT_SETTINGS", None)
-        app.command(name=name, short_help=run.__doc__, context_settings=settings)(
-            run
-        )  # typer's own short help would be cut off
+        settings = getattr(command, "CONTEXT_SETTINGS", None)
+        summary = command.run.__doc__  # typer's own would be cut off
+        app.command(name=name, short_help=summary, context_settings=settings)(command.run)
     return app
 
 

@@ -13,8 +13,8 @@ forward and of backward besides that of the step; in `diffusion_lora_steps.json`
 in `muon_steps.json`, torch's Muon and AdamW do so. In `offloaded_steps.json`, torch's `save_on_cpu` keeps on the host
 what backward needs. In `liger_steps.json`, Liger 0.8.5 computes output head and loss in pieces; in
 `packed_steps.json`, each sequence is a pack of samples; in `eight_bit_steps.json`, torchao 0.18 multiplies in FP8.
-`redrawn_steps.json` holds steps of all these kinds, drawn anew with one seed, and `odd_steps.json` those of unusual
-configs that found a wrong rule.
+`redrawn_steps.json` holds steps of all these kinds, drawn anew after the last correction, and `odd_steps.json` those of
+unusual configs that found a wrong rule.
 """
 
 import json

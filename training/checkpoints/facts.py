@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.checkpoints.folders import FACTS_FILE
+from training.checkpoints.folders import FACTS_FILE, checkpoint_epoch, list_checkpoints
 from training.errors import BadInput, reason_of
 
 FORMAT = 1
@@ -100,3 +100,28 @@ def sha256_of(path: Path) -> str:
     """Digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_has(folder: Path, epoch: int) -> None:
+    """Checks that a folder has a checkpoint of an epoch, or that the epoch is 0, which needs none.
+
+    Raises:
+        BadInput: If it has not.
+    """
+    there = {checkpoint_epoch(path): path for path in list_checkpoints(folder)}
+    if epoch and epoch not in there:
+        # With the losses one can see which are from before the weights were spoiled.
+        offered = ", ".join(f"{number}{_with_loss(path)}" for number, path in there.items())
+        what = f"only those of epochs {offered}" if there else "none at all"
+        raise BadInput(
+            f"{folder} has no checkpoint of epoch {epoch}, {what}.",
+            cure="Give --to the epoch of one of these, or 0 to begin anew.",
+        )
+
+
+def _with_loss(path: Path) -> str:
+    """The run's loss when a checkpoint was written, in brackets; nothing if that is not known."""
+    try:
+        return f" (loss {read_facts(path)['metrics']['loss']:.3g})"
+    except (BadInput, TypeError, KeyError, ValueError):
+        return ""

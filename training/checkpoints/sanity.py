@@ -104,10 +104,13 @@ def loss_fault(losses: Sequence[float], *, good: Sequence[float] = (), rise: flo
     >>> loss_fault([6.7] * 50, good=[3.0] * 50)
     'its loss is 6.7, and 3 before its last checkpoint'
     """
+    if len(losses) < FEWEST:
+        return None
+    newest = median(losses[-NEWEST:])
     for before, when in ((losses, f"in the last {len(losses)} epochs"), (good, "before its last checkpoint")):
-        if min(len(before), len(losses)) < FEWEST:
+        if len(before) < FEWEST:
             continue
-        newest, usual = median(losses[-NEWEST:]), median(before)
+        usual = median(before)
         if newest > max(rise * usual, usual + 1):
             return f"its loss is {newest:.4g}, and {usual:.4g} {when}"
     return None

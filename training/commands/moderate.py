@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from training.checkpoints.folders import check_has
 from training.errors import BadInput
 from training.trust.policy import BANS_EVERY_SECONDS
 
@@ -135,6 +134,8 @@ def _check_revert(action: str, revert_to: int | None, run_dir: Path | None) -> N
     if (revert_to is None) != (run_dir is None) or (revert_to is not None and action != "ban"):
         raise BadInput("--revert-to EPOCH and --run-dir DIR go together, with `moderate ban`; give both or omit both.")
     if revert_to is not None:
+        from training.checkpoints.facts import check_has
+
         try:
             check_has(run_dir / "checkpoints", revert_to)
         except BadInput as error:
@@ -176,9 +177,9 @@ def _shown_names(run_dir: Path | None) -> dict[str, list[str]]:
 
 
 def _when_heard(state_dir: Path) -> str:
-    from training.processes.only_one import is_locked
+    from training.processes.only_one import LOCK_FILE, is_locked
 
-    if is_locked(state_dir):
+    if is_locked(state_dir / LOCK_FILE):
         return f"Peers hear of it within {2 * BANS_EVERY_SECONDS:.0f} s."
     return f"The membership server does not run in {state_dir}: start it, for no peer hears of the ban before."
 

@@ -45,10 +45,10 @@ def only_one(run_dir: Path, what: str, *, flag: str = "--run-dir") -> Iterator[N
         yield
 
 
-def is_locked(run_dir: Path) -> bool:
-    """Whether a program is in such a block for the folder now."""
+def is_locked(file: Path) -> bool:
+    """Whether a program holds the lock on a file now; not if there is no such file."""
     try:
-        with (run_dir / LOCK_FILE).open() as lock:
+        with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -30,6 +30,7 @@ from typing import Literal
 
 from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
+from training.processes.only_one import is_locked
 from training.publish.banned import drop_claims
 from training.publish.branches import Branches
 from training.publish.credit import (
@@ -175,14 +176,7 @@ class HistoryReader:
 
     def is_watched(self) -> bool:
         """Whether a monitor writes this history now."""
-        try:
-            with _lock_path(self.path).open() as lock_file:
-                fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return False
+        return is_locked(_lock_path(self.path))
 
     def samples_per_second(self) -> float | None:
         """Samples per second of all active peers together; None if no peer reports any."""

@@ -16,7 +16,8 @@ from training.checkpoints.checkpoint import (
     lineage_of,
     load_checkpoint,
 )
-from training.checkpoints.folders import check_has, checkpoint_epoch, list_checkpoints
+from training.checkpoints.facts import check_has
+from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
 from training.swarm.identity import is_in_use
 from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept

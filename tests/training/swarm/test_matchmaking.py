@@ -245,13 +245,13 @@ def test_no_leader_is_waited_for_that_lets_no_stream_open():
     assert asyncio.run(ask()) < 10
 
 
-async def tasks_left_by_followers(leader: Seeker, follower: PeerID) -> int:
-    """Tasks more than before, after a search in which some have followed and hung up."""
-    leader.most = 64
-    await leader.open()
-    matchmaking, before = leader.matchmaking, len(asyncio.all_tasks())
-    deadline = get_dht_time() + 6
-    search = asyncio.create_task(matchmaking.find_group(gather(None), deadline=deadline, expected_peers=9))
+async def begin_to_lead(
+    leader: Seeker, *, seconds: float, expected_peers: int
+) -> tuple[asyncio.Task, averaging_pb2.JoinRequest]:
+    """A search that others may follow from now on, and the request with which they do."""
+    matchmaking, deadline = leader.matchmaking, get_dht_time() + seconds
+    finding = matchmaking.find_group(gather(None), deadline=deadline, expected_peers=expected_peers)
+    search = asyncio.create_task(finding)
     while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
         await asyncio.sleep(0.01)
     request = averaging_pb2.JoinRequest(
@@ -260,8 +260,17 @@ async def tasks_left_by_followers(leader: Seeker, follower: PeerID) -> int:
         gather=gather(None),
         group_key=matchmaking.group_key_manager.current_key,
     )
+    return search, request
+
+
+async def tasks_left_by_followers(leader: Seeker, follower: PeerID) -> int:
+    """Tasks more than before, after a search in which some have followed and hung up."""
+    leader.most = 64
+    await leader.open()
+    before = len(asyncio.all_tasks())
+    search, request = await begin_to_lead(leader, seconds=6, expected_peers=9)
     for _ in range(5):
-        answers = matchmaking.rpc_join_group(request, context_of(leader, follower))
+        answers = leader.matchmaking.rpc_join_group(request, context_of(leader, follower))
         assert (await anext(answers)).code == averaging_pb2.ACCEPTED
         waiting = asyncio.create_task(anext(answers))
         await asyncio.sleep(0.1)
@@ -282,17 +291,8 @@ def context_of(leader: Seeker, follower: PeerID) -> P2PContext:
 async def lead_one(leader: Seeker, follower: PeerID) -> tuple[asyncio.Task, AsyncIterator]:
     """A search whose group of two begins now, and the answers to the follower, of which one has been read."""
     await leader.open()
-    matchmaking, deadline = leader.matchmaking, get_dht_time() + 30
-    search = asyncio.create_task(matchmaking.find_group(gather(None), deadline=deadline, expected_peers=2))
-    while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
-        await asyncio.sleep(0.01)
-    request = averaging_pb2.JoinRequest(
-        schema_hash=matchmaking.schema_hash,
-        expiration=deadline + 60,
-        gather=gather(None),
-        group_key=matchmaking.group_key_manager.current_key,
-    )
-    answers = matchmaking.rpc_join_group(request, context_of(leader, follower))
+    search, request = await begin_to_lead(leader, seconds=30, expected_peers=2)
+    answers = leader.matchmaking.rpc_join_group(request, context_of(leader, follower))
     assert (await anext(answers)).code == averaging_pb2.ACCEPTED
     return search, answers
 
