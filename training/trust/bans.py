@@ -1,4 +1,4 @@
-"""The ban list: whose tickets no longer hold before they end. The server signs it; peers fetch it, and pass it on.
+"""The ban list: whose tickets no longer hold before they end. The server signs it; each peer fetches it by itself.
 
 An entry is there only as long as its member may still hold a ticket, since the server gives them no other; so the list
 stays short. A version numbers its contents. While these stay the same, the server signs a short pulse in place of the

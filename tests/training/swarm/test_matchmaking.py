@@ -222,6 +222,7 @@ async def ask_one_that_opens_no_stream(leader: P2P, seconds: float) -> None:
     """A call to a leader whose network daemon stands still, so that the connection stays and no stream opens."""
     peer = await P2P.create(initial_peers=await leader.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     os.kill(leader._child.pid, signal.SIGSTOP)
+    os.waitpid(leader._child.pid, os.WUNTRACED)  # until all of its threads stand still
     try:
         stub = _prompt(Seeker, seconds).get_stub(peer, leader.peer_id, namespace="meeting")
         await asyncio.wait_for(stub.rpc_join_group(averaging_pb2.JoinRequest()), 20 * seconds)
