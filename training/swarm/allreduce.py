@@ -232,8 +232,11 @@ class ReportingRunner(AllReduceRunner):
         """See `Patience`."""
         if senders := self._late_senders():
             return Late(senders, reduce=False, first=self._first_sent)
-        # While this peer still sends, its own link may be what a reducer waits for.
-        late = {peer: count for peer, count in self._late_reducers().items() if peer in self._has_all_of_mine}
+        late = self._late_reducers()
+        lack_mine = late.keys() - self._has_all_of_mine
+        if 2 * len(lack_mine) > self.group_size - 1:
+            # This peer's own link may be what they wait for. Otherwise these few read slowly.
+            late = {peer: count for peer, count in late.items() if peer not in lack_mine}
         return Late(late, reduce=True, first=self._first_answered)
 
     def _note_overdue(self, peers: frozenset[PeerID]) -> None:

@@ -19,8 +19,8 @@ OWN, OTHER = PeerID(b"1" * 32), PeerID(b"2" * 32)
 Data = averaging_pb2.AveragingData
 
 
-def runner(*, own_share, stub=None, **kwargs):
-    """Of a group of two, the other of which is reached by `stub`."""
+def runner(*, own_share, stub=None, others=(OTHER,), **kwargs):
+    """Of a group, the others of which are reached by `stub`, or by those of its items that have their ids."""
     made = ReportingRunner(
         p2p=SimpleNamespace(peer_id=OWN),
         servicer_type=Service,
@@ -28,11 +28,12 @@ def runner(*, own_share, stub=None, **kwargs):
         tensors=[torch.ones(4096)],
         part_size_bytes=1024,
         group_id=b"group",
-        ordered_peer_ids=(OWN, OTHER),
-        peer_fractions=(own_share, 1 - own_share),
+        ordered_peer_ids=(OWN, *others),
+        peer_fractions=(own_share, *[(1 - own_share) / len(others)] * len(others)),
         **kwargs,
     )
-    made._servicer_type = SimpleNamespace(get_stub=lambda *args, **kwargs: stub)
+    stubs = stub if isinstance(stub, dict) else {OTHER: stub}
+    made._servicer_type = SimpleNamespace(get_stub=lambda _p2p, peer, **kwargs: stubs[peer])
     return made
 
 
@@ -61,6 +62,39 @@ def test_a_peer_in_client_mode_hears_at_once_that_a_reducer_is_gone(end):
         return faults.is_set() and not peer.verdict(None).whole
 
     assert wait_for_result(average())
+
+
+@pytest.mark.parametrize("slow_readers, late", [(1, 1), (2, 0)])
+def test_a_reducer_that_reads_slowly_is_late_unless_this_peers_own_link_may_be_slow(slow_readers, late):
+    """Most other reducers have got all parts by then."""
+    others = tuple(PeerID(str(number).encode() * 32) for number in range(2, 5))
+
+    def reducer(reads_slowly):
+        async def take(parts):
+            await anext(parts)
+            if not reads_slowly:
+                async for _ in parts:
+                    pass
+            await asyncio.sleep(60)
+            yield
+
+        async def call(parts):
+            return take(parts)
+
+        return SimpleNamespace(rpc_aggregate_part=call)
+
+    async def average():
+        stub = {peer: reducer(number < slow_readers) for number, peer in enumerate(others)}
+        peer = runner(own_share=0.0, stub=stub, others=others)
+        sending = [asyncio.ensure_future(peer._communicate_with_peer(other)) for other in others]
+        await asyncio.sleep(0.2)
+        late, got_all = peer._late(), len(peer._has_all_of_mine)
+        for task in sending:
+            task.cancel()
+        return late.parts.keys() & set(others[:slow_readers]), got_all
+
+    found, got_all = wait_for_result(average())
+    assert len(found) == late and got_all == len(others) - slow_readers
 
 
 def test_a_reducer_that_gives_up_tells_those_who_still_send():
