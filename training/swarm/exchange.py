@@ -16,7 +16,7 @@ from training.swarm.epochs import EpochEnd
 from training.swarm.gradients import GradientAverager
 from training.swarm.groups import AveragedGroup, RoundReport
 from training.swarm.pipe import Stage
-from training.swarm.progress import Progress
+from training.swarm.progress import Progress, most_liars
 from training.swarm.standing import Standing
 from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
 
@@ -332,7 +332,8 @@ class Exchange:
             self._alignment.note(Event.AVERAGE_TORN)
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
-        if max((one.epoch for one in group.announcements), default=0) > epoch_end.epoch:
+        later = sum(one.epoch > epoch_end.epoch for one in group.announcements)
+        if later > most_liars(len(group.announcements) - 1):  # one of them is this peer's own
             self._alignment.note(Event.OVERTAKEN)
         # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
         # parameters follows it was decided then. So it is the next update's.

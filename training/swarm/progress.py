@@ -570,8 +570,13 @@ def agreed_epoch(claims: Sequence[int]) -> int:
     >>> agreed_epoch([7, 7, 10**9]), agreed_epoch([7, 10**9]), agreed_epoch([7]), agreed_epoch([])
     (7, 7, 7, 0)
     """
-    liars = 0 if len(claims) < 2 else max(1, len(claims) // 3)
-    return sorted(claims, reverse=True)[liars] if claims else 0
+    return sorted(claims, reverse=True)[most_liars(len(claims))] if claims else 0
+
+
+def most_liars(others: int) -> int:
+    """How many of so many other peers may lie at once: fewer than a third of all, this one included; see
+    `agreed_epoch`."""
+    return 0 if others < 2 else max(1, others // 3)
 
 
 def begun_by_most(claims: Sequence[int]) -> int:

@@ -132,6 +132,15 @@ def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_av
     assert len(averager.rounds) == 1
 
 
+@pytest.mark.parametrize("epochs, behind", [([9], True), ([9, 8], False), ([9, 9], True), ([9, 8, 8, 8, 8], False)])
+def test_one_of_several_groupmates_alone_does_not_make_a_peer_skip_an_epoch(epochs, behind):
+    """It may say at each epoch that it is at the next one."""
+    told = [Announcement(epoch, False, 0).packed() for epoch in (8, *epochs)]  # the first one is the peer's own
+    exchange, _, alignment = exchange_of(averaged(*told), epochs_apart=1)
+    average(exchange, 8)
+    assert alignment.behind == behind
+
+
 @pytest.mark.parametrize("epochs_apart", [0, 1])
 def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_apart):
     """And again if the round that they have heard of came to nothing."""
