@@ -61,7 +61,7 @@ class Standing:
         self._records: dict[str, _Record] = {}
         self._told: frozenset[str] = frozenset()
         self._news: list[str] = []
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
 
     def note(self, peers: Mapping[str, float]) -> None:
         """These have spoiled an average; a weight of 1 stands for a fault that is beyond doubt."""
@@ -116,10 +116,11 @@ class Standing:
 
     def refresh(self) -> None:
         """Lets peers in again whose time is over; call it before a group is looked for."""
-        now = self._clock()
-        with self._lock:
-            records = list(self._records.items())
-        out = frozenset(peer for peer, record in records if now < record.out_until)
-        if out != self._told:
-            self._told = out
-            self._tell(out)
+        with self._telling:  # whichever thread looks later also tells later
+            now = self._clock()
+            with self._lock:
+                records = list(self._records.items())
+            out = frozenset(peer for peer, record in records if now < record.out_until)
+            if out != self._told:
+                self._told = out
+                self._tell(out)

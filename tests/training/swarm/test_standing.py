@@ -1,6 +1,7 @@
 """A peer that spoils averages is left out by all honest ones, and nobody else is."""
 
 import re
+import threading
 from functools import partial
 
 import faults
@@ -47,6 +48,28 @@ def test_a_peer_that_spoils_averages_is_soon_left_out(kind, tmp_path):
         why = WHY.get(kind, "has spoiled averages and")
         assert re.search(f"{third} {why}.* is left out of groups for ", notes)
         assert not any(f"{peers[other][1]} {verb}" in notes for other in BOTH for verb in ("costs", "has"))
+
+
+def test_of_two_threads_that_tell_the_one_that_has_seen_more_comes_last():
+    told, first_tells, goes_on = [], threading.Event(), threading.Event()
+
+    def tell(peers):
+        if not told and not first_tells.is_set():
+            first_tells.set()
+            goes_on.wait(10)
+        told.append(sorted(peers))
+
+    standing = Standing(tell)
+    first = threading.Thread(target=standing.note, args=({"mallory": 2.0},))
+    first.start()
+    assert first_tells.wait(10)
+    second = threading.Thread(target=standing.note, args=({"trudy": 2.0},))
+    second.start()
+    second.join(0.2)
+    goes_on.set()
+    first.join()
+    second.join()
+    assert told == [["mallory"], ["mallory", "trudy"]]
 
 
 def test_a_peer_that_has_lied_is_left_out_at_once_for_an_hour_each_time():
