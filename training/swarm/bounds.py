@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable
 
 import msgpack
+from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from training.swarm.identity import peer_id_of
 
@@ -113,6 +114,10 @@ class _Place(RecordValidatorBase):
         try:
             place = unpack(record.subkey)
         except ValueError:
+            return False
+        # A node reads key and subkey from what came, and passes them on as hivemind writes them. If that differs, the
+        # signature holds here and with nobody else, and no schema knows the key.
+        if len(record.key) != DHTID.HASH_NBYTES or MSGPackSerializer.dumps(place) != record.subkey:
             return False
         # hivemind's check of signatures fails with an error if the key is none, which would hide all records of a key.
         return isinstance(place, bytes) and bool(_OWNER.fullmatch(place)) and peer_id_of(place) is not None

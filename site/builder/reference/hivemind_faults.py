@@ -382,6 +382,17 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_bounds.py::test_nobody_announces_another_peer",),
         ),
         Fault(
+            happens="A node checks a record under the bytes that came as its key and subkey, and stores it under the "
+            "number and the object that it reads from them. A record with a zero before its key passes all schemas, "
+            "and its signature holds for no other node.",
+            where="`dht/protocol.py`: `DHTID.from_bytes(key)`",
+            here="A record counts only if its key and its subkey are written as hivemind writes them.",
+            tests=(
+                "training/swarm/test_bounds.py::test_other_records_are_refused",
+                "training/swarm/test_bounds.py::test_a_stranger_neither_ends_a_node_nor_stores_anything",
+            ),
+        ),
+        Fault(
             happens="If a node refuses one of the records that another node has under a key, it drops all of them: one "
             "record hides all peers.",
             where="`dht/protocol.py`: `_validate_dictionary`",

@@ -120,6 +120,12 @@ def signed(identity, key="demo_recipe", value=RUN.digest, packed=None, **changes
     return replace(record, value=identity.signer().sign_value(record))
 
 
+def written_otherwise(identity, **changes):
+    """A record whose key or subkey is written in another way than by hivemind, signed as it is."""
+    record = replace(signed(identity), value=MSGPackSerializer.dumps(RUN.digest), **changes)
+    return replace(record, value=identity.signer().sign_value(record))
+
+
 def by_a_peer_id(identity, value=True, **changes):
     """As hivemind's averagers announce themselves: nobody signs it, so anybody could announce anybody."""
     key = DHTID.generate(source="demo_grad_averager.0b").to_bytes()
@@ -152,6 +158,11 @@ ATTACKS = {
     "number as subkey": lambda ada: by_a_peer_id(ada, subkey=MSGPackSerializer.dumps(7)),
     "nested subkey": lambda ada: by_a_peer_id(ada, subkey=nested(200)),
     "second subkey": lambda ada: signed(ada, subkey=MSGPackSerializer.dumps(b"2" + ada.signer().local_public_key)),
+    "subkey with a longer head": lambda ada: written_otherwise(
+        ada, subkey=b"\xc6" + len(own := ada.signer().local_public_key).to_bytes(4, "big") + own
+    ),
+    "place with zeros before it": lambda ada: written_otherwise(ada, key=bytes(1) + signed(ada).key),
+    "place without its zeros": lambda ada: written_otherwise(ada, key=b"key"),
     "a key that is none": lambda ada: replace(
         signed(ada), subkey=MSGPackSerializer.dumps(b"[owner:ssh-rsa " + b"A" * 372 + b"]")
     ),
