@@ -81,12 +81,15 @@ def _unpack_extension(code: int, packed: bytes) -> object:
 
 
 def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
-    """As `DictionaryDHTValue.unpackb`."""
-    most, expiration_time, items = unpack(packed)
-    with DictionaryDHTValue(most).freeze() as records:  # else those that have expired would be dropped
+    """As `DictionaryDHTValue.unpackb`, but it may have any number of records, and it expires with the last of them.
+
+    A search compares with those of other nodes what the sender says of both. If that is no number, the search fails,
+    and its caller waits for ever.
+    """
+    _, _, items = unpack(packed)
+    with DictionaryDHTValue().freeze() as records:  # else those that have expired would be dropped
         for subkey, value, item_expires in items:
             records.store(subkey, value, item_expires)
-        records.latest_expiration_time = expiration_time
     return records
 
 

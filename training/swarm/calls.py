@@ -24,9 +24,10 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import dht_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
+from hivemind.utils import get_dht_time
 from hivemind.utils.auth import AuthRPCWrapper
 
-from training.swarm.bounds import MOST_BYTES
+from training.swarm.bounds import MOST_BYTES, MOST_RECORD_SECONDS
 from training.swarm.gathering import MOST_ID_BYTES
 from training.swarm.quota import Quota
 from training.swarm.streams import HANG_UP_SECONDS
@@ -270,9 +271,10 @@ def bounded_store(store: Callable) -> Callable:
 
 
 class _Stub:
-    """Calls of another node, whose answers to searches name few neighbours by short ids.
+    """Calls of another node, whose answers to searches name few neighbours by short ids, and hold for a while.
 
-    hivemind writes each id that an answer names in base 58: thousands of long ones would take seconds.
+    hivemind writes each id that an answer names in base 58: thousands of long ones would take seconds. And a search for
+    the latest records ends with an answer that holds for ever, before other nodes have answered.
     """
 
     def __init__(self, stub: AuthRPCWrapper):
@@ -285,7 +287,9 @@ class _Stub:
         found = await self._stub.rpc_find(request, *args, **kwargs)
         if len(found.results) != len(request.keys):
             raise ValueError(f"an answer has {len(found.results)} results for {len(request.keys)} keys")
+        longest = get_dht_time() + MOST_RECORD_SECONDS
         for result in found.results:
+            result.expiration_time = min(result.expiration_time, longest)
             if len(result.nearest_peer_ids) > MOST_NEIGHBOURS:
                 raise ValueError(f"an answer names more than {MOST_NEIGHBOURS} neighbours")
             if any(len(peer) > MOST_ID_BYTES for peer in result.nearest_peer_ids):

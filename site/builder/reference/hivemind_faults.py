@@ -393,6 +393,15 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="A search for the latest records ends with the first answer that says to hold for ever. If an "
+            "answer has a text where the largest number of its records or the time of its last one stands, the search "
+            "never ends.",
+            where="`dht/node.py`: `self.expiration_time >= self.sufficient_expiration_time`, "
+            "`max(self.binary_value.maxsize, candidate.value.maxsize)`",
+            here="An answer holds for an hour at most, and nothing of it counts but its records.",
+            tests=("training/swarm/test_calls.py::test_an_answer_that_lies_hides_no_answers_of_others",),
+        ),
+        Fault(
             happens="If a node refuses one of the records that another node has under a key, it drops all of them: one "
             "record hides all peers.",
             where="`dht/protocol.py`: `_validate_dictionary`",

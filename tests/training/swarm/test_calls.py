@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from uuid import uuid4
 
+import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import averaging_pb2, dht_pb2, p2pd_pb2
-from test_bounds import RUN
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from test_bounds import RUN, signed
 
 from training.swarm import calls, engine
+from training.swarm.bounds import DICTIONARY, unpack
 from training.swarm.calls import (
     MOST_KEYS,
     MOST_MESSAGE_BYTES,
@@ -27,7 +32,7 @@ from training.swarm.calls import (
     PREFETCHED,
     receive,
 )
-from training.swarm.dht import full_addresses, start_dht
+from training.swarm.dht import full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
 
 NAME, EARLY, WHOLE = "echo", "early", "whole"
@@ -257,6 +262,58 @@ def test_an_answer_that_names_many_peers_or_long_ids_is_refused(ids):
     assert asyncio.run(stub.rpc_find(one_key, timeout=1)).results
     with pytest.raises(ValueError, match="an answer has 1 results for 0 keys"):
         asyncio.run(stub.rpc_find(dht_pb2.FindRequest(), timeout=1))
+
+
+def dictionary_of(record, *, most=None, latest=0.0):
+    """A dictionary of one record as a node packs it; hivemind reads more of it than its records."""
+    packed = MSGPackSerializer.dumps([most, latest, [[unpack(record.subkey), record.value, record.expiration_time]]])
+    return msgpack.packb(msgpack.ExtType(DICTIONARY, packed))
+
+
+LIES = {
+    "an answer that holds for ever": {"expires": math.inf},
+    "a text as the largest number of records": {"most": "many"},
+    "a text as the time of the last record": {"latest": "later"},
+}
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_an_answer_that_lies_hides_no_answers_of_others(lie, tmp_path, monkeypatch):
+    """hivemind's search ends with the first, and waits for ever after the second and the third."""
+    honest, eve, newcomer = (Identity(tmp_path / name) for name in ("honest", "eve", "newcomer"))
+    packed = dictionary_of(signed(eve), **{name: value for name, value in lie.items() if name != "expires"})
+    expires = lie.get("expires", get_dht_time() + 60)
+
+    search = engine._BOUNDED_SEARCH
+
+    @functools.wraps(search)
+    async def answer_late(self, request, context):
+        await asyncio.sleep(0.3)
+        return await search(self, request, context)
+
+    @functools.wraps(search)
+    async def lie_at_once(self, request, context):
+        found = {"type": dht_pb2.FOUND_DICTIONARY, "value": packed, "expiration_time": expires}
+        results = [dht_pb2.FindResult(**found) for _ in request.keys]
+        return dht_pb2.FindResponse(results=results, peer=self.node_info)
+
+    with ExitStack() as stack:
+
+        def start(identity, initial_peers, find=search, **settings):
+            monkeypatch.setattr(engine, "_BOUNDED_SEARCH", find)
+            where = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "initial_peers": initial_peers}
+            dht = start_dht(RUN, identity, **where, **settings)
+            stack.callback(dht.shutdown)
+            return dht
+
+        server = start(honest, [], answer_late)
+        post_recipe(server, RUN, honest)
+        liar = start(eve, full_addresses(server)[:1], lie_at_once)
+        addresses = [full_addresses(dht)[0] for dht in (server, liar)]
+        seeker = start(newcomer, addresses, client_mode=True)
+        found = seeker.get("demo_recipe", latest=True, return_future=True).result(timeout=10)
+        assert found.value[honest.signer().local_public_key].value == RUN.digest
 
 
 # -- calls of one message ----------------------------------------------------------------------------------------------
