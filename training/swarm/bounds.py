@@ -89,6 +89,8 @@ def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
     _, _, items = unpack(packed)
     with DictionaryDHTValue().freeze() as records:  # else those that have expired would be dropped
         for subkey, value, item_expires in items:
+            if not isinstance(subkey, bytes):  # it could not be compared with those of others that expire with it
+                raise ValueError("records of one key are told apart by bytes")
             records.store(subkey, value, item_expires)
     return records
 

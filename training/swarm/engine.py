@@ -112,6 +112,7 @@ def prepare() -> None:
     DHTProtocol.rpc_find = _BOUNDED_SEARCH
     DHTProtocol.rpc_store = _BOUNDED_STORE
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
+    DHTProtocol._validate_dictionary = drop_refused
     TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
     _use_own_locks()
@@ -144,17 +145,13 @@ def _use_own_locks() -> None:
     os.register_at_fork(after_in_child=make)
 
 
-def take_the_valid_of_a_key(protocol: DHTProtocol) -> None:
-    """Lets a node drop the refused ones of the records that another node has of a key, and take the rest.
-
-    Nodes hear of a ban at different times. Without this, one that has not heard of it would hide all peers from those
-    that have.
-    """
-    protocol._validate_dictionary = functools.partial(drop_refused, protocol)
-
-
 def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
-    """Drops the records of a key that the node's validators refuse; whether any is left."""
+    """Drops the records of a key that the node's validators refuse; whether any is left.
+
+    In place of `DHTProtocol._validate_dictionary`: a node takes the rest of what another one has of a key. Nodes hear
+    of bans and of lineages at different times, and their clocks differ. Without this, one that has not heard of it, or
+    is ahead, would hide all peers from those that refuse a record.
+    """
     with records.freeze():  # else those that expire meanwhile would be dropped while we go through them
         for subkey, (value, expires) in list(records.items()):
             record = DHTRecord(key, protocol.serializer.dumps(subkey), value, expires)

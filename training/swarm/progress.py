@@ -442,7 +442,7 @@ class Progress:
         records = [
             record
             for subkey, value in told.items()
-            if value and self._is_of(subkey, record := PeerProgress.parse_obj(value)) and not self._is_left_out(record)
+            if value and (record := _read(value)) and self._is_of(subkey, record) and not self._is_left_out(record)
         ]
         records = self._of_right_clocks(records, now, own)
         others = sum(record.peer_id != own for record in records)
@@ -532,6 +532,16 @@ class Progress:
             ends_at=now + seconds_left,
             look_at=now + look_in,
         )
+
+
+def _read(value: object) -> PeerProgress | None:
+    """The record; None if it is none. This peer's node may have taken it before it knew what is progress.
+
+    It hides no other: anybody could leave one at the node of a peer that has just started.
+    """
+    with suppress(ValueError):
+        return PeerProgress.parse_obj(value)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

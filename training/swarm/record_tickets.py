@@ -16,7 +16,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 
 from training.swarm.admission import Admission
 from training.swarm.bounds import unpack
-from training.swarm.engine import drop_refused, take_the_valid_of_a_key
+from training.swarm.engine import drop_refused
 from training.swarm.identity import peer_id_of
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
@@ -72,13 +72,11 @@ class TicketValidator(RecordValidatorBase):
 
 
 def keep_out_strangers(dht: Node) -> None:
-    """From now on the node forgets records whose tickets no longer hold, and takes the others of a key when one is
-    refused."""
+    """From now on the node forgets records whose tickets no longer hold."""
     dht.run_coroutine(_keep_out_strangers)
 
 
 async def _keep_out_strangers(dht: Node, node: DHTNode) -> None:
-    take_the_valid_of_a_key(node.protocol)
     dht.hold(asyncio.create_task(_forget(node.protocol, dht.admission)))
 
 

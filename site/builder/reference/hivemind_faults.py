@@ -405,8 +405,9 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             happens="If a node refuses one of the records that another node has under a key, it drops all of them: one "
             "record hides all peers.",
             where="`dht/protocol.py`: `_validate_dictionary`",
-            here="In a run for members, whose nodes hear of bans at different times, the other records count.",
+            here="The other records count: nodes hear of bans and of lineages at different times.",
             tests=(
+                "training/swarm/test_bounds.py::test_a_record_that_a_node_took_before_it_knew_better_hides_no_other",
                 "training/swarm/test_members_only.py"
                 "::test_a_ban_of_a_member_takes_its_records_its_states_and_its_groups",
             ),

@@ -91,8 +91,22 @@ def test_any_bytes_are_a_value_or_a_value_error(packed):
         (msgpack.packb(msgpack.ExtType(0x51, b"\xc0")), "unknown type 0x51"),
         (msgpack.packb(msgpack.ExtType(0x40, b"\x01")), "malformed"),
         (b"\x81\x90\xc0", ""),
+        (
+            msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([None, 0.0, [["ada", b"1", 1e12]]]))),
+            "malformed.*by bytes",
+        ),
     ],
-    ids=["7 deep", "10 000 deep", "in a dictionary", "lists", "too large", "unknown", "no list", "a list as key"],
+    ids=[
+        "7 deep",
+        "10 000 deep",
+        "in a dictionary",
+        "lists",
+        "too large",
+        "unknown",
+        "no list",
+        "a list as key",
+        "a text as subkey",
+    ],
 )
 def test_what_is_malformed_too_large_or_too_deep_is_refused(packed, said):
     with pytest.raises(ValueError, match=said):
@@ -302,6 +316,28 @@ def test_nobody_speaks_for_another_peer_of_a_lineage(node, ada, tmp_path):
     deadline = time.monotonic() + 10
     while progress.look_around() != (70, 1):
         assert time.monotonic() < deadline
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("own", [True, False], ids=["of its own node", "of another node"])
+def test_a_record_that_a_node_took_before_it_knew_better_hides_no_other(node, ada, tmp_path, own):
+    """A node does not know what is progress of a lineage before its peer, or its server, has gone over to it."""
+    bob, eve, carol = (Identity(tmp_path / name) for name in ("bob", "eve", "carol"))
+    prefix = run_prefix("demo", None) + f"_{own}"
+    record = {"peer_id": bob.peer_id.to_bytes(), "epoch": 70, "samples_accumulated": 1, "samples_per_second": 1.0}
+    record |= {"time": get_dht_time(), "client_mode": False}
+    told = [signed(eve, f"{prefix}_progress", "nonsense"), signed(bob, f"{prefix}_progress", record)]
+    assert send(node, told) == [[True], [True]]
+    dht, identity = node.dht, ada
+    if not own:
+        where = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "initial_peers": full_addresses(node.dht)[:1]}
+        dht, identity = start_dht(RUN, carol, client_mode=True, **where), carol
+    try:
+        settings = {"prefix": prefix, "target_batch_size": 64, "lively_seconds": 60.0}
+        assert Progress(dht=dht, private_key=identity.private_key, **settings).look_around() == (70, 1)
+    finally:
+        if not own:
+            dht.shutdown()
 
 
 def test_a_long_peer_id_costs_no_time():
