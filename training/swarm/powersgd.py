@@ -69,17 +69,22 @@ class PowerSgd:
         large = [tensors[number] for number in self._factored]
         rest = [tensor for number, tensor in enumerate(tensors) if number not in self._factored]
         # `kept` is what the thin matrices could not hold so far. With the gradient added, it is what they are made of.
-        _each_add(self.kept, large)
+        # A peer without a weight sends nothing that counts: it would take back later what it has got here.
+        counts = all_reduce.contribution.weight > 0
+        sums = (self.kept, large) if counts else ((), ())
+        _each_add(*sums)
         try:
             p, q, report = await self._exchange(rest, all_reduce)
         except BaseException:  # a cancellation as well
-            _each_add(self.kept, large, alpha=-1)  # or the next try would count the gradient twice
+            _each_add(*sums, alpha=-1)  # or the next try would count the gradient twice
             raise
         for gradient, kept, own_p, own_q, shared_q in zip(large, self.kept, p, q, self.q, strict=True):
             # The next gradient begins with these directions; from random ones, one pass would approximate it badly.
-            shared_q.copy_(own_q)
+            # From a direction of zeros it would stay zero for ever, as after an epoch without any gradient.
+            shared_q.copy_(torch.where(own_q.any(dim=0), own_q, shared_q))
             gradient.copy_((own_p @ own_q.t()).reshape(gradient.shape))
-            kept.sub_(gradient)
+            if counts:
+                kept.sub_(gradient)
         return report
 
     async def _exchange(
@@ -91,6 +96,8 @@ class PowerSgd:
         first = await all_reduce(p, _infos(p, TensorRole.UNSPECIFIED), phase=self.phases[0])
         # After the average, so that all peers have the same P. P Q^T is then the matrix projected on the columns of P.
         for one in p:
+            # They are as short as the square of the gradient, and hivemind takes columns shorter than 1e-8 for zeros.
+            one.div_(one.abs().amax(dim=0).clamp(min=torch.finfo(one.dtype).tiny))
             orthogonalize_(one)
         q = [matrix.t() @ one for matrix, one in zip(matrices, p, strict=True)]
         infos = _infos(q, TensorRole.UNSPECIFIED) + _infos(rest, TensorRole.GRADIENT)

@@ -37,6 +37,16 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="PowerSGD takes columns shorter than 1e-8 for zeros; they are as short as a gradient's square. "
+            "Averages of small gradients shrink to zero, and a direction of zeros stays one.",
+            where="`utils/math.py`: `eps: float = 1e-8`",
+            here="Columns are made as long as each other first, and a direction that became zero is kept as it was.",
+            tests=(
+                "training/swarm/test_powersgd.py::test_small_gradients_are_averaged_like_large_ones",
+                "training/swarm/test_powersgd.py::test_gradients_that_were_zero_once_are_averaged_afterwards",
+            ),
+        ),
+        Fault(
             happens="The uniform 8-bit codec has an error of a third on gradients with heavy tails.",
             where="`compression/quantization.py`: six standard deviations",
             here="The block-wise 8-bit codec, which this project uses, has an error of 2 %.",

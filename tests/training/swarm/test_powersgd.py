@@ -1,5 +1,10 @@
 """PowerSGD: where it starts, and what it keeps if a round fails; test_averaging.py has two peers that use it."""
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 import torch
 from played import averaged
@@ -7,6 +12,22 @@ from played import averaged
 from training.swarm.coroutine import wait_for_result
 from training.swarm.groups import Delay
 from training.swarm.powersgd import PowerSgd
+
+
+@dataclass
+class Group:
+    """All-reduces of a group, as one of its peers sees them."""
+
+    reduce: Callable
+    weight: float = 1.0
+
+    @property
+    def contribution(self):
+        return SimpleNamespace(weight=self.weight)
+
+    async def __call__(self, tensors, infos=None, *, phase=b""):
+        return await self.reduce(tensors, infos, phase)
+
 
 SHAPES = [torch.Size(shape) for shape in ((64, 64), (64,), (128, 96))]
 
@@ -38,7 +59,7 @@ def test_a_round_that_fails_leaves_everything_as_it_was(phase):
 
     fails_in = phase
     with pytest.raises(ConnectionError):
-        wait_for_result(method.average(gradients, None, all_reduce))
+        wait_for_result(method.average(gradients, None, Group(all_reduce)))
     assert asked[-1] == phase
     after = (*method.kept, *method.q, *gradients)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(after, before, strict=True))
@@ -54,6 +75,68 @@ def test_who_spoils_or_delays_one_of_both_all_reduces_is_known_afterwards():
     async def all_reduce(tensors, infos, phase):
         return averaged(**reports[phase]).report
 
-    report = wait_for_result(PowerSgd(SHAPES, 2).average([torch.randn(shape) for shape in SHAPES], None, all_reduce))
+    gradients = [torch.randn(shape) for shape in SHAPES]
+    report = wait_for_result(PowerSgd(SHAPES, 2).average(gradients, None, Group(all_reduce)))
     assert report.spoiled_by == {"eve": 1.0, "bob": 1.0}
     assert report.delays == {"bob": Delay(3.0, 0.25), "alan": Delay(0.5, 0.25)}
+
+
+async def alone(tensors, infos, phase):
+    return averaged().report
+
+
+def of_rank_two(seed=0):
+    dice = torch.Generator().manual_seed(seed)
+    return torch.randn(64, 2, generator=dice) @ torch.randn(2, 64, generator=dice)
+
+
+@pytest.mark.parametrize("length", [1e-3, 1e-6, 1e-9])
+def test_small_gradients_are_averaged_like_large_ones(length):
+    """hivemind takes columns shorter than 1e-8 for zeros; P becomes as short as the square of the gradient."""
+    method, wanted = PowerSgd(SHAPES[:1], 2), of_rank_two()
+    wanted *= length / wanted.norm()
+    for _ in range(4):
+        got = wanted.clone()
+        wait_for_result(method.average([got], None, Group(alone)))
+    assert (got - wanted).norm() < 1e-3 * length
+
+
+def test_gradients_that_were_zero_once_are_averaged_afterwards():
+    """As those of the first matrix of a LoRA, whose second one begins at zero."""
+    method, wanted = PowerSgd(SHAPES[:1], 2), of_rank_two()
+    for gradient in (torch.zeros(64, 64), wanted):
+        got = gradient.clone()
+        wait_for_result(method.average([got], None, Group(alone)))
+    assert (got - wanted).norm() < 1e-3 * wanted.norm()
+
+
+def test_who_takes_the_average_without_a_share_in_it_takes_nothing_back_later():
+    """Its next gradient is averaged as it is; it had taken the average for something that it had sent too much."""
+    methods, waiting = {"ada": PowerSgd(SHAPES[:1], 2), "bob": PowerSgd(SHAPES[:1], 2)}, []
+
+    async def average(weights):
+        gradients = {name: of_rank_two() if weight else torch.zeros(64, 64) for name, weight in weights.items()}
+
+        async def mean(tensors, infos, phase):
+            waiting.append((weights[asyncio.current_task().get_name()], tensors, come := asyncio.Event()))
+            if len(waiting) == len(weights):
+                for same in zip(*(sent for _, sent, _ in waiting), strict=True):
+                    total = sum(weight * one for (weight, _, _), one in zip(waiting, same, strict=True))
+                    for one in same:
+                        one.copy_(total / sum(weights.values()))
+                for _, _, there in waiting:
+                    there.set()
+                waiting.clear()
+            await come.wait()
+            return averaged().report
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, weight in weights.items():
+                work = methods[name].average([gradients[name]], None, Group(mean, weight))
+                tasks.create_task(work, name=name)
+        return gradients
+
+    for weights in ({"ada": 8.0, "bob": 0.0}, {"ada": 8.0, "bob": 8.0}):
+        got = asyncio.run(average(weights))
+        for gradient in got.values():
+            assert (gradient - of_rank_two()).norm() < 1e-3 * gradient.norm()
