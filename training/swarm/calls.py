@@ -258,13 +258,17 @@ def bounded_search(find: Callable) -> Callable:
 
 
 def bounded_store(store: Callable) -> Callable:
-    """In place of `DHTProtocol.rpc_store`: refuses many records at once, whose signatures take a while to check."""
+    """In place of `DHTProtocol.rpc_store`: refuses many records at once, whose signatures take a while to check, and
+    those for the cache: hivemind answers a look with what is there alone if that expires later than what is stored.
+    """
 
     @functools.wraps(store)
     async def store_few(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         places = list(zip(request.keys, request.subkeys, request.in_cache, strict=False))
         if len(places) > MOST_STORES or len(set(places)) < len(places):
             raise ValueError(f"a store is of at most {MOST_STORES} records, each in another place")
+        if any(request.in_cache):
+            raise ValueError("nobody stores in the cache of another node")
         return await store(self, request, context)
 
     return store_few

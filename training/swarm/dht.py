@@ -53,9 +53,9 @@ ASKED_NODES = 5
 """A record lies on the five nodes nearest to its key. A look for it asks these; one of them that lives is enough.
 hivemind asks 20, each of which answers with the records of all peers."""
 
-_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0}
-"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records,
-so nobody reads what is kept."""
+_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
+"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records.
+A node would answer others with what it keeps alone, if that expires later than what it stores."""
 _NO_BLACKLIST = {"blacklist_time": 0.0}
 """`slow_nodes` remembers dead nodes, by a clock that nobody sets."""
 

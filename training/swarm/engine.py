@@ -15,6 +15,7 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
+| `node._SearchState` | engine | what a look brings is stored, however much it is |
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
 | `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
@@ -45,7 +46,7 @@ from typing import Any
 
 from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
 from hivemind.dht import DHT
-from hivemind.dht.node import DHTNode
+from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
@@ -92,6 +93,7 @@ _FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_
 _BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
 _BOUNDED_STORE = calls.bounded_store(DHTProtocol.rpc_store)
 _STORE_IF_NEWER = stored.keeping_newest(TimedStorage.store)
+_ADD_TO_COPY = stored.adding_to_copies(_SearchState.add_candidate)
 _BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
 
 
@@ -113,6 +115,7 @@ def prepare() -> None:
     DHTProtocol.rpc_store = _BOUNDED_STORE
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
     DHTProtocol._validate_dictionary = drop_refused
+    _SearchState.add_candidate = _ADD_TO_COPY
     TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
     _use_own_locks()

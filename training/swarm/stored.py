@@ -12,11 +12,12 @@ import functools
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hivemind.dht import DHT, DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.utils import TimedStorage, get_dht_time
+from hivemind.utils import TimedStorage, ValueWithExpiration, get_dht_time
 
 from training.swarm.bounds import MOST_BYTES
 
@@ -56,6 +57,29 @@ def keeping_newest(store: Callable[..., bool]) -> Callable[..., bool]:
         return stored
 
     return store_if_newer
+
+
+def adding_to_copies(add: Callable[..., None]) -> Callable[..., None]:
+    """In place of `_SearchState.add_candidate`, which adds what each node answers to what a look has found so far.
+
+    That begins with the records that this node stores itself: what others answer would be stored as well, however much
+    it is, and none of it would be counted.
+    """
+
+    @functools.wraps(add)
+    def add_to_copy(self: object, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
+        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue):
+            candidate = replace(candidate, value=_copied(candidate.value))
+        add(self, candidate, source_node_id)
+
+    return add_to_copy
+
+
+def _copied(found: DictionaryDHTValue) -> DictionaryDHTValue:
+    with DictionaryDHTValue().freeze() as records:  # else each store would look for those that have expired
+        for subkey, item in found.items():
+            records.store(subkey, item.value, item.expiration_time)
+    return records
 
 
 class BoundedStore:

@@ -412,6 +412,25 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_calls.py::test_an_answer_that_lies_hides_no_answers_of_others",),
         ),
         Fault(
+            happens="A node answers a look with the records in its cache alone, if one of them expires later than all "
+            "that it stores. Anybody may store there: one record hides all others of its key.",
+            where="`dht/protocol.py`: `cached_item.expiration_time > maybe_item.expiration_time`",
+            here="A node has nothing in its cache, and refuses what others want to store there.",
+            tests=(
+                "training/swarm/test_calls.py::test_nobody_puts_a_record_in_front_of_those_that_a_node_stores",
+                "training/swarm/test_stored.py::test_what_a_look_brings_neither_hides_nor_crowds_what_a_node_stores",
+            ),
+        ),
+        Fault(
+            happens="A look writes what other nodes answer into what the node itself stores under the key, however "
+            "much it is. The node's own answers become larger than what others read.",
+            where="`dht/node.py`: `self.binary_value = candidate.value`",
+            here="A look begins with a copy of what the node stores.",
+            tests=(
+                "training/swarm/test_stored.py::test_what_a_look_brings_neither_hides_nor_crowds_what_a_node_stores",
+            ),
+        ),
+        Fault(
             happens="If a node refuses one of the records that another node has under a key, it drops all of them: one "
             "record hides all peers.",
             where="`dht/protocol.py`: `_validate_dictionary`",

@@ -7,14 +7,14 @@ import functools
 import math
 import os
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from uuid import uuid4
 
 import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import averaging_pb2, dht_pb2, p2pd_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -212,6 +212,28 @@ def test_a_store_is_of_few_records(node):
         return await stub.rpc_store(stores(keys[:MOST_STORES]), timeout=30)
 
     assert list(as_stranger(node, store).store_ok) == [False] * MOST_STORES
+
+
+@pytest.mark.swarm
+def test_nobody_puts_a_record_in_front_of_those_that_a_node_stores(node, tmp_path):
+    """hivemind's node answers with what is in its cache alone, if that expires later, and lets anybody store there."""
+    now, names = get_dht_time(), {"bob": 600.0, "eve": 1200.0}
+    bob, eve = (
+        signed(Identity(tmp_path / name), "demo_site", expiration_time=now + lasts) for name, lasts in names.items()
+    )
+
+    def store(record, in_cache):
+        named = {"keys": [record.key], "subkeys": [record.subkey], "values": [record.value]}
+        return dht_pb2.StoreRequest(expiration_time=[record.expiration_time], in_cache=[in_cache], **named)
+
+    async def hide(stub):
+        assert list((await stub.rpc_store(store(bob, False), timeout=10)).store_ok) == [True]
+        with suppress(P2PHandlerError):
+            await stub.rpc_store(store(eve, True), timeout=10)
+        (found,) = (await stub.rpc_find(dht_pb2.FindRequest(keys=[bob.key]), timeout=10)).results
+        return dict(unpack(found.value).items())
+
+    assert unpack(bob.subkey) in as_stranger(node, hide)
 
 
 async def _introduce_again(_dht, node) -> list[bool]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from test_bounds import RUN, send, signed
+from test_calls import as_stranger
 
 from training.swarm import engine, stored
-from training.swarm.bounds import MOST_BYTES
-from training.swarm.dht import start_dht
+from training.swarm.bounds import MOST_BYTES, unpack
+from training.swarm.dht import full_addresses, start_dht
 from training.swarm.identity import Identity
 from training.swarm.matchmaking import PatientKeyManager
 from training.swarm.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, SPARE_ENTRIES, BoundedStore
@@ -160,6 +163,40 @@ def test_a_newcomer_finds_the_others_beside_a_flood_of_large_announcements(tmp_p
         assert ada.peer_id in [peer for peer, _ in found]
     finally:
         dht.shutdown()
+
+
+def records_at(dht, key):
+    """With which a node answers a look for a key, packed, and by their subkeys."""
+    request = dht_pb2.FindRequest(keys=[DHTID.generate(source=key).to_bytes()])
+    (found,) = as_stranger(dht, lambda stub: stub.rpc_find(request, timeout=10)).results
+    return found.value, dict(unpack(found.value).items()) if found.value else {}
+
+
+@pytest.mark.swarm
+def test_what_a_look_brings_neither_hides_nor_crowds_what_a_node_stores(tmp_path, monkeypatch):
+    """hivemind's node answers others with what it has found elsewhere, however much that is."""
+    monkeypatch.setattr(stored, "MOST_KEY_BYTES", 30_000)
+    ada, bob, *ghosts = (Identity(tmp_path / name) for name in ("ada", "bob", *"abcdefgh"))
+    with ExitStack() as stack:
+
+        def start(identity, initial_peers=()):
+            dht = start_dht(RUN, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=initial_peers)
+            stack.callback(dht.shutdown)
+            return SimpleNamespace(dht=dht)
+
+        first = start(ada)
+        second = start(bob, full_addresses(first.dht)[:1])
+        lasting = [
+            signed(one, key, {"x": "y" * 6000}, expiration_time=get_dht_time() + 600) for one in ghosts for key in "kl"
+        ]
+        assert send(second, lasting[:8]) == 8 * [[True]] and send(first, lasting[8::2]) == 4 * [[True]]
+        for key in "kl":
+            deadline = time.monotonic() + 20
+            while not first.dht.get(key, latest=True):
+                assert time.monotonic() < deadline
+        assert len(records_at(first.dht, "k")[0]) < 31_000
+        assert send(first, [signed(bob, "l", 1)]) == [[True]]
+        assert bob.signer().local_public_key in records_at(first.dht, "l")[1]
 
 
 # -- the newest record of a peer ---------------------------------------------------------------------------------------
