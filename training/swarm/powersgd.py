@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, RoleAdaptiveCompression
 from hivemind.compression.base import TensorRole
-from hivemind.utils.math import get_flatten_greedy_dims, orthogonalize_
+from hivemind.utils.math import get_flatten_greedy_dims
 from torch import Tensor
 
 from training.swarm.groups import Delay, RoundReport
@@ -25,6 +25,8 @@ from training.swarm.rounds import GroupAllReduce
 
 _LEAST_SAVING = 0.8
 """A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""
+_LEAST_LEFT = 1e-4
+"""Of a column's length without earlier ones: rounding errors, of 1e-7 of it, are then a thousandth of what is left."""
 
 
 def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
@@ -81,10 +83,12 @@ class PowerSgd:
         for gradient, kept, own_p, own_q, shared_q in zip(large, self.kept, p, q, self.q, strict=True):
             # The next gradient begins with these directions; from random ones, one pass would approximate it badly.
             # From a direction of zeros it would stay zero for ever, as after an epoch without any gradient.
-            shared_q.copy_(torch.where(own_q.any(dim=0), own_q, shared_q))
+            shared_q.copy_(torch.where(own_q.any(dim=0), own_q / _lengths(own_q), shared_q))
             gradient.copy_((own_p @ own_q.t()).reshape(gradient.shape))
             if counts:
                 kept.sub_(gradient)
+            if not bool(kept.abs().sum().isfinite()):  # no later P would be finite
+                kept.zero_()
         return report
 
     async def _exchange(
@@ -96,13 +100,32 @@ class PowerSgd:
         first = await all_reduce(p, _infos(p, TensorRole.UNSPECIFIED), phase=self.phases[0])
         # After the average, so that all peers have the same P. P Q^T is then the matrix projected on the columns of P.
         for one in p:
-            # They are as short as the square of the gradient, and hivemind takes columns shorter than 1e-8 for zeros.
-            one.div_(one.abs().amax(dim=0).clamp(min=torch.finfo(one.dtype).tiny))
-            orthogonalize_(one)
+            _make_orthonormal(one)
         q = [matrix.t() @ one for matrix, one in zip(matrices, p, strict=True)]
         infos = _infos(q, TensorRole.UNSPECIFIED) + _infos(rest, TensorRole.GRADIENT)
         second = await all_reduce([*q, *rest], infos, phase=self.phases[1])
         return p, q, _both(first, second)
+
+
+def _lengths(columns: Tensor) -> Tensor:
+    """The largest magnitude in each column; not 0, so that one can divide by it."""
+    return columns.abs().amax(dim=0).clamp(min=torch.finfo(columns.dtype).tiny)
+
+
+def _make_orthonormal(columns: Tensor) -> None:
+    """Makes columns orthonormal in place, one after the other; zeros of those that are a sum of earlier ones.
+
+    hivemind's function makes a direction of the rounding errors that are left of such a column. It is neither
+    orthogonal to the others, so that they count twice, nor the same at all peers. And it takes columns shorter than
+    1e-8 for zeros, which those of small gradients are.
+    """
+    columns.div_(_lengths(columns))  # their squares neither overflow nor vanish
+    lengths = columns.norm(dim=0)
+    for number, length in enumerate(lengths):
+        column, rest = columns[:, number], columns[:, number + 1 :]
+        left = column.norm()
+        column.mul_(1 / left if left > _LEAST_LEFT * length else 0)
+        rest.sub_(torch.outer(column, column @ rest))
 
 
 def _each_add(tensors: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1) -> None:

@@ -37,11 +37,13 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
-            happens="PowerSGD takes columns shorter than 1e-8 for zeros; they are as short as a gradient's square. "
-            "Averages of small gradients shrink to zero, and a direction of zeros stays one.",
+            happens="PowerSGD makes a direction of the rounding errors left of a column that others add up to. "
+            "It is not orthogonal to these, so a gradient of low rank arrives wrong by most of its length. Columns "
+            "shorter than 1e-8 count as zeros, and a direction of zeros stays one.",
             where="`utils/math.py`: `eps: float = 1e-8`",
-            here="Columns are made as long as each other first, and a direction that became zero is kept as it was.",
+            here="Such a column becomes zeros, whatever its length; a direction that became zero is kept as it was.",
             tests=(
+                "training/swarm/test_powersgd.py::test_gradients_of_a_lower_rank_are_averaged_exactly",
                 "training/swarm/test_powersgd.py::test_small_gradients_are_averaged_like_large_ones",
                 "training/swarm/test_powersgd.py::test_gradients_that_were_zero_once_are_averaged_afterwards",
             ),

@@ -140,3 +140,32 @@ def test_who_takes_the_average_without_a_share_in_it_takes_nothing_back_later():
         got = asyncio.run(average(weights))
         for gradient in got.values():
             assert (gradient - of_rank_two()).norm() < 1e-3 * gradient.norm()
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_gradients_of_a_lower_rank_are_averaged_exactly(rank):
+    """hivemind makes directions of rounding errors, and what they have in common with the others counts twice."""
+    dice = torch.Generator().manual_seed(1)
+    method, wanted = PowerSgd(SHAPES[:1], 3 * rank // 2), torch.zeros(64, 64)
+    for _ in range(rank - 1):
+        wanted += torch.randn(64, 1, generator=dice) @ torch.randn(1, 64, generator=dice)
+    for _ in range(5):
+        got = wanted.clone()
+        wait_for_result(method.average([got], None, Group(alone)))
+        assert (got - wanted).norm() < 1e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("sent", [3e38, 1e30])
+def test_one_huge_average_does_not_spoil_all_later_ones(sent):
+    """A hostile peer's; once it has been banned, the others go on."""
+    method, wanted = PowerSgd(SHAPES[:1], 2), of_rank_two()
+
+    async def spoilt(tensors, infos, phase):
+        if phase == b"Q":
+            tensors[0].fill_(sent)
+        return averaged().report
+
+    for all_reduce in (alone, spoilt, *[alone] * 20):
+        got = wanted.clone()
+        wait_for_result(method.average([got], None, Group(all_reduce)))
+    assert (got - wanted).norm() < 1e-3 * wanted.norm()
