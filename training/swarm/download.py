@@ -364,6 +364,8 @@ class _Download:
                 )
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
+                if facts is not None:  # if fewer tensors than are here were announced now, tiny ones would fill memory
+                    raise TrainingError("tells twice what it sends", cure="Nothing: another peer is asked.")
                 guest, told = self._open(message.metadata, donor)
                 facts = _Facts.read(told)
                 self._check(facts)

@@ -82,9 +82,11 @@ class Stalling(Host):
 
 def send_messages_of_nothing():
     async def messages(self):
+        told = FACTS
         while True:
             part = runtime_pb2.Tensor(buffer=bytes(download.SMALLEST_PART_BYTES), chunks=10**9)
-            yield averaging_pb2.DownloadData(tensor_part=part, metadata=FACTS)
+            yield averaging_pb2.DownloadData(tensor_part=part, metadata=told)
+            told = None
             await asyncio.sleep(0.5)
 
     messages_before, StateService._messages = StateService._messages, messages
@@ -314,6 +316,22 @@ VALUE = {"type": "value", "value": (0.9, None, "a")}
 def test_a_state_is_what_its_donor_tells():
     state = download_of(as_aiter(message(FACTS | {"optimizer_metadata": [VALUE]})))
     assert (state.epoch, state.wants_weights, state.optimizer_metadata) == (57, True, [VALUE])
+
+
+def test_a_donor_that_sends_more_tensors_than_it_announced_is_given_up_at_once():
+    """It announces fewer as soon as they are there; as many tiny ones as it may send bytes would fill the memory."""
+    entry, sent = {"type": "tensor", "index": 0}, []
+
+    async def donor():
+        for moments in (9, 9, 0):
+            yield message(FACTS | {"optimizer_metadata": [entry] * moments})
+        while True:
+            sent.append(1)
+            yield averaging_pb2.DownloadData(tensor_part=serialize_torch_tensor(torch.zeros(3)))
+
+    with pytest.raises(TrainingError):
+        download_of(donor())
+    assert len(sent) < 10
 
 
 @pytest.mark.parametrize(
