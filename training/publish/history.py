@@ -407,6 +407,7 @@ class History(HistoryReader):
         """
         now = self._clock()
         with self._writing() as connection:
+            self._forget_later_than(connection, now)
             branches = self._branches(connection, now)
             epochs: dict[tuple[int, int], float] = {}
             for name, samples in (drop_claims(connection, branches, banned) if banned else {}).items():
@@ -596,6 +597,11 @@ class History(HistoryReader):
             self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
         elif report.status == "leaving" and known["active"]:
             self._add_event(connection, now, "left", report.name, "left the run")
+
+    def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
+        """After this machine's clock was ahead and has been set right: peers seen by it would not expire until then."""
+        self._watching_since = min(self._watching_since, now)
+        connection.execute("UPDATE peers SET last_seen = ? WHERE last_seen > ?", (now, now))
 
     def _expire(self, connection: sqlite3.Connection, now: float) -> None:
         """Marks peers whose record has expired as gone. Only the time since this monitor started counts as silence: a

@@ -91,6 +91,30 @@ def test_samples_of_an_epoch_are_those_since_the_last_one(history):
     assert history.total_samples() == 50
 
 
+def test_peers_leave_also_after_the_monitors_clock_was_ahead(history):
+    """It is set right while the monitor runs. What was written before must not keep peers there for an hour."""
+    history._clock.now += 3600
+    history.observe([Report(epoch=1, samples=10, time=1)])
+    history._clock.now -= 3600
+    history.observe([])
+    assert history.active_peers() == 1
+    history._clock.now += 31
+    history.observe([])
+    assert history.active_peers() == 0
+    assert history.last_seen() <= history._clock.now
+
+
+def test_a_monitor_that_began_by_a_clock_ahead_notes_who_leaves(tmp_path):
+    clock = Clock(5000.0)
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        clock.now = 1000.0
+        history.observe([Report(epoch=1, samples=10, time=1)])
+        clock.now += 31
+        history.observe([])
+        assert history.active_peers() == 0
+        assert [event["kind"] for event in history.events()] == ["joined", "left"]
+
+
 def test_a_peer_with_ever_new_names_is_noted_under_a_few(history):
     """What it gives counts nevertheless, under the last of them."""
     for number in range(1, 30):
