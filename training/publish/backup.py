@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from training.errors import BadInput, TrainingError, reason_of
-from training.storage.whole import whole_file
+from training.storage.whole import delete_drafts, whole_file
 
 KEPT = 3
 """A run keeps so many of its backups, the newest."""
@@ -43,12 +43,15 @@ def back_up(history: Path, file: Path) -> None:
 
 
 def back_up_run(run_dir: Path, epoch: int) -> Path:
-    """Backs up the history of a run to `run_dir/backups/history-EPOCH.sqlite`, and deletes older backups.
+    """Backs up the history of a run to `run_dir/backups/history-EPOCH.sqlite`, and deletes older backups,
+    and what backups have left that were killed.
 
     Raises:
         TrainingError: If it cannot be done; the older backups are then still there.
     """
     file = run_dir / _FOLDER / f"history-{epoch:06d}.sqlite"
+    with suppress(OSError):
+        delete_drafts(file.parent)
     back_up(run_dir / HISTORY_FILE, file)
     for old in backups(run_dir)[:-KEPT]:
         with suppress(OSError):
