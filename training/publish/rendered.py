@@ -21,6 +21,8 @@ KEPT_TIMES = 20
 """And it is kept for so many times the time that computing it took, so that large ones take at most 5 % of a core."""
 MOST_KEPT = 64
 """Documents that are kept; of those with parameters there can be many."""
+MOST_KEPT_BYTES = 64 << 20
+"""Of all of them together; the newest is kept, however large it is."""
 COMPRESSED_BYTES = 1024
 """Documents of at least so many bytes are compressed."""
 
@@ -38,6 +40,11 @@ class Rendered:
     etag: str
     compressed: bytes | None
     """By gzip, which all browsers read; None for short ones."""
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return len(self.content) + len(self.compressed or b"")
 
     @classmethod
     def of(cls, document: dict) -> Rendered:
@@ -104,8 +111,9 @@ class RenderedDocuments:
             with self._guard:
                 self._kept[key] = _Kept(rendered, version, max(now + KEPT_SECONDS, anyway), anyway)
                 self._kept.move_to_end(key)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
+                taken = sum(kept.rendered.bytes for kept in self._kept.values())
+                while len(self._kept) > MOST_KEPT or (taken > MOST_KEPT_BYTES and len(self._kept) > 1):
+                    taken -= self._kept.popitem(last=False)[1].rendered.bytes
                 self._computing.pop(key, None)
             return rendered
 

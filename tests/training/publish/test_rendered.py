@@ -40,3 +40,13 @@ def test_one_that_takes_long_is_kept_for_twenty_times_as_long(monkeypatch):
     compute.now += 0.2
     documents.get("history", compute, version=2)
     assert compute.times == 2
+
+
+def test_large_documents_that_one_reader_asks_for_do_not_fill_the_memory():
+    """A stranger may ask for ever other parts of a long document."""
+    documents = RenderedDocuments()
+    for number in range(12):
+        documents.get(("losses", number), lambda number=number: {"text": f"{number}" * (8 << 20)})
+    kept = [one.rendered.content for one in documents._kept.values()]
+    assert sum(map(len, kept)) <= 64 << 20
+    assert kept[-1].startswith(b'{"text":"11'), "the newest is kept"
