@@ -63,7 +63,7 @@ class Pusher:
         self._events, self._first_pause_seconds = events, first_pause_seconds
         self._news = threading.Event()
         self._guard, self._is_over = threading.Lock(), False
-        self._done: Path | None = None
+        self._done: tuple[Path, bytes] | None = None
         threading.Thread(target=self._work, daemon=True, name="pusher").start()
         self.look()  # the last checkpoint of a monitor that was stopped may not be there yet
 
@@ -88,9 +88,13 @@ class Pusher:
             self._news.wait()
             self._news.clear()
             path = latest_checkpoint(self._checkpoints)
-            if path is None or path == self._done:
+            if path is None:
                 continue
             try:
+                # Its name alone does not tell it: after the run has gone back, epochs come again.
+                found = path, (path / FACTS_FILE).read_bytes()
+                if found == self._done:
+                    continue
                 self._target.put(path, self._card(path))
             except Exception as error:  # of any library that a target uses
                 if path.exists():  # else it was deleted meanwhile, and a newer one is there
@@ -99,7 +103,7 @@ class Pusher:
                     pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
                 self._news.set()
                 continue
-            pause, self._done = self._first_pause_seconds, path
+            pause, self._done = self._first_pause_seconds, found
             told = f"Copied {path.name} to {self._address}."
             self._say("pushed", told, path=str(path), to=self._address)
 

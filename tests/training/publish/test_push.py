@@ -134,6 +134,17 @@ def test_object_storage_has_whole_checkpoints_only_and_old_ones_go(save):
     assert order[-1]["name"].endswith("/checkpoint.json")
 
 
+def test_a_checkpoint_of_the_same_epoch_is_copied_after_the_run_has_gone_back(tmp_path, save, pusher):
+    """The next checkpoint of a branch often has the epoch of the last one of before, and so its folder's name."""
+    there = tmp_path / "there"
+    pushing = pusher(open_target(str(there), TWO))
+    for number, loss in enumerate((2.5, 1.5), start=1):
+        path = save(60, loss)
+        pushing.look()
+        until(lambda number=number: len(events(tmp_path, "pushed")) == number)
+        assert files(there / path.name) == files(path)
+
+
 PUSH = """
 import sys; from pathlib import Path; from training.config import MonitorConfig
 from training.publish.push import open_target
