@@ -17,7 +17,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from training.checkpoints.checkpoint import latest_checkpoint
-from training.checkpoints.folders import FACTS_FILE
+from training.checkpoints.folders import FACTS_FILE, NAME
 from training.checkpoints.retention import Stored, delete_surplus, surplus
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
@@ -169,20 +169,29 @@ class _Storage:
         for name in names:
             self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
         self._files.pipe_file(f"{self._root}/{CARD_FILE}", card.encode())
-        self._trim()
+        self._trim(checkpoint.name)
 
-    def _trim(self) -> None:
+    def _trim(self, newest: str) -> None:
         self._files.invalidate_cache()
-        stored = []
+        listed = (path.rstrip("/").split("/")[-1] for path in self._files.ls(self._root, detail=False))
+        there = {name for name in listed if NAME.fullmatch(name)}
+        whole, stored = {newest}, []
         for path in self._files.glob(f"{self._root}/epoch-*/{FACTS_FILE}"):
+            name = path.split("/")[-2]
+            whole.add(name)
             with suppress(KeyError, TypeError, ValueError, AttributeError):
-                stored.append(Stored.of_facts(path.split("/")[-2], json.loads(self._files.cat_file(path))))
+                stored.append(Stored.of_facts(name, json.loads(self._files.cat_file(path))))
         for name in surplus(stored, self._settings):
             self._files.rm_file(f"{self._root}/{name}/{FACTS_FILE}")
-            for path in self._files.find(f"{self._root}/{name}"):
-                self._files.rm_file(path)
-            with suppress(FileNotFoundError):  # object storage has no folders of its own
-                self._files.rm(f"{self._root}/{name}", recursive=True)
+            self._delete(name)
+        for name in sorted(there - whole):  # what a monitor has left that was killed while it copied, or deleted
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        for path in self._files.find(f"{self._root}/{name}"):
+            self._files.rm_file(path)
+        with suppress(FileNotFoundError):  # object storage has no folders of its own
+            self._files.rm(f"{self._root}/{name}", recursive=True)
 
 
 class _Hub:

@@ -145,6 +145,18 @@ def test_a_checkpoint_of_the_same_epoch_is_copied_after_the_run_has_gone_back(tm
         assert files(there / path.name) == files(path)
 
 
+def test_what_a_broken_upload_has_left_in_object_storage_goes_with_the_next(tmp_path, save):
+    """A monitor that comes back copies its newest checkpoint, and never again the one that it was copying."""
+    target, storage = open_target("memory://bucket/broken", TWO), fsspec.filesystem("memory")
+    left, beside = "/bucket/broken/epoch-000010/model.safetensors", "/bucket/broken/epoch-notes/model.safetensors"
+    for place in (left, beside):
+        storage.pipe_file(place, b"half")
+    path = save(20)
+    target.put(path, "card")
+    there = {name.split("/")[-2] for name in storage.find("/bucket/broken")}
+    assert there == {"broken", "epoch-notes", "epoch-000020"}
+
+
 PUSH = """
 import sys; from pathlib import Path; from training.config import MonitorConfig
 from training.publish.push import open_target
