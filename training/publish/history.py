@@ -641,11 +641,19 @@ class History(HistoryReader):
     def _add_event(self, connection: sqlite3.Connection, now: float, kind: EventKind, name: str, text: str) -> None:
         connection.execute("INSERT INTO events (time, kind, name, text) VALUES (?, ?, ?, ?)", (now, kind, name, text))
 
-    def add_snapshot(self, epoch: int, pictures: Sequence[Shown]) -> None:
-        """Stores the pictures of an epoch, in place of earlier ones of the same epoch."""
+    def add_snapshot(self, epoch: int, pictures: Sequence[Shown], *, lineage: str | None = None) -> None:
+        """Stores the pictures of an epoch, in place of earlier ones of the same epoch.
+
+        Args:
+            epoch: Of the weights.
+            pictures: What they drew, or wrote.
+            lineage: Of the weights: the run may have gone back while they drew. None, or one that is not of this run:
+                as the run is now.
+        """
         with self._writing() as connection:
             branches = self._branches(connection, self._clock())
-            branch = branches.holder(branches.current, epoch)
+            number = branches.of_lineage(lineage)
+            branch = branches.holder(branches.current if number is None else number, epoch)
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (branch, epoch, self._clock()))
             connection.execute("DELETE FROM pictures WHERE branch = ? AND epoch = ?", (branch, epoch))
             connection.executemany(

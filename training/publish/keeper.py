@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint
+from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, lineage_of
 from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError
@@ -205,6 +205,6 @@ class Keeper:
 
     def _draw(self) -> None:
         checkpoint = latest_checkpoint(self._saver.folder)
-        epoch = checkpoint_epoch(checkpoint)
+        epoch, lineage = checkpoint_epoch(checkpoint), lineage_of(checkpoint)
         pictures = self._drawer.draw(checkpoint, self._pictures)
-        self._history.add_snapshot(epoch, pictures)
+        self._history.add_snapshot(epoch, pictures, lineage=lineage)
