@@ -168,7 +168,8 @@ class Saver:
         self._tell_stopped(None)
         self._good = Norms(state.epoch, dict(zip(self._names, self._parameters, strict=True)))
         self._bad_donors.clear()
-        self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")
+        with suppress(TrainingError):  # the checkpoint is there, though the disk may be too full to note it
+            self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")
         self._events.write("checkpoint", epoch=state.epoch, path=str(path))
         self._saved(path)
 

@@ -1,8 +1,9 @@
-"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back."""
+"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back, or the history is locked."""
 
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +64,14 @@ def test_pictures_of_what_the_run_has_gone_back_from_are_not_those_of_the_branch
     keeper._drawer = SimpleNamespace(draw=lambda checkpoint, folder: [])
     keeper._draw()
     assert [snapshot["epoch"] for snapshot in history.snapshots()] == [3]
+
+
+def test_a_checkpoint_is_copied_though_the_history_cannot_note_it(tmp_path, history, keeper):
+    """It may be the run's last one, after which nobody looks again. The history's disk is full, or it is locked."""
+    path, told = save(tmp_path, 5, OLD), []
+    keeper._pusher = SimpleNamespace(look=lambda: told.append("look"))
+    history._connection.execute("PRAGMA busy_timeout = 100")
+    with contextlib.closing(sqlite3.connect(history.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        keeper._saver._note(path, SimpleNamespace(epoch=5))
+    assert told == ["look"]
