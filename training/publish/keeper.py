@@ -117,7 +117,7 @@ class Keeper:
         Raises:
             BadInput: If a folder of checkpoints is damaged.
         """
-        if self._saver.lineage is not None:
+        if self._saver.lineage not in (None, lineage):  # else a call before has failed after it
             self._events.write("branch", lineage=lineage.id, epoch=lineage.first_epoch)
         moved = self._saver.enter(lineage)
         for path in moved:

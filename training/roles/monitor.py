@@ -26,7 +26,7 @@ from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.sets import open_manifest
-from training.errors import BadInput, RefusedByRun, TrainingError
+from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
 from training.processes.web import listen_at, serve_in_thread
@@ -258,6 +258,24 @@ def _enter(lineage: Lineage, history: History, keeper: Keeper) -> None:
     history.enter_lineage(lineage.id, lineage.ancestors)
 
 
+def _try_to_enter(lineage: Lineage, history: History, keeper: Keeper, watch: Watch) -> bool:
+    """As `_enter`, while the monitor watches: whether it is done. On a full disk it is not, and the caller tries again.
+
+    Until then the history leaves out what volunteers of the new lineage report; their records repeat it.
+    """
+    try:
+        _enter(lineage, history, keeper)
+    except (TrainingError, OSError) as error:
+        fault = TrainingError(
+            f"The run has gone over to the lineage {lineage.id}, which cannot be noted: {reason_of(error)}",
+            cure="Make room on the disk; the monitor then goes on by itself.",
+        )
+        watch.failed(fault)
+        print(f"Warning: {fault} Trying again.", flush=True)
+        return False
+    return True
+
+
 def _pusher(
     flags: MonitorFlags, run: RunConfig, target: Target | None, history: History, events: EventLog
 ) -> Pusher | None:
@@ -297,12 +315,14 @@ def _watch(
 ) -> None:
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
+    has_entered = True
     while not stop.wait(POLL_SECONDS):
         check_node(dht)
         records = _observe(watch, history, dht, run, membership)
         if lineage.renew(records):
-            _enter(lineage.lineage, history, keeper)
             membership.bind(lineage.lineage)
+            has_entered = False
+        has_entered = has_entered or _try_to_enter(lineage.lineage, history, keeper, watch)
         tokens.renew()
         keeper.look()
         watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())

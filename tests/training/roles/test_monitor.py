@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import httpx
@@ -27,10 +28,12 @@ from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.backup import backups
+from training.publish.watch import Watch
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
 from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
 from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage
 from training.trust.bans import BanList
 
 PEER = """
@@ -489,3 +492,51 @@ def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypat
     role._observe(watch, history, None, run, membership)
     assert {one["name"]: one["samples"] for one in history.leaderboard()} == {"ada": 30, "alan": 10}
     history.close()
+
+
+def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda look: None):
+    """Lets a monitor watch a history until something is true; `lineages` are those that the run has, look by look."""
+    monkeypatch.setattr(role, "read_records", lambda dht, run_id: [])
+    monkeypatch.setattr(role, "check_node", lambda dht: None)
+    monkeypatch.setattr(role, "POLL_SECONDS", 0.05)
+    entered, looks, faults = [], [], []
+    run = load_recipe("demo")
+    watch = Watch(history, run)
+    monkeypatch.setattr(watch, "failed", faults.append)
+    keeper = SimpleNamespace(enter=entered.append, loss_fault=None, saved_epoch=lambda: 0)
+    for name in ("start", "look", "finish"):
+        setattr(keeper, name, lambda: None)
+    servers = SimpleNamespace(lineage=None)
+
+    def renew(records):
+        looks.append(len(looks))
+        meanwhile(len(looks))
+        before, servers.lineage = servers.lineage, lineages[min(len(looks), len(lineages)) - 1] if lineages else None
+        return servers.lineage != before
+
+    servers.renew = renew
+    membership = SimpleNamespace(bans=None, bind=lambda lineage: None, is_server_away=False)
+    tokens = SimpleNamespace(renew=lambda: None, take_back=lambda: None)
+    stop = SimpleNamespace(wait=lambda seconds: bool(time.sleep(seconds)) or until_true(len(looks)) or len(looks) > 200)
+    role._watch(watch, history, None, run, keeper, tokens, servers, membership, stop)
+    return entered, faults
+
+
+def test_a_run_that_goes_back_while_the_history_cannot_be_written_does_so_later(tmp_path, monkeypatch):
+    """The disk is full, or another program has locked the history: the monitor goes on and tries again."""
+    old, new = Lineage(id="a" * 16), Lineage(id="b" * 16, ancestors=(("a" * 16, 0),))
+    with closing(open_history(tmp_path)) as history:
+        history._connection.execute("PRAGMA busy_timeout = 50")
+        with closing(sqlite3.connect(history.path, isolation_level=None, check_same_thread=False)) as other:
+
+            def meanwhile(look):
+                if look == 3:
+                    other.execute("BEGIN IMMEDIATE")
+                if look == 6:
+                    other.execute("ROLLBACK")
+
+            told = {"lineages": [old, old, old, new], "meanwhile": meanwhile}
+            entered, faults = watch_on(history, monkeypatch, lambda looks: looks > 9, **told)
+        assert entered[0] == old and entered[-1] == new
+        assert [branch["lineage"] for branch in history.branches() if branch["current"]] == [new.id]
+        assert any("locked" in str(fault) for fault in faults)
