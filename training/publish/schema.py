@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.publish.backup import backups
 
 SCHEMA_VERSION = 3
@@ -149,6 +149,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
     Raises:
         BadInput: If it is not a history, or of a version that this program does not know.
+        TrainingError: If it cannot be read now.
     """
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -193,8 +194,17 @@ def last_of(table: str) -> str:
         AS last FROM path))"""
 
 
-def no_history(path: Path, error: Exception) -> BadInput:
-    """The error of a file that cannot be read as a history; it names the newest backup."""
+def no_history(path: Path, error: sqlite3.DatabaseError) -> TrainingError:
+    """The error of a file that cannot be read as a history; it names the newest backup.
+
+    A history that only cannot be read now, such as a locked one, must not be moved away.
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest of it tells more
+    if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one: it lacks a table
+        return TrainingError(
+            f"The history {path} cannot be read: {error}.",
+            cure="Another program has locked it, its disk has a fault, or this program has too many files open.",
+        )
     newest = (backups(path.parent) or [None])[-1]
     return BadInput(
         f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder.",

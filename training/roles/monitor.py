@@ -325,7 +325,8 @@ def _watch(
         has_entered = has_entered or _try_to_enter(lineage.lineage, history, keeper, watch)
         tokens.renew()
         keeper.look()
-        watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
+        with suppress(OSError):  # such as too many open files: the next look may succeed
+            watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
         watch.saw_members_server(membership.is_server_away)
     watch.stop()
     tokens.take_back()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
 from contextlib import closing, suppress
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -28,6 +31,7 @@ from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.backup import backups
+from training.publish.saving import Saver
 from training.publish.watch import Watch
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
@@ -494,7 +498,7 @@ def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypat
     history.close()
 
 
-def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda look: None):
+def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda look: None, saved_epoch=lambda: 0):
     """Lets a monitor watch a history until something is true; `lineages` are those that the run has, look by look."""
     monkeypatch.setattr(role, "read_records", lambda dht, run_id: [])
     monkeypatch.setattr(role, "check_node", lambda dht: None)
@@ -503,7 +507,7 @@ def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda 
     run = load_recipe("demo")
     watch = Watch(history, run)
     monkeypatch.setattr(watch, "failed", faults.append)
-    keeper = SimpleNamespace(enter=entered.append, loss_fault=None, saved_epoch=lambda: 0)
+    keeper = SimpleNamespace(enter=entered.append, loss_fault=None, saved_epoch=saved_epoch)
     for name in ("start", "look", "finish"):
         setattr(keeper, name, lambda: None)
     servers = SimpleNamespace(lineage=None)
@@ -540,3 +544,33 @@ def test_a_run_that_goes_back_while_the_history_cannot_be_written_does_so_later(
         assert entered[0] == old and entered[-1] == new
         assert [branch["lineage"] for branch in history.branches() if branch["current"]] == [new.id]
         assert any("locked" in str(fault) for fault in faults)
+
+
+def test_a_monitor_goes_on_when_it_may_open_no_more_files_for_a_while(tmp_path, monkeypatch):
+    """So it is when strangers hold as many connections to the dashboard as a program may have open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+
+    def free():
+        while held:
+            held.pop().close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    def meanwhile(look):
+        if look == 2:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 20, before[1]))
+            with suppress(OSError):
+                while True:
+                    held.append(socket.socket())
+        if look == 5:
+            free()
+
+    (tmp_path / "checkpoints").mkdir()
+    with closing(open_history(tmp_path)) as history:
+        saved_epoch = partial(Saver.saved_epoch, SimpleNamespace(folder=tmp_path / "checkpoints"))
+        try:
+            told = {"meanwhile": meanwhile, "saved_epoch": saved_epoch}
+            _, faults = watch_on(history, monkeypatch, lambda looks: looks > 8, **told)
+        finally:
+            free()
+    assert faults and all("cannot be read: unable to open database file" in str(fault) for fault in faults)
