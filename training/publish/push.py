@@ -87,17 +87,18 @@ class Pusher:
         while True:
             self._news.wait()
             self._news.clear()
-            path = latest_checkpoint(self._checkpoints)
-            if path is None:
-                continue
+            path = None
             try:
+                path = latest_checkpoint(self._checkpoints)
+                if path is None:
+                    continue
                 # Its name alone does not tell it: after the run has gone back, epochs come again.
                 found = path, (path / FACTS_FILE).read_bytes()
                 if found == self._done:
                     continue
                 self._target.put(path, self._card(path))
             except Exception as error:  # of any library that a target uses
-                if path.exists():  # else it was deleted meanwhile, and a newer one is there
+                if path is None or path.exists():  # else it was deleted meanwhile, and a newer one is there
                     self._warn(path, error, pause)
                     threading.Event().wait(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -107,9 +108,10 @@ class Pusher:
             told = f"Copied {path.name} to {self._address}."
             self._say("pushed", told, path=str(path), to=self._address)
 
-    def _warn(self, path: Path, error: Exception, pause: float) -> None:
+    def _warn(self, path: Path | None, error: Exception, pause: float) -> None:
+        name = "the newest checkpoint" if path is None else path.name
         reason = " ".join((reason_of(error) or type(error).__name__).split())[:300]
-        text = f"{path.name} cannot be copied to {self._address}: {reason}. It is tried again in {pause:.0f} s."
+        text = f"{name} cannot be copied to {self._address}: {reason}. It is tried again in {pause:.0f} s."
         self._say("warning", f"Warning: {text}", text=text)
 
 

@@ -104,18 +104,24 @@ class RenderedDocuments:
         with computing:
             if (kept := self._fresh(key, version)) is not None:
                 return kept
-            began = time.monotonic()
-            rendered = Rendered.of(compute())
-            now = time.monotonic()
-            anyway = now + KEPT_TIMES * (now - began)
-            with self._guard:
-                self._kept[key] = _Kept(rendered, version, max(now + KEPT_SECONDS, anyway), anyway)
-                self._kept.move_to_end(key)
-                taken = sum(kept.rendered.bytes for kept in self._kept.values())
-                while len(self._kept) > MOST_KEPT or (taken > MOST_KEPT_BYTES and len(self._kept) > 1):
-                    taken -= self._kept.popitem(last=False)[1].rendered.bytes
-                self._computing.pop(key, None)
-            return rendered
+            try:
+                began = time.monotonic()
+                rendered = Rendered.of(compute())
+                now = time.monotonic()
+                anyway = now + KEPT_TIMES * (now - began)
+                self._keep(key, _Kept(rendered, version, max(now + KEPT_SECONDS, anyway), anyway))
+                return rendered
+            finally:
+                with self._guard:
+                    self._computing.pop(key, None)
+
+    def _keep(self, key: Hashable, document: _Kept) -> None:
+        with self._guard:
+            self._kept[key] = document
+            self._kept.move_to_end(key)
+            taken = sum(kept.rendered.bytes for kept in self._kept.values())
+            while len(self._kept) > MOST_KEPT or (taken > MOST_KEPT_BYTES and len(self._kept) > 1):
+                taken -= self._kept.popitem(last=False)[1].rendered.bytes
 
     def _fresh(self, key: Hashable, version: int) -> Rendered | None:
         with self._guard:

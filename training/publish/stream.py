@@ -123,7 +123,8 @@ class _Stream(Response):
             if self._broadcast.ended and seen == self._broadcast.version:
                 return
             seen = await self._broadcast.next(seen)
-            text = b"event: state\ndata: " + self._broadcast.newest + b"\n\n"
+            # While no state can be computed, as on a failing disk, there is nothing to send: pages read it as JSON.
+            text = b"event: state\ndata: " + self._broadcast.newest + b"\n\n" if self._broadcast.newest else b""
 
 
 async def _gone(receive: Receive) -> None:

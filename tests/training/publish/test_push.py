@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from training.config import RECIPES, MonitorConfig, load_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.processes.events import EventLog
+from training.publish import push
 from training.publish.card import model_card
 from training.publish.history import History
 from training.publish.push import Pusher, open_target
@@ -48,6 +50,10 @@ def save(tmp_path, model):
         )
 
     return saved
+
+
+def raise_(error):
+    raise error
 
 
 def files(folder):
@@ -114,6 +120,16 @@ def test_what_fails_is_tried_again_with_the_newest_and_nobody_waits(tmp_path, sa
     there.unlink()
     until(lambda: events(tmp_path, "pushed"))
     assert [path.name for path in there.iterdir() if path.is_dir()] == [newest.name]
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_does_not_end_the_copying(tmp_path, save, pusher, monkeypatch):
+    """As when the monitor may open no more files."""
+    first, faults, look = save(10), [OSError(errno.EMFILE, "Too many open files")], push.latest_checkpoint
+    monkeypatch.setattr(push, "latest_checkpoint", lambda folder: raise_(faults.pop()) if faults else look(folder))
+    pusher(open_target(str(tmp_path / "there"), TWO))
+    until(lambda: events(tmp_path, "pushed"), within=20)
+    assert "the newest checkpoint cannot be copied to there" in events(tmp_path, "warning")[0]["text"]
+    assert files(tmp_path / "there" / first.name) == files(first)
 
 
 def test_object_storage_has_whole_checkpoints_only_and_old_ones_go(save):

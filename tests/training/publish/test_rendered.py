@@ -1,5 +1,7 @@
 """Documents of the live API: when they are computed anew."""
 
+import pytest
+
 from training.publish.rendered import RenderedDocuments
 
 
@@ -40,6 +42,14 @@ def test_one_that_takes_long_is_kept_for_twenty_times_as_long(monkeypatch):
     compute.now += 0.2
     documents.get("history", compute, version=2)
     assert compute.times == 2
+
+
+def test_of_documents_that_cannot_be_computed_nothing_is_kept():
+    documents = RenderedDocuments()
+    for number in range(100):
+        with pytest.raises(ZeroDivisionError):
+            documents.get(number, lambda: 1 / 0)
+    assert not documents._computing and not documents._kept
 
 
 def test_large_documents_that_one_reader_asks_for_do_not_fill_the_memory():

@@ -245,6 +245,23 @@ def test_streams_are_bounded_and_freed(history, tmp_path, monkeypatch):
             watch.stop()
 
 
+def test_a_state_that_cannot_be_computed_is_not_sent(history, tmp_path, monkeypatch):
+    """A page reads what it gets as JSON."""
+    monkeypatch.setattr(stream, "COMPUTED_SECONDS", 0.01)
+    states = [b'{"epoch":1}', *[None] * 3]
+
+    def compute():
+        if (state := states.pop() if states else b'{"epoch":2}') is None:
+            raise OSError("disk I/O error")
+        return state
+
+    app = live.create_app(history, pictures=tmp_path)
+    app.router.routes.insert(0, stream.stream_routes(stream.Broadcast(compute, lambda: False))[0])
+    with serving(app) as url, httpx.stream("GET", f"{url}/live/events") as answer:
+        told = next(line for line in answer.iter_lines() if line.startswith("data:"))
+    assert told == 'data: {"epoch":1}'
+
+
 def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_path, monkeypatch):
     """While its reader takes nothing, a stream keeps no states, and it is dropped in time."""
     monkeypatch.setattr(stream, "SEND_SECONDS", 1.0)
