@@ -34,9 +34,10 @@ def check_pages(content: memoryview, *, values: int, largest_bytes: int) -> None
         inflated += header[_UNCOMPRESSED]
         if header[_UNCOMPRESSED] < 0 or inflated > largest_bytes:
             raise ValueError(f"its pages claim {inflated} bytes; there is room for {largest_bytes}")
-        kind = next((kind for kind in (_DATA, _DATA_2, _DICTIONARY) if isinstance(header.get(kind), dict)), None)
-        if kind is None:
+        kinds = [kind for kind in (_DATA, _DATA_2, _DICTIONARY) if isinstance(header.get(kind), dict)]
+        if len(kinds) != 1:  # of several, Arrow takes the one that the page's type names
             raise ValueError("a page is neither data nor a dictionary")
+        (kind,) = kinds
         count, encoding = header[kind].get(1), header[kind].get(4 if kind == _DATA_2 else 2)
         if encoding not in PAGE_ENCODINGS or not isinstance(count, int) or count < 0:
             raise ValueError("a page has another encoding than those of shards")
@@ -74,6 +75,10 @@ class _Thrift:
         number = 0
         while (first := self._byte()) != 0:
             number = number + (first >> 4) if first >> 4 else self._signed()
+            # Arrow skips a field whose type is not the expected one, and keeps 16 bits of a number: of two fields with
+            # the same number it could take the one, and `check_pages` the other.
+            if number in fields or not 0 < number < 1 << 15:
+                raise ValueError(f"a page's header names the field {number}{' again' if number in fields else ''}")
             fields[number] = self._value(first & 15, depth)
         return fields
 

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.data.numbered_shards import change_manifest, write_numbered
+from tests.training.data.test_pages import integer, varint
 from training.data import blocks as blocks_module
 from training.data.blocks import Blocks, DamagedError
 from training.data.sets import open_shards
@@ -80,6 +81,31 @@ def test_a_page_that_would_inflate_is_refused_before_it_does(folder, use_diction
     pool = pa.default_memory_pool()
     before, most = pool.bytes_allocated(), pool.max_memory()
     with pytest.raises(DamagedError, match=r"its pages claim \d+ bytes; there is room for"):
+        read(folder)
+    assert pool.max_memory() <= max(most, before + 1_000_000)
+
+
+def test_a_size_that_is_told_twice_is_refused_before_the_page_inflates(folder):
+    """40 MB by a field that Arrow takes, and 16 bytes by a second one, which it skips as one of another type."""
+    usual = bytes.fromhex("2c1550150015061506") + b"\x1c\0\0"  # 40 plain values, and empty statistics
+
+    def harm(content):
+        found = re.search(rb"\x15\x00(\x15[\x80-\xff]{3}.)\x15([\x80-\xff]{2}.)" + re.escape(usual) + rb"\0", content)
+        length = sum((byte & 127) << 7 * at for at, byte in enumerate(found[2])) // 2
+        inflated = pa.decompress(content[found.end() : found.end() + length], 40_000_166, codec="brotli")
+        body = pa.compress(inflated, codec="brotli", asbytes=True)
+        # The rest of the room goes to a field that nobody reads.
+        fields = b"\x15\x00" + found[1] + b"\x06\x04" + integer(16) + b"\x15" + integer(len(body)) + usual
+        spare = len(found.group()) + length - len(fields) - len(body) - 5
+        page = fields + b"\x48" + varint(spare) + bytes(spare) + b"\0" + body
+        assert len(varint(spare)) == 3
+        return content[: found.start()] + page + content[found.end() + length :]
+
+    settings = {"use_dictionary": False, "compression_level": 0}
+    write_hostile(folder, captions=huge(40_000_000), codes=PLAIN["codes"], harm=harm, **settings)
+    pool = pa.default_memory_pool()
+    before, most = pool.bytes_allocated(), pool.max_memory()
+    with pytest.raises(DamagedError, match="names the field 2 again"):
         read(folder)
     assert pool.max_memory() <= max(most, before + 1_000_000)
 

@@ -67,7 +67,13 @@ def test_pages_within_their_bounds_pass():
         (page(16, b"")[:5], "has no end"),
         (struct_of((2, 5, integer(8))), "longer than its column"),
         (struct_of((2, 5, integer(8)), (3, 5, integer(0))), "neither data nor a dictionary"),
+        (
+            struct_of((2, 5, integer(8)), (3, 5, integer(0)), (5, 12, b"\0"), (7, 12, b"\0")),
+            "neither data nor a dictionary",
+        ),
         (struct_of((1, 9, b"\x15")), "holds what none has"),
+        (struct_of((2, 5, integer(2**30)), (2, 6, integer(2) + integer(16)), (3, 5, integer(0))), "field 2 again"),
+        (struct_of((2, 5, integer(2**30)), (2, 5, integer(2**16 + 2) + integer(16))), "the field 65538"),
         (bytes([0x1C]) * 1000, "nested too deeply"),
         (bytes([0x15]) + bytes([255]) * 1000, "has no end"),
         (b"", "have 0 values instead of 4"),
