@@ -25,6 +25,7 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         check_redirect(req.full_url, newurl)
+        fp.close()  # urllib would read all that stands behind the redirect, which may have no end
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

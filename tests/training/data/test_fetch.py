@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 
@@ -224,6 +225,25 @@ def test_a_picture_that_trickles_is_given_up(server, fetcher, monkeypatch):
     server.fault = trickle
     with pytest.raises(LeftOutError, match="does not answer"):
         fetcher.fetch(f"{server.url}/1.png")
+
+
+def test_what_stands_behind_a_redirection_is_not_read(server, fetcher):
+    sent = []
+
+    def redirect(handler, name, first):
+        if name == "1.png":
+            return False
+        handler.send_response(302)
+        handler.send_header("Location", f"{server.url}/1.png")
+        handler.end_headers()
+        with suppress(ConnectionError):
+            while len(sent) < 256:
+                sent.append(handler.wfile.write(bytes(1 << 20)))
+        return True
+
+    server.fault = redirect
+    assert fetcher.fetch(f"{server.url}/moved.png") == CONTENT
+    assert len(sent) < 64  # what lies in the buffers of both sides
 
 
 def test_a_host_is_asked_by_few_at_a_time(server, fetcher):

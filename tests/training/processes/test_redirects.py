@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -46,6 +46,8 @@ class Site(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.moved_to, self.asked = None, []
+        self.tail_bytes = self.sent_bytes = 0
+        """Of what stands behind a redirect, and how much of it was taken."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -55,9 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.moved_to is not None:
             self.send_header("Location", self.server.moved_to + self.path)
         content = FILES[self.path] if self.server.moved_to is None else b""
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) + self.server.tail_bytes))
         self.end_headers()
         self.wfile.write(content)
+        with suppress(ConnectionError):
+            while self.server.sent_bytes < self.server.tail_bytes:
+                self.server.sent_bytes += self.wfile.write(bytes(1 << 20))
 
     def log_message(self, *_):
         pass
@@ -98,3 +103,12 @@ def test_a_site_on_the_internet_may_not(sites, what):
         with pytest.raises(refused, match="within a private network"):
             fetched(url)
     assert sites[0].asked and not sites[1].asked
+
+
+def test_a_redirect_without_an_end_is_not_read(sites):
+    """A site could otherwise fill the memory of all who ask it, and hold them for as long as it likes."""
+    first, _ = sites
+    first.tail_bytes = 1 << 28
+    fetched, content, _ = FETCHED["shards"]
+    assert fetched(f"http://127.0.0.1:{first.server_port}") == content
+    assert first.sent_bytes < 1 << 26  # what lies in the buffers of both sides
