@@ -8,6 +8,7 @@ that its pictures are not for training is obeyed (`noai`, `noimageai`, `noindex`
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import logging
 import socket
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS, CONNECTIONS_PER_HOST = 64, 4
 FETCH_TRIES, SILENT_SECONDS, PICTURE_SECONDS = 3, 10.0, 30.0
-"""How often a picture is asked for, how long a host may be silent, and how long all of a picture may take."""
+"""How often a picture is asked for, how long a host may be silent, and how long an answer may take."""
 LINK_SECONDS = 600.0
 """If this machine's link is down, a picture waits for it for so long; else all that are asked for in a minute without a
 link would be left out for ever."""
@@ -151,7 +152,6 @@ class Fetcher:
 
     def _read(self, url: str) -> bytes:
         request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
-        deadline = time.monotonic() + PICTURE_SECONDS
         with self._opener.open(request, timeout=SILENT_SECONDS) as response:
             parts = urlsplit(response.url)
             self._answerer = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
@@ -162,8 +162,6 @@ class Fetcher:
                 content += chunk
                 if len(content) > LARGEST_PICTURE_BYTES:
                     raise LeftOutError("huge file")
-                if time.monotonic() > deadline:
-                    raise TimeoutError("it comes too slowly")
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
             return bytes(content)
@@ -249,7 +247,35 @@ class _Guarded(urllib.request.AbstractHTTPHandler):
         # `http.client` connects through this attribute. The address that is checked is the one that is connected to:
         # a name that is resolved twice could have another address the second time.
         connection._create_connection = partial(_connect, self._is_allowed)
+        connection.response_class = _Response
         return connection
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has to come within `PICTURE_SECONDS`, its headers included."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach()))
+
+
+class _Timed(io.RawIOBase):
+    """What a connection brings until a deadline. A host that sends a byte now and then is never silent."""
+
+    def __init__(self, connection: io.RawIOBase):
+        self._connection, self._deadline = connection, time.monotonic() + PICTURE_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int | None:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError("it comes too slowly")
+        return self._connection.readinto(buffer)
+
+    def close(self) -> None:
+        self._connection.close()
+        super().close()
 
 
 def _connect(

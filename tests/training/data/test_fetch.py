@@ -227,6 +227,25 @@ def test_a_picture_that_trickles_is_given_up(server, fetcher, monkeypatch):
         fetcher.fetch(f"{server.url}/1.png")
 
 
+def test_headers_that_trickle_are_given_up(server, fetcher, monkeypatch):
+    """They may have some megabytes: a byte now and then would hold a connection for months."""
+    monkeypatch.setattr(fetch_module, "PICTURE_SECONDS", 0.1)
+
+    def trickle(handler, name, first):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        with suppress(ConnectionError):
+            for _ in range(50):
+                handler.wfile.write(b"a")
+                time.sleep(0.04)
+        return True
+
+    server.fault = trickle
+    began = time.monotonic()
+    with pytest.raises(LeftOutError, match="does not answer"):
+        fetcher.fetch(f"{server.url}/1.png")
+    assert time.monotonic() - began < 2.0  # three tries; the headers of one of them would take as long
+
+
 def test_what_stands_behind_a_redirection_is_not_read(server, fetcher):
     sent = []
 
