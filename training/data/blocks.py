@@ -116,7 +116,8 @@ class Blocks:
         self._layout = layout_of(manifest)
         self._manifest, self._names, self._source, self._cache = manifest, tuple(shards), source, cache
         self._footers: OrderedDict[str, Footer] = OrderedDict()
-        self._lock, self._shard_locks = threading.Lock(), [threading.Lock() for _ in range(SHARD_LOCKS)]
+        # Reentrant: whoever fetches a whole shard may need its footer again, which is not in memory for ever.
+        self._lock, self._shard_locks = threading.Lock(), [threading.RLock() for _ in range(SHARD_LOCKS)]
         index = [manifest.index.get(name) for name in self._names]
         self.has_index = all(index)
         """Whether a block is a row group; otherwise it is a whole shard."""
