@@ -80,6 +80,9 @@ class Footer:
             raise DamagedError(f"its end is not that of a shard: {error}") from None
         if not schema.equals(wanted):
             raise DamagedError(f"it has the columns {_told(schema)}; a shard has {_told(wanted)}")
+        for columns in {metadata.row_group(group).num_columns for group in range(metadata.num_row_groups)}:
+            if columns != metadata.num_columns:  # Arrow ends the program where it looks for a column beyond these
+                raise DamagedError(f"it has a row group with {columns} columns; a shard has {metadata.num_columns}")
         digests = (metadata.metadata or {}).get(DIGESTS_KEY, b"").decode("ascii", "replace").split()
         return cls(metadata=metadata, digests=tuple(digests))
 

@@ -181,6 +181,30 @@ def test_a_row_group_outside_of_its_file_is_refused(folder):
         read(folder)
 
 
+@pytest.mark.parametrize("columns", [0, 4])
+def test_a_row_group_with_other_columns_than_its_file_is_refused(folder, columns):
+    """Arrow would look for the fourth of the three columns of the file, wherever that leads."""
+    path = folder / NAME
+    content, metadata = path.read_bytes(), pq.read_metadata(path)
+    length = int.from_bytes(content[-8:-4], "little")
+    footer = content[-8 - length : -8]
+    # The group has a list of columns, its size in bytes, and 40 samples; the list of groups comes behind 40 as well.
+    begin = re.search(rb"\x16\x50\x19\x1c", footer).end()
+    *_, rest = re.finditer(rb"\x16[\x80-\xff]*[\x01-\x7f]\x16\x50", footer)
+    assert metadata.num_row_groups == 1 and footer[begin : begin + 2] == b"\x19\x3c"  # three structures
+    chunks = footer[begin + 2 : rest.start()] + b"\x26\0\0" if columns else b""
+    harmed = footer[:begin] + bytes([0x19, columns << 4 | 0xC]) + chunks + footer[rest.start() :]
+    path.write_bytes(content[: -8 - length] + harmed + len(harmed).to_bytes(4, "little") + b"PAR1")
+
+    def change(manifest):
+        manifest["index"][NAME] = describe_shard(path).model_dump()
+        manifest["files"][NAME] = describe_file(path).model_dump()
+
+    change_manifest(folder, change)
+    with pytest.raises(DamagedError, match=f"a row group with {columns} columns"):
+        read(folder)
+
+
 def test_a_footer_of_gigabytes_is_not_read(folder):
     def change(manifest):
         manifest["index"][NAME]["footer_bytes"] = 2**32
