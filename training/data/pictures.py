@@ -134,6 +134,8 @@ def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: 
     """
     try:
         with Image.open(file) as opened:
+            if opened.format == "EPS":  # a program, which Pillow would have Ghostscript run, for as long as it likes
+                return "unreadable file"
             width, height = opened.size
             if width * height > LARGEST_DRAFT_PIXELS:
                 return "huge picture"

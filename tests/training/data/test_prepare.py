@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from PIL import Image, ImageFile, ImageOps
+from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from tests.shard_server import shard_server
 from training.config import load_recipe
@@ -495,3 +495,15 @@ def test_a_pipe_among_the_pictures_is_left_out(make, few, tmp_path):
     write_rows(tmp_path, [{"file": "pipe.png", "caption": "a cat"}])
     with pytest.raises(BadInput, match=r"No picture is left|None of 1 pictures"):
         make(source=Input(images=tmp_path, captions=tmp_path / "captions.jsonl"), out=tmp_path / "out")
+
+
+def test_no_program_runs_for_a_picture(tmp_path, monkeypatch):
+    """Pillow has Ghostscript draw what is a program in PostScript. A stranger's may have no end."""
+    gs = tmp_path / "gs"
+    gs.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\n')
+    gs.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what Pillow has found before
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png", "EPS")
+    assert square_picture(tmp_path / "a.png", image_size=64, max_aspect_ratio=2) == "unreadable file"
+    assert not (tmp_path / "started").exists()
