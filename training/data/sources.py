@@ -239,7 +239,7 @@ def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
             opened.fileobj.seek(opened.offset)
             if opened.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 yield Unusable(reason="broken tar", file=tar.name)
-    except (tarfile.TarError, OSError, EOFError):
+    except (tarfile.TarError, OSError, EOFError, ValueError):  # ValueError: a number in a header is none
         yield Unusable(reason=COMPRESSED_TAR if _is_gzip(tar) else "broken tar", file=tar.name)
 
 

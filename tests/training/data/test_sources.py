@@ -221,6 +221,17 @@ def test_tars_of_webdataset(tmp_path):
     ]
 
 
+def test_a_tar_with_a_map_of_holes_that_is_none_is_named(tmp_path):
+    """GNU's extension for files with holes; Python's reader takes its numbers as they come."""
+    member = tarfile.TarInfo("b.png")
+    member.pax_headers = {"GNU.sparse.map": "no numbers"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member)
+    write_tar(tmp_path / "b.tar", [("c.png", b"x"), ("c.txt", b"a cat")])
+    broken, row = read_folder(tmp_path)
+    assert broken == Unusable(reason="broken tar", file="a.tar") and row.file == "b.tar/c.png"
+
+
 @pytest.mark.parametrize("fault", ["a header is overwritten", "it ends after a member", "it ends in a header"])
 def test_a_tar_that_breaks_in_the_middle_is_named(tmp_path, fault):
     """Python's reader takes each of these for the end."""
