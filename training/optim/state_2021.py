@@ -116,7 +116,8 @@ def _moment(saved: Mapping, place: int, size: int) -> tuple[Tensor, Tensor | Non
         block_size = fitting[0]
     else:
         raise ValueError(f"state{place} is {content.dtype}, neither float32 nor uint8")
-    if not all(bool(part.isfinite().all()) for part in (content, scales, values) if part is not None):
+    parts = (content,) if values is None else (scales, values, scales * values.abs().max())
+    if not all(bool(part.isfinite().all()) for part in parts):
         raise ValueError(f"moment {place} is not finite")
     numbers = (content,) if values is None else (scales, values)
     if place == 2 and any(bool((part < 0).any()) for part in numbers):

@@ -118,6 +118,7 @@ def test_moments_in_another_form_are_stored_anew(change):
         (lambda state: state[0].update(absmax1=torch.ones(3)), "3 scales"),
         (lambda state: state[0].update(state1=torch.zeros(5, dtype=torch.uint8)), "5 values"),
         (lambda state: state[2].update(state2=torch.full((1000,), float("nan"))), "not finite"),
+        (lambda state: (state[0]["absmax1"].add_(1e38), state[0]["qmap1"].mul_(100)), "not finite"),
         (lambda state: state[2].update(state2=torch.zeros(1000, dtype=torch.int16)), "int16"),
         (lambda state: state[1].pop("step"), "step"),
         (lambda state: state[1].update(step=torch.tensor(float("inf"))), "infinity"),
@@ -128,7 +129,8 @@ def test_moments_in_another_form_are_stored_anew(change):
         (lambda state: state[0]["absmax2"].neg_(), "negative"),
     ],
     ids=[
-        "parameter missing", "scales missing", "scales torn", "other size", "not finite", "other type", "no step",
+        "parameter missing", "scales missing", "scales torn", "other size", "not finite", "not finite once scaled",
+        "other type", "no step",
         "endless steps", "step below zero", "a list", "no moments", "negative squares", "negative scales",
     ],
 )  # fmt: skip
