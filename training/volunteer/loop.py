@@ -124,13 +124,17 @@ class TrainingLoop:
                 self.optimizer.step(batch_size=piece.samples, numbers=samples.numbers(piece.samples))
                 self.optimizer.zero_grad()
                 samples.computed(piece.samples, is_added=True, held=self.optimizer.samples_held)
-                for report in self.optimizer.take_epoch_reports():
+                reports = self.optimizer.take_epoch_reports()
+                for report in reports:
                     if report.missed:
                         self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
-                        continue
-                    seconds, began = time.monotonic() - began, time.monotonic()
-                    self._end_epoch(report, losses.mean, seconds)
-                    losses = _WeightedMean()
+                if ended := [report for report in reports if not report.missed]:
+                    # An average in the background may end in the same step as the next epoch, if no average follows:
+                    # both have the loss of all that was computed, and share the time.
+                    loss, seconds = losses.mean, (time.monotonic() - began) / len(ended)
+                    losses, began = _WeightedMean(), time.monotonic()
+                    for report in ended:
+                        self._end_epoch(report, loss, seconds)
                 if self.optimizer.waits_for_others:
                     began += self._wait_for_others(stop)
                 if self.optimizer.local_epoch >= last or stop.asked:

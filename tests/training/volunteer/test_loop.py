@@ -2,14 +2,22 @@
 
 import io
 import shutil
+import threading
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
+from training.config import load_recipe
 from training.processes.events import EventLog
+from training.swarm.alignment import AlignmentState
 from training.swarm.epochs import EpochEnd
 from training.swarm.groups import RoundReport
+from training.swarm.strategies import Delayed, Parts
+from training.swarm.updates import Updates
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.notices import Notices
@@ -82,3 +90,98 @@ def test_a_disk_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_pat
     assert Contribution.read(loop.contribution_file).samples == 64  # its status is not renewed here
     shutil.rmtree(loop.contribution_file.parent)
     assert warnings_after_two_epochs() == 2
+
+
+class _Line(torch.nn.Module):
+    """The smallest model that the loop can train."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.ones(()))
+
+    def stored_layers(self, samples, budget_bytes):
+        return 0
+
+    def forward(self, inputs, *, stored_layers):
+        return SimpleNamespace(loss=(self.slope * inputs).mean())
+
+
+class _LastOfTwo:
+    """Ends an epoch after each micro-batch, by the strategy that averages in the background. The other peer leaves in
+    the first average, which ends when the second epoch does."""
+
+    waits_for_others, samples_held = False, 0
+
+    def __init__(self, model, run):
+        self.local_epoch, self._reports, self._left = 0, [], threading.Event()
+        host = Delayed.make_host(model, run)
+        self._updates = Updates(host, None, AlignmentState(), epoch_seconds=float, round_seconds=9, search_seconds=9)
+        host.use_gradients([torch.zeros(shape) for shape in host.shapes])
+        self._strategy = Delayed(
+            Parts(
+                run=run,
+                model=model,
+                host=host,
+                updates=self._updates,
+                exchange=self,
+                begin_update=partial(self._updates.begin, average_parameters=False, expected_peers=0),
+                report=lambda epoch_end: self._reports.append(epoch_end.report([])),
+            )
+        )
+
+    def begin(self, epoch_end):
+        epoch_end.samples = 4
+        return None if epoch_end.epoch else "a round"
+
+    def finish(self, round_, epoch_end):
+        if round_ is not None:
+            assert self._left.wait(60)
+
+    def step(self, batch_size, numbers):
+        if self.local_epoch == 1:
+            threading.Timer(0.2, self._left.set).start()
+        epoch_end = EpochEnd(epoch=self.local_epoch, others=1 - self.local_epoch)
+        self._strategy.end_epoch(epoch_end)
+        self.local_epoch += 1
+        if not epoch_end.in_background:
+            self._strategy.parts.report(epoch_end)
+
+    def zero_grad(self):
+        pass
+
+    def take_epoch_reports(self):
+        taken = self._reports[:]
+        del self._reports[: len(taken)]
+        return taken
+
+
+def test_two_epochs_that_end_at_once_are_both_reported(tmp_path):
+    """The last average of a peer whose only companion leaves may end in the same step as the epoch after it."""
+    run, model = load_recipe("demo"), _Line()
+    loop, told = loop_that_prints_to(io.StringIO(), tmp_path), []
+    loop.run, loop.model, loop.optimizer = run, model, _LastOfTwo(model, run)
+    loop.settings = SimpleNamespace(epochs=2)
+    loop.choices = SimpleNamespace(micro_batch_size=4, activation_budget_bytes=None, precision="float32")
+    loop.reporter = SimpleNamespace(status=PeerStatus(), end_epoch=lambda status, samples: told.append(status))
+
+    class FourSamples:
+        inputs = (torch.tensor([1.0, 2.0, 3.0, 4.0]),)
+        stream, pass_done = loop.samples.stream, None
+
+        def __len__(self):
+            return 4
+
+        def __next__(self):
+            return self
+
+        def numbers(self, samples):
+            return ()
+
+        def computed(self, samples, *, is_added, held):
+            pass
+
+    began = time.monotonic()
+    loop.train(FourSamples(), SimpleNamespace(asked=False))
+    seconds = time.monotonic() - began
+    assert [(one.epoch, one.loss) for one in told] == [(1, 2.5), (2, 2.5)]
+    assert all(4 / seconds <= one.samples_per_second < 100 for one in told)  # the two took 0.2 s or longer
