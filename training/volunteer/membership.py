@@ -13,6 +13,7 @@ from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.role import StopRequest
 from training.storage.whole import write_whole
 from training.swarm.admission import Admission
+from training.swarm.clocks import seconds_since_boot
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, read_bans
@@ -70,7 +71,8 @@ class Membership:
         self._sight = ServerSight()
         self._lineage: Lineage | None = None
         self._ticket: Ticket | None = None
-        self._due = 0.0
+        self._due = (0.0, 0.0)
+        """When the ticket is to be renewed, by each of the clocks of `_now`: the first that is there counts."""
         self._is_watched = self._has_warned = False
 
     @property
@@ -157,8 +159,11 @@ class Membership:
         with suppress(TrainingError):  # `ServerSight` notices how long this lasts
             self._hear()
         if self.bans is not None and self.bans.bars(self._ticket):
-            self._due = 0.0  # it may have been given another standing; otherwise the server says why there is none
-        if time.time() >= self._due:
+            self._due = (
+                0.0,
+                0.0,
+            )  # it may have been given another standing; otherwise the server says why there is none
+        if any(now >= due for now, due in zip(_now(), self._due, strict=True)):
             self._try()
         self._tell()
 
@@ -196,17 +201,20 @@ class Membership:
             self.refusal = error
             self._notices.warn(error.told)
         except TrainingError as error:
-            self._due = time.time() + RETRY_SECONDS
+            self._put_off(RETRY_SECONDS)
             until = when(self._ticket.ends)
             self._warn_once(f"{error} This peer's ticket holds until {until} UTC at the latest; it tries again.")
 
     def _renew(self) -> None:
         text = self._client.ticket(ANY_LINEAGE if self._lineage is None else self._lineage.id)
         self._take(text)
-        self._due = time.time() + RENEWED_AT * (self._ticket.expires - self._ticket.issued)
+        self._put_off(RENEWED_AT * (self._ticket.expires - self._ticket.issued))
         self._has_warned = False
         with suppress(OSError):  # a full disk; the ticket holds nevertheless
             write_whole(self._file, text)
+
+    def _put_off(self, seconds: float) -> None:
+        self._due = tuple(now + seconds for now in _now())
 
     def _take(self, text: str) -> None:
         self.text, self._ticket = text, read_ticket(text, self._client.public_key)
@@ -239,6 +247,12 @@ class Membership:
         if not self._has_warned:
             self._has_warned = True
             self._notices.warn(text)
+
+
+def _now() -> tuple[float, float]:
+    """By the machine's clock, and by one that nobody sets. The first alone would put a renewal off by as much as it was
+    ahead for a while, and the second stands still in some machines that sleep."""
+    return time.time(), seconds_since_boot()
 
 
 class MemberStop:

@@ -126,6 +126,21 @@ def test_a_ticket_is_renewed_before_it_ends(world, monkeypatch):
             assert (world.folder / "peer" / TICKET_FILE).read_text() == peer.text
 
 
+def test_a_clock_that_was_ahead_for_a_while_puts_no_renewal_off(world, monkeypatch):
+    """A ticket is over by the clocks of others, who would let the peer in no more."""
+    monkeypatch.setattr(memberships, "RENEWED_AT", 0.05)
+    ahead = [0.0]
+    clock = SimpleNamespace(time=lambda: time.time() + ahead[0], sleep=time.sleep)
+    monkeypatch.setattr(memberships, "time", clock)
+    world.desk.policy = replace(world.desk.policy, ticket_seconds=20)
+    with world:
+        peer = world.member(invitation=world.code)
+        peer.bind(LINEAGE)
+        for ahead[0] in (6 * 3600.0, 0.0):
+            before = peer.text
+            until(lambda text=before: peer.text != text, within=10)
+
+
 def test_after_an_answer_that_nobody_has_thought_of_a_member_hears_of_bans_again(world, monkeypatch):
     with world:
         peer = world.member(invitation=world.code)
