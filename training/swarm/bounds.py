@@ -23,6 +23,8 @@ from training.swarm.identity import peer_id_of
 
 MOST_DEPTH = 6
 """Packed objects within packed objects; the deepest that are sent have 3."""
+MOST_NESTED = 4
+"""Lists and dictionaries within each other in what goes from one process of a peer to another; ours have 3 at most."""
 MOST_BYTES = 4 << 20
 """Of one packed object: the records of all peers under one key of the DHT, or what describes a state's tensors."""
 MOST_RECORD_BYTES = 8192
@@ -93,6 +95,20 @@ def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
                 raise ValueError("records of one key are told apart by bytes")
             records.store(subkey, value, item_expires)
     return records
+
+
+def is_plain(value: object, depth: int = MOST_NESTED) -> bool:
+    """Whether it has values that msgpack itself knows, in lists and dictionaries that are nested so deep at most.
+
+    What is nested hundreds deep is unpacked, but cannot be pickled: a process that waits for it would wait for ever.
+
+    >>> is_plain([7, False, {"a": None}], 2), is_plain([[[]]], 2)
+    (True, False)
+    """
+    if isinstance(value, list | tuple | dict):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(is_plain(one, depth - 1) for one in inner)
+    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def record_bounds(*, most_bytes: int = MOST_RECORD_BYTES) -> list[RecordValidatorBase]:

@@ -19,6 +19,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.exchange import quickest_parts
 from training.errors import TrainingError
+from training.swarm.bounds import is_plain
 from training.swarm.receipts import digest_of
 
 MOST_BYTES = 4096
@@ -76,6 +77,8 @@ class Words:
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
             raise NonsenseError("a peer tells its group a bandwidth that is no number")
+        if not is_plain(words.told):  # the trainer would never hear how its round has ended
+            raise NonsenseError("a peer tells its group something nested too deeply, or of an unknown type")
         return words
 
 

@@ -11,3 +11,11 @@ def averaged(*announcements, **facts):
     known = {"group_size": 2, "senders": 2, "bytes_sent": 1, "bytes_received": 1, "seconds": 1.0}
     told = {PeerID(str(number).encode()): list(one) for number, one in enumerate(announcements)}
     return AveragedGroup(told=told, report=RoundReport(**unknown | known | facts))
+
+
+def nested(depth):
+    """A list in a list in a list, and so on."""
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found

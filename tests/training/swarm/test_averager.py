@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from hivemind.dht import DHT
+from played import nested
 from two_nodes import two_nodes
 
 from training.errors import TrainingError
@@ -102,6 +103,25 @@ def test_a_peer_that_claims_next_to_no_link_fails_nobodys_average(nodes):
         for round_ in rounds:
             round_.start(1.0)
         assert sum(round_.result(40).report.reduced_share for round_ in rounds) == 1.0
+    finally:
+        for averager in averagers:
+            averager.shutdown()
+
+
+@pytest.mark.swarm
+def test_a_peer_that_tells_nested_words_keeps_no_result_from_its_groupmates(nodes):
+    """Such words cannot be pickled on their way to the trainer, which waited for the end of each round in vain."""
+    settings = AveragerSettings(prefix="nested", matchmaking_seconds=1.5, request_timeout_seconds=1.0)
+    averagers = [Averager([torch.full((8,), float(n))], dht=dht, settings=settings) for n, dht in enumerate(nodes)]
+    try:
+        rounds = [
+            averager.begin_round(told, seconds=6, expected_peers=2)
+            for averager, told in zip(averagers, (None, nested(505)), strict=True)
+        ]
+        for round_ in rounds:
+            round_.start(1.0)
+        with pytest.raises(AveragingFailedError, match="no group was found"):
+            rounds[0].result(30)
     finally:
         for averager in averagers:
             averager.shutdown()

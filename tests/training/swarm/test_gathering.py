@@ -5,10 +5,12 @@ from contextlib import suppress
 
 import pytest
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
+from played import nested
 
 from training.swarm import engine
 from training.swarm.gathering import (
@@ -61,6 +63,14 @@ def test_any_bytes_are_refused_or_words(packed):
 def test_a_bandwidth_is_a_number(mbits):
     with pytest.raises(NonsenseError):
         Words.read(words(mbits).packed())
+
+
+@pytest.mark.parametrize("told", [nested(505), [nested(4)], {"a": nested(4)}, DictionaryDHTValue(1)])
+def test_what_is_nested_or_of_another_type_is_refused(told):
+    """It would go to the trainer with the result of a round, which must be pickled for that."""
+    with pytest.raises(NonsenseError, match="nested too deeply, or of an unknown type"):
+        Words.read(words(told=told).packed())
+    assert Words.read(words(told=nested(3)).packed()).told == nested(3)
 
 
 def test_a_peer_that_claims_to_be_fast_does_not_get_all_of_the_reduction():
