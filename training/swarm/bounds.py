@@ -151,7 +151,6 @@ class _Contents(RecordValidatorBase):
 
     def validate(self, record: DHTRecord) -> bool:
         try:
-            unpack(record.value)
+            return is_plain(unpack(record.value))
         except ValueError:
             return False
-        return True

@@ -315,6 +315,16 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="A node stores lists that are nested hundreds deep, and cannot pickle them. Whoever asks it for a "
+            "key with one such record waits for ever: peers do not find each other.",
+            where="`utils/mpfuture.py`: `_send_update`",
+            here="A node stores no record that is nested more than four deep.",
+            tests=(
+                "training/swarm/test_bounds.py::"
+                "test_nobody_hides_those_that_offer_their_state_behind_a_record_that_cannot_be_pickled",
+            ),
+        ),
+        Fault(
             happens="A stream's message of any length is read into memory, before a handler sees who sends it, and a "
             "caller that sends nothing is waited for for ever.",
             where="`p2p/p2p_daemon.py`: `receive_raw_data`",

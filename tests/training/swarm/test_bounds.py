@@ -23,6 +23,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from played import nested as lists_in_lists
 
 from training.config import load_recipe
 from training.swarm import engine
@@ -188,6 +189,9 @@ ATTACKS = {
     "word of a peer id": lambda ada: by_a_peer_id(ada, "word"),
     "junk": lambda ada: signed(ada, packed=b"\xc1\xc1\xc1"),
     "nested": lambda ada: signed(ada, packed=nested(200)),
+    "lists in lists": lambda ada: signed(ada, "demo_state_averager.all_averagers", lists_in_lists(505)),
+    "five lists": lambda ada: signed(ada, "demo_grad_averager.0b", lists_in_lists(4)),
+    "records of a key": lambda ada: signed(ada, "demo_grad_averager.0b", DictionaryDHTValue(1)),
     "three years": lambda ada: signed(ada, expiration_time=get_dht_time() + 10**8),
     "for ever": lambda ada: signed(ada, expiration_time=float("inf")),
     "no time": lambda ada: signed(ada, expiration_time=float("nan")),
@@ -204,6 +208,7 @@ def test_records_of_peers_are_accepted(ada):
         signed(ada),
         signed(ada, "demo_lineage", "x" * 256),
         signed(ada, "another key", [1, {"a": 2.0}]),
+        signed(ada, "another key", lists_in_lists(3)),
         signed(ada, expiration_time=get_dht_time() + MOST_RECORD_SECONDS - 1),
         signed(ada, "demo_grad_averager.0b", True),
         signed(ada, "demo_state_averager.all_averagers", None),
@@ -286,6 +291,15 @@ def test_a_stranger_neither_ends_a_node_nor_stores_anything(node, tmp_path):
         (answer,) = send(node, [replace(raw, value=packed)])
         assert isinstance(answer, Exception)
     is_well(node)
+
+
+@pytest.mark.swarm
+def test_nobody_hides_those_that_offer_their_state_behind_a_record_that_cannot_be_pickled(node, tmp_path):
+    """A node unpacks it, and could not hand on what it found; whoever asked waited in vain."""
+    eve, ivy = Identity(tmp_path / "eve"), Identity(tmp_path / "ivy")
+    key = "another_state_averager.all_averagers"
+    send(node, [signed(eve, key, lists_in_lists(505)), signed(ivy, key, 0.5)])
+    assert find_donors(node.dht, "another") == [ivy.peer_id]
 
 
 @pytest.mark.swarm
