@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Lock
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
@@ -114,6 +114,18 @@ class _Pending:
     """See `pipe.Ended`."""
     averages: bool = False
     """Whether it has begun to average. Then it is not cancelled: the whole group would have to repeat the average."""
+
+
+def send_end(pipe: Connection, ended: Ended) -> None:
+    """Tells the trainer how a round has ended. It hears of an end even if it cannot get the result."""
+    with suppress(OSError):  # the trainer is gone
+        try:
+            pipe.send(ended)
+        except OSError:
+            raise
+        except Exception as error:  # such as that something cannot be pickled; nothing of it is sent then
+            fault = f"its result cannot be handed on: {type(error).__name__}"
+            pipe.send(replace(ended, group=None, fault=fault))
 
 
 class Service(ServicerBase):
@@ -264,8 +276,7 @@ class Service(ServicerBase):
             fault = str(error) or type(error).__name__
         finally:
             del self._pending[number]
-            with suppress(OSError):
-                self._pipe.send(Ended(number, group, fault, pending.spoiled_by))
+            send_end(self._pipe, Ended(number, group, fault, pending.spoiled_by))
 
     async def _average_in_time(self, pending: _Pending) -> AveragedGroup:
         """Looks for groups until one has averaged or the time is over.

@@ -159,10 +159,8 @@ class Membership:
         with suppress(TrainingError):  # `ServerSight` notices how long this lasts
             self._hear()
         if self.bans is not None and self.bans.bars(self._ticket):
-            self._due = (
-                0.0,
-                0.0,
-            )  # it may have been given another standing; otherwise the server says why there is none
+            # It may have been given another standing; otherwise the server says why there is none.
+            self._due = (0.0, 0.0)
         if any(now >= due for now, due in zip(_now(), self._due, strict=True)):
             self._try()
         self._tell()

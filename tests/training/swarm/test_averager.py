@@ -3,16 +3,18 @@
 import os
 import signal
 import time
+from multiprocessing import Pipe
 
 import pytest
 import torch
 from hivemind.dht import DHT
-from played import nested
+from played import averaged, nested
 from two_nodes import two_nodes
 
 from training.errors import TrainingError
 from training.swarm.averager import Averager, AveragingFailedError
-from training.swarm.pipe import AveragerSettings, Stage
+from training.swarm.pipe import AveragerSettings, Ended, Stage
+from training.swarm.service import send_end
 
 ENDED = "the averager's process has ended"
 
@@ -106,6 +108,17 @@ def test_a_peer_that_claims_next_to_no_link_fails_nobodys_average(nodes):
     finally:
         for averager in averagers:
             averager.shutdown()
+
+
+def test_a_trainer_hears_that_a_round_has_ended_even_if_its_result_cannot_be_handed_on():
+    here, there = Pipe()
+    send_end(there, Ended(7, averaged(nested(2000)), spoiled_by={"mallory": 1.0}))
+    assert here.poll(10)
+    ended = here.recv()
+    assert (ended.number, ended.group, ended.spoiled_by) == (7, None, {"mallory": 1.0})
+    assert ended.fault == "its result cannot be handed on: RecursionError"
+    here.close()
+    send_end(there, Ended(8, None))  # a trainer that is gone
 
 
 @pytest.mark.swarm
