@@ -23,6 +23,7 @@ from functools import partial
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from training.data.source import TRY_AGAIN_CODES, pause_seconds
+from training.processes.redirects import UnreadRedirects
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,11 @@ class Fetcher:
     def __init__(self, is_allowed: Callable[[str], bool] | None = None):
         self._is_allowed = is_allowed or is_public
         self._opener = urllib.request.OpenerDirector()  # without its handlers for files, FTP and proxies
+        redirections = UnreadRedirects()
+        redirections.max_redirections = REDIRECTIONS
         for handler in (
             _Guarded(self._is_allowed),
-            _Redirections(),
+            redirections,
             urllib.request.HTTPErrorProcessor(),
             urllib.request.HTTPDefaultErrorHandler(),
             urllib.request.UnknownHandler(),  # refuses what is neither http:// nor https://
@@ -211,16 +214,6 @@ class _Host:
 
 class _PrivateAddressError(OSError):
     """A name or redirection leads to an address that is not the Internet's."""
-
-
-class _Redirections(urllib.request.HTTPRedirectHandler):
-    """Follows redirections, without what stands behind them."""
-
-    max_redirections = REDIRECTIONS
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
-        fp.close()  # urllib would read all of it, which may have no end
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Guarded(urllib.request.AbstractHTTPHandler):

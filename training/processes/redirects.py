@@ -20,12 +20,19 @@ class RefusedRedirect(OSError):
     """A site has sent us to an address that we do not ask."""
 
 
-class CheckedRedirects(urllib.request.HTTPRedirectHandler):
+class UnreadRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, without what stands behind them: urllib would read all of it, which may have no end."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        fp.close()
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class CheckedRedirects(UnreadRedirects):
     """Follows redirects, but for those that `check_redirect` refuses."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         check_redirect(req.full_url, newurl)
-        fp.close()  # urllib would read all that stands behind the redirect, which may have no end
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

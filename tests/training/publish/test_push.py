@@ -52,10 +52,6 @@ def save(tmp_path, model):
     return saved
 
 
-def raise_(error):
-    raise error
-
-
 def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -124,8 +120,14 @@ def test_what_fails_is_tried_again_with_the_newest_and_nobody_waits(tmp_path, sa
 
 def test_a_folder_that_cannot_be_read_for_a_while_does_not_end_the_copying(tmp_path, save, pusher, monkeypatch):
     """As when the monitor may open no more files."""
-    first, faults, look = save(10), [OSError(errno.EMFILE, "Too many open files")], push.latest_checkpoint
-    monkeypatch.setattr(push, "latest_checkpoint", lambda folder: raise_(faults.pop()) if faults else look(folder))
+    first, faults, latest = save(10), [OSError(errno.EMFILE, "Too many open files")], push.latest_checkpoint
+
+    def look(folder):
+        if faults:
+            raise faults.pop()
+        return latest(folder)
+
+    monkeypatch.setattr(push, "latest_checkpoint", look)
     pusher(open_target(str(tmp_path / "there"), TWO))
     until(lambda: events(tmp_path, "pushed"), within=20)
     assert "the newest checkpoint cannot be copied to there" in events(tmp_path, "warning")[0]["text"]
