@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib.metadata import distribution
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.programs import ROOT
 
@@ -28,6 +31,17 @@ def test_every_pin_has_hashes(profile, hashed):
     pins = (PINS / f"{profile}.txt").read_text().splitlines()
     assert len(pins) > 20
     assert [pin for pin in pins if pin not in hashed] == [pin for pin in pins if pin.startswith(f"{WITHOUT_HASHES}==")]
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised():
+    """Systems that are widely used have an early 3.11: Debian 12 has 3.11.2. Here are the pins of the tests, which are
+    all of them."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    oldest = re.match(r">=(\d+\.\d+),", told)[1] + ".0"
+    names = [pin.split("==")[0] for pin in (PINS / "tests.txt").read_text().splitlines()]
+    needs = {name: distribution(name).metadata.get("Requires-Python") or "" for name in names}
+    assert len(needs) > 100
+    assert {name: need for name, need in needs.items() if oldest not in SpecifierSet(need)} == {}
 
 
 def test_no_hash_stands_for_another_version(hashed):
