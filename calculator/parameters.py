@@ -128,6 +128,7 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
     return tuple(tensors)
 
 
+@lru_cache(maxsize=256)
 def count_parameters(architecture: Architecture, shared_groups: int | None = None) -> int:
     """The number of trained parameters; tied and shared ones count once.
 
@@ -157,7 +158,12 @@ def parameters_by_part(architecture: Architecture, shared_groups: int | None = N
     206488800
     """
     groups = architecture.shared_groups if shared_groups is None else shared_groups
+    return dict(_counts_by_part(architecture, groups))
+
+
+@lru_cache(maxsize=256)
+def _counts_by_part(architecture: Architecture, shared_groups: int) -> tuple[tuple[str, int], ...]:
     counts = dict.fromkeys(PARTS, 0)
-    for tensor in parameter_tensors(architecture, groups):
+    for tensor in parameter_tensors(architecture, shared_groups):
         counts[tensor.part] += tensor.count * tensor.copies
-    return counts
+    return tuple(counts.items())

@@ -164,6 +164,10 @@ class Setup:
     them."""
 
 
+DEFAULTS = {field.name: field.default for field in fields(Setup)}
+"""The fields of a setup, and what each is unless it is given."""
+
+
 def setup_from(values: Mapping[str, object]) -> Setup:
     """A setup from plain data, such as a line of JSON.
 
@@ -172,12 +176,11 @@ def setup_from(values: Mapping[str, object]) -> Setup:
     """
     if not isinstance(values, Mapping):
         raise BadSetup(f"A setup is an object with keys such as model and precision, not {_shown(values)}.")
-    known = [field.name for field in fields(Setup)]
-    unknown = [key for key in values if key not in known]
+    unknown = [key for key in values if key not in DEFAULTS]
     if unknown:
         if unknown[0] in NOT_COUNTED:
             raise BadSetup(f"{NOT_COUNTED[unknown[0]]} Omit {unknown[0]}.")
-        raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(known)}.")
+        raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(DEFAULTS)}.")
     return Setup(**values)
 
 
@@ -263,9 +266,9 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
 
 def _check_adapters(setup: Setup, architecture: Architecture) -> None:
     if setup.lora_rank is None:
-        for field in fields(Setup):
-            if field.name in ADAPTER_FIELDS and getattr(setup, field.name) != field.default:
-                raise BadSetup(f"{field.name} is for LoRA; give lora_rank as well, or omit {field.name}.")
+        for name in ADAPTER_FIELDS:
+            if getattr(setup, name) != DEFAULTS[name]:
+                raise BadSetup(f"{name} is for LoRA; give lora_rank as well, or omit {name}.")
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise _untraced(
