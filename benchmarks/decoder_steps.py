@@ -5,16 +5,19 @@
     python benchmarks/decoder_steps.py --mixtures --cases 40 --seed 1 --json benchmarks/mixture_lora_steps.json
     python benchmarks/decoder_steps.py --older --cases 60 --seed 1 --json benchmarks/older_lora_steps.json
     python benchmarks/decoder_steps.py --encoders --cases 80 --seed 3 --json benchmarks/encoder_lora_steps.json
+    python benchmarks/decoder_steps.py --deepseek --adapters --cases 40 --json benchmarks/deepseek_lora_steps.json
+    python benchmarks/decoder_steps.py --deepseek --divided --cases 50 --json benchmarks/divided_deepseek_steps.json
     python benchmarks/decoder_steps.py --divided --cases 80 --seed 1 --json benchmarks/divided_adapter_steps.json
 
 Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`. With `--packed`, each drawn sequence is
 a pack of samples which see nothing of each other. A pack is told by its positions, which begin anew with each sample;
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
-With `--mixtures`, models have experts, and their attention has adapters. With `--deepseek`, they are like DeepSeek-V3,
-without adapters. With `--older`, they are GPT-2 and GPT-J with adapters, with `--encoders` BERT and T5; with `--whole`,
-these have none. With `--divided`, all steps have adapters and are of several GPUs, as in `sharded_steps.py`; with
-`--encoders` as well, they are of BERT and T5.
+With `--mixtures`, models have experts, and their attention has adapters. With `--deepseek`, they are like DeepSeek-V3;
+with `--adapters` as well, their attention has adapters. With `--older`, they are GPT-2 and GPT-J with adapters, with
+`--encoders` BERT and T5; with `--whole`, these have none. With `--divided`, all steps have adapters and are of several
+GPUs, as in `sharded_steps.py`; with `--encoders` as well, they are of BERT and T5; with `--deepseek`, half of them have
+adapters.
 """
 
 from __future__ import annotations
@@ -197,7 +200,18 @@ def draw_adapted_mixture(chance: random.Random) -> Setup:
         setup = draw(chance, packed=False)
         if setup.config["model_type"] in SPARSE:
             break
-    names = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return with_adapters_of_attention(setup, chance)
+
+
+def draw_adapted_deepseek(chance: random.Random) -> Setup:
+    """A random setup of DeepSeek-V3, of which attention has adapters."""
+    setup = with_adapters_of_attention(draw_deepseek(chance), chance)
+    return replace(setup, lora_dropout=chance.choice((0.0, 0.0, 0.1)))
+
+
+def with_adapters_of_attention(setup: Setup, chance: random.Random) -> Setup:
+    """The same, frozen and with adapters beside all modules that may have one, or beside two."""
+    names = list(modules_of(resolve(setup)))  # peft's "all-linear" means the experts, too
     targets = chance.choice((names, names, chance.sample(names, 2)))
     values = {"lora_rank": chance.randint(1, 64), "lora_targets": ",".join(targets)}
     values |= {"lora_freeze_a": chance.random() < 0.2, "adapter_bits": chance.choice((16, 32))}
@@ -265,6 +279,31 @@ def draw_divided(chance: random.Random, *, encoders: bool) -> Setup:
     return replace(setup, **values, **draw_bits(setup, chance))
 
 
+def draw_divided_deepseek(chance: random.Random) -> Setup:
+    """A random setup like DeepSeek-V3 on several GPUs, half of them with adapters beside attention.
+
+    Without dropout, and with attention in separate operations; see `sharded_steps.draw`.
+    """
+    setup = chance.choice((draw_deepseek, draw_adapted_deepseek))(chance)
+    values = {
+        "micro_batch_size": chance.randint(2, 5),
+        "sequence_length": chance.choice((16, 32, sharded_steps.LONGEST_IN_16_BITS)),
+        "attention": "eager",
+        "dropout": 0.0,
+        "lora_dropout": 0.0,
+        "optimizer": chance.choice(("adamw", "adamw", "sgd")),
+        "accumulation_steps": chance.choice((1, 1, 2)),
+        "gpus": chance.choice(sharded_steps.SIZES),
+        "sharding": chance.choice(("none", "zero-1", "zero-2", "zero-2", "zero-3", "zero-3", "zero-3")),
+    }
+    if values["optimizer"] == "adamw":
+        values["optimizer_impl"] = chance.choice(("foreach", "for-loop", "fused"))
+    # With FSDP2, this precision keeps the weights in 32 bits and gathers them in 16.
+    if setup.lora_rank is None and values["sharding"] in ("zero-2", "zero-3") and chance.random() < 0.4:
+        values["precision"] = "amp-bf16"
+    return replace(setup, **values)
+
+
 def draw_bits(setup: Setup, chance: random.Random) -> dict[str, int]:
     """Bits of the frozen weights or of the adapters, whichever its precision leaves open."""
     if setup.precision.startswith("amp-"):
@@ -278,23 +317,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--packed", action="store_true", help="draw packs of samples")
     parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
     parser.add_argument("--deepseek", action="store_true", help="draw models like DeepSeek-V3")
+    parser.add_argument("--adapters", action="store_true", help="with --deepseek: draw them with adapters")
     parser.add_argument("--older", action="store_true", help="draw GPT-2 and GPT-J with adapters")
     parser.add_argument("--encoders", action="store_true", help="draw BERT and T5 with adapters")
     parser.add_argument("--whole", action="store_true", help="draw these older models without adapters")
-    parser.add_argument("--divided", action="store_true", help="draw adapters on several GPUs")
+    parser.add_argument("--divided", action="store_true", help="draw adapters, or DeepSeek, on several GPUs")
     flags = parser.parse_args(arguments)
     if flags.divided:
         chance = random.Random(flags.seed)
+        drawn = draw_divided_deepseek if flags.deepseek else partial(draw_divided, encoders=flags.encoders)
         trace_divided = partial(sharded_steps.trace, build=build)
-        sharded_steps.trace_all(
-            (draw_divided(chance, encoders=flags.encoders) for _ in range(flags.cases)), trace_divided, flags.json
-        )
+        sharded_steps.trace_all((drawn(chance) for _ in range(flags.cases)), trace_divided, flags.json)
         return
     drawn = partial(draw, packed=flags.packed)
     if flags.mixtures:
         drawn = draw_adapted_mixture
     elif flags.deepseek:
-        drawn = draw_deepseek
+        drawn = draw_adapted_deepseek if flags.adapters else draw_deepseek
     elif flags.older:
         drawn = draw_older if flags.whole else draw_adapted_older
     elif flags.encoders:

@@ -3,6 +3,7 @@
     pip install --no-deps liger-kernel==0.8.5 triton==3.9.0
     python benchmarks/liger_steps.py --check benchmarks/liger_steps.json
     python benchmarks/liger_steps.py --cases 80 --seed 2030 --json benchmarks/liger_steps.json
+    python benchmarks/liger_steps.py --deepseek --cases 30 --seed 20261313 --json benchmarks/deepseek_liger_steps.json
     python benchmarks/liger_steps.py --divided --cases 40 --seed 1 --json benchmarks/divided_liger_steps.json
 
 Real code of transformers, peft and Liger runs on a fake GPU, as in `picture_steps.py`; only the launches of Liger's
@@ -150,16 +151,25 @@ def draw(chance: random.Random) -> Setup:
     return setup
 
 
+def draw_deepseek(chance: random.Random) -> Setup:
+    """A random setup like DeepSeek-V3 with a large vocabulary, half of them with adapters beside attention."""
+    kind = chance.choice((decoder_steps.draw_deepseek, decoder_steps.draw_adapted_deepseek))
+    setup = kind(chance)
+    vocabulary = {"vocab_size": chance.choice((50, 300, 2000, 9000, chance.randint(50, 30000)))}
+    return replace(setup, config=setup.config | vocabulary, loss="liger")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = picture_steps.parser_of(__doc__)
     parser.add_argument("--divided", action="store_true", help="draw steps of several GPUs with FSDP2")
+    parser.add_argument("--deepseek", action="store_true", help="draw models like DeepSeek-V3")
     flags = parser.parse_args(arguments)
     if flags.divided:
         chance = random.Random(flags.seed)
         sharded_steps.trace_all((draw_divided(chance) for _ in range(flags.cases)), trace_divided, flags.json)
         return
-    picture_steps.draw_and_trace(flags, draw, trace)
+    picture_steps.draw_and_trace(flags, draw_deepseek if flags.deepseek else draw, trace)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import gc
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -122,7 +122,7 @@ def _of_transformers(config: dict, setup: Setup) -> torch.nn.Module:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for index, layer in enumerate(model.vit.layers):
             layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
-    return model
+    return model if setup.lora_rank is None else adapted(model, setup).train()
 
 
 def _of_diffusers(kind: str, config: dict, setup: Setup) -> torch.nn.Module:
@@ -367,8 +367,13 @@ def draw_diffusion(chance: random.Random) -> Setup:
 def draw_adapted(chance: random.Random) -> Setup:
     """The same, frozen and with LoRA's adapters."""
     setup = draw_diffusion(chance)
+    usual = [path for path in modules_of(resolve(setup)) if path.startswith("attn.to_")]
+    return with_adapters(setup, usual, chance)
+
+
+def with_adapters(setup: Setup, usual: Sequence[str], chance: random.Random) -> Setup:
+    """The same, frozen and with adapters beside all modules, the usual ones or a few."""
     paths = list(modules_of(resolve(setup)))
-    usual = [path for path in paths if path.startswith("attn.to_")]
     some = chance.sample(paths, min(3, len(paths)))
     half = setup.precision in HALF
     values = {
@@ -380,6 +385,11 @@ def draw_adapted(chance: random.Random) -> Setup:
     }
     values["adapter_bits"] = 32 if setup.precision == "fp32" else chance.choice((16, 32))
     return replace(setup, **values)
+
+
+def draw_adapted_vit(chance: random.Random) -> Setup:
+    """A random setup of ViT, frozen and with LoRA's adapters."""
+    return with_adapters(draw(chance), ("attention.q_proj", "attention.v_proj", "classifier"), chance)
 
 
 def _training(chance: random.Random, layers: int) -> dict:
@@ -407,8 +417,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--diffusion", action="store_true", help="draw diffusion transformers instead of ViT")
     parser.add_argument("--lora", action="store_true", help="draw diffusion transformers with LoRA's adapters")
+    parser.add_argument("--vit-lora", action="store_true", help="draw ViT with LoRA's adapters")
     flags = parser.parse_args(arguments)
-    draw_and_trace(flags, draw_adapted if flags.lora else draw_diffusion if flags.diffusion else draw, trace)
+    kinds = {flags.diffusion: draw_diffusion, flags.lora: draw_adapted, flags.vit_lora: draw_adapted_vit}
+    draw_and_trace(flags, kinds.get(True, draw), trace)
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:

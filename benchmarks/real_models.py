@@ -10,7 +10,7 @@ import importlib.util
 import tempfile
 from typing import TYPE_CHECKING
 
-from calculator.adapters import ALL_LINEAR
+from calculator.adapters import ALL_LINEAR, modules_of
 from calculator.diffusion_models import LATENT_SCALE
 from calculator.setups import Setup, lora_of, resolve
 from calculator.training_code import LOSS_OF_LIGER
@@ -110,6 +110,8 @@ def adapters_of(setup: Setup, **given: object) -> object:
     from peft import LoraConfig
 
     targets = setup.lora_targets if setup.lora_targets == ALL_LINEAR else setup.lora_targets.split(",")
+    if targets == ALL_LINEAR and (model := resolve(setup)).num_experts:
+        targets = list(modules_of(model))  # by "all-linear", peft also means the experts, which are not counted
     rank = setup.lora_rank
     return LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, lora_dropout=setup.lora_dropout, **given)
 
@@ -252,6 +254,11 @@ def _vit(setup: Setup, device: str) -> torch.nn.Module:
         model = transformers.ViTForImageClassification(config).to(dtype_of(setup))
     if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if setup.lora_rank is not None:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, adapters_of(setup))
+        train_adapters(model, setup)
     return model.train()
 
 

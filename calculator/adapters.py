@@ -15,7 +15,7 @@ from calculator.architecture import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor, parameter_tensors
 
-FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "gpt2", "gptj", "bert", "t5", "flux", "sd3")
+FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "deepseek", "gemma", "gpt2", "gptj", "bert", "t5", "vit", "flux", "sd3")
 FAMILIES_IN_4_BITS = ("llama", "gemma")
 """Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
@@ -69,6 +69,15 @@ T5_MODULES = {
     "feed_forward.in": "wi",
     "feed_forward.out": "wo",
 }
+VIT_MODULES = {
+    "attention.query": "attention.q_proj",
+    "attention.key": "attention.k_proj",
+    "attention.value": "attention.v_proj",
+    "attention.out": "attention.o_proj",
+    "feed_forward.in": "mlp.fc1",
+    "feed_forward.out": "mlp.fc2",
+    "head": "classifier",
+}
 GATED_T5_MODULES = T5_MODULES | {"feed_forward.in": "wi_0", "feed_forward.gate": "wi_1"}
 IN_32_BITS = {"t5": frozenset({"feed_forward.out"})}
 """By family, modules that transformers loads in 32 bits where the others are in float16, which their values overflow
@@ -78,6 +87,15 @@ INPUT_FIRST = ("gpt2",)
 MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
 """Those of a mixture that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are
 then made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
+LATENT_MODULES = {
+    "attention.query.down": "q_a_proj",
+    "attention.query.up": "q_b_proj",
+    "attention.query": "q_proj",
+    "attention.latent.down": "kv_a_proj_with_mqa",
+    "attention.latent.up": "kv_b_proj",
+    "attention.out": "o_proj",
+}
+"""The same of DeepSeek's attention."""
 DIFFUSION_MODULES = {
     "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
     "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
@@ -168,7 +186,11 @@ def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
     of_families = {"mixture": MODULES_BESIDE_EXPERTS, "gpt2": GPT2_MODULES, "gptj": GPTJ_MODULES, "bert": BERT_MODULES}
-    of_families["t5"] = GATED_T5_MODULES if architecture.gated else T5_MODULES
+    of_families |= {
+        "deepseek": LATENT_MODULES,
+        "t5": GATED_T5_MODULES if architecture.gated else T5_MODULES,
+        "vit": VIT_MODULES,
+    }
     names = of_families.get(architecture.family, DIFFUSION_MODULES if architecture.diffuses else MODULES)
     if architecture.joined_projections:
         names = {**names, "feed_forward.in": "gate_up_proj"}

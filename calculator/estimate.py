@@ -263,7 +263,7 @@ def _played(
     fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
     # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
     gradients = fixed.trained_bytes
-    if architecture.family == "vit" and setup.micro_batch_size == 1:
+    if architecture.family == "vit" and setup.micro_batch_size == 1 and lora is None:
         # PyTorch takes over the gradient of a single picture's class token, which is a view of those of all tokens.
         tokens = architecture.sequence_length * architecture.hidden_size
         gradients += allocated_bytes(tokens, itemsize) - allocated_bytes(architecture.hidden_size, itemsize)
@@ -643,6 +643,9 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
             "Only the linear modules of attention have adapters. By all-linear, peft also means the router and the "
             "experts of a mixture, which it makes anew in every pass; that is not counted."
         )
+    if architecture.family == "vit":
+        trained = "is trained through its own adapter" if "head" in lora.targets else "stays as it is"
+        yield f"The classifier {trained}; a whole new one beside the adapters (peft's modules_to_save) is not counted."
     tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
     if lora.base_bits == 4 and tokens <= FUSED_4BIT_TOKENS:
         yield (

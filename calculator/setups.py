@@ -272,8 +272,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise _untraced(
-            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, GPT-2, GPT-J, BERT, T5, Stable "
-            f"Diffusion 3 and Flux; {architecture.name} is of another family, so omit lora_rank."
+            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, DeepSeek-V3, GPT-2, GPT-J, BERT, "
+            f"T5, ViT, Stable Diffusion 3 and Flux; {architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
     _check_targets(setup, architecture)

@@ -64,8 +64,9 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
 
 def _body(c: Context) -> Tensor:
     t, w = c.tape, c.weights
-    hidden = _embeddings(c)
-    # A variable of the real code keeps them until its function ends.
+    pixels = _pixels(c)
+    hidden = _embeddings(c, pixels)
+    # Two variables of the real code keep these and the pixels until its function ends.
     _embedded = hidden
     for layer in c.stacks["layers"]:
         hidden = c.run(layer, _block, hidden)
@@ -73,17 +74,21 @@ def _body(c: Context) -> Tensor:
     return t.layer_norm(hidden, w["norm.weight"], w["norm.bias"])
 
 
-def _embeddings(c: Context) -> Tensor:
-    t, w, a = c.tape, c.weights, c.architecture
-    # The processor of pictures makes them in 32 bits; a model in 16 bits casts them.
+def _pixels(c: Context) -> Tensor:
+    """Pictures in the precision of the model; their processor makes them in 32 bits."""
+    a = c.architecture
     pixels = Tensor(None, c.batch * a.channels * a.image_height * a.image_width, 4)
-    pixels = t.cast(pixels, w["patches.weight"].itemsize, "pixels")
+    return c.tape.cast(pixels, c.weights["patches.weight"].itemsize, "pixels")
+
+
+def _embeddings(c: Context, pixels: Tensor) -> Tensor:
+    t, w = c.tape, c.weights
     patches = t.patches(pixels, w["patches.weight"], w["patches.bias"], c.batch * (c.length - 1))
     first = w["patches.class"]
     if c.batch > 1:
         first = t.expanded(first, c.batch)
     hidden = t.join(first, patches, "class token")
-    del pixels, patches, first
+    del patches, first
     hidden = t.add(hidden, w["patches.positions"], "position embedding")
     return t.dropout(hidden, c.dropout)
 

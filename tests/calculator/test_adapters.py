@@ -12,6 +12,7 @@ import pytest
 from calculator import BadSetup, Setup, estimate
 from calculator.adapters import FAMILIES_IN_4_BITS, Lora, modules_of, quantized_parts
 from calculator.architectures import PRESETS
+from calculator.setups import resolve
 from calculator.timeline import Options, play
 
 LLAMA = "llama-3.2-1b"
@@ -112,6 +113,51 @@ def test_peft_adapts_the_same_modules_of_bert_and_t5(name, targets):
     assert estimate(setup).trained_parameters == trained
 
 
+VIT = {
+    "model_type": "vit", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 32, "num_labels": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj", "attention.q_proj,classifier", "fc1", "mlp.fc2"])
+def test_peft_adapts_the_same_modules_of_vit(targets):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    values = {name: value for name, value in VIT.items() if name != "model_type"}
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**values))
+    named = targets if targets == "all-linear" else targets.split(",")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=7, target_modules=named))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    result = estimate(Setup(config=VIT, lora_rank=7, lora_targets=targets))
+    assert result.trained_parameters == trained
+    classifier = "is trained through its own adapter" if targets[:3] in ("all", "att") else "stays as it is"
+    assert any(f"The classifier {classifier};" in note for note in result.notes)
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "moe_intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+@pytest.mark.parametrize("some", [False, True])
+def test_peft_adapts_the_same_modules_of_deepseeks_attention(query_rank, some):
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = DEEPSEEK | {"q_lora_rank": query_rank}
+    names = list(modules_of(resolve(Setup(config=config))))[some:]
+    with torch.device("meta"):
+        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**config))
+        attention = model.model.layers[-1].self_attn.named_children()
+        assert names == [name for name, module in attention if isinstance(module, torch.nn.Linear)][some:]
+        model = peft.get_peft_model(model, peft.LoraConfig(r=7, target_modules=names))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    setup = Setup(config=config, lora_rank=7, lora_targets=",".join(names) if some else "all-linear")
+    assert estimate(setup).trained_parameters == trained
+
+
 def test_only_adapters_have_gradients_and_optimizer_state():
     full = estimate(Setup(model=LLAMA))
     lora = estimate(Setup(model=LLAMA, lora_rank=16))
@@ -147,11 +193,13 @@ def test_a_frozen_layer_keeps_no_input():
     assert full - one >= gated
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(48))
 def test_a_short_model_gives_what_every_layer_gives(seed):
     """Layers that cost the same are played once; which do depends on the adapters too."""
     draw = random.Random(seed)
-    model = draw.choice(("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini", "bert-base", "t5-3b"))
+    model = draw.choice(
+        ("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini", "bert-base", "t5-3b", "vit-base", "deepseek-v3")
+    )
     a = dataclasses.replace(PRESETS[model], num_layers=draw.randint(1, 9))
     a = dataclasses.replace(a, num_decoder_layers=a.num_decoder_layers and draw.randint(1, 9))
     autocast = draw.random() < 0.5
@@ -217,13 +265,17 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "SmolLM, Phi, Gemma, GPT-2, GPT-J, BERT, T5, Stable Diffusion 3 and Flux; deepseek-v3 is of another family": {
-        "lora_rank": 8, "model": "deepseek-v3"
+    "GPT-2, GPT-J, BERT, T5, ViT, Stable Diffusion 3 and Flux; dalle-2021 is of another family, so omit lora_rank": {
+        "lora_rank": 8, "model": "dalle-2021"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
     "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},
     "context_embedder, x_embedder, norm1.linear": {"lora_rank": 8, "model": "flux-dev", "lora_targets": "q_proj"},
-    "vit-base is of another family, so omit lora_rank": {"lora_rank": 8, "model": "vit-base"},
+    "base_bits 4 is not counted for vit-base; choose 16 or 32": {"lora_rank": 8, "model": "vit-base", "base_bits": 4},
+    "attention.o_proj, mlp.fc1, mlp.fc2, classifier": {"lora_rank": 8, "model": "vit-base", "lora_targets": "query"},
+    "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj": {
+        "lora_rank": 8, "model": "deepseek-v3", "lora_targets": "q_proj"
+    },
     "base_bits 4 is not counted for t5-3b; choose 16 or 32": {"lora_rank": 8, "model": "t5-3b", "base_bits": 4},
     "SelfAttention.o, wi, wo, EncDecAttention.q, EncDecAttention.k": {
         "lora_rank": 8, "model": "t5-3b", "lora_targets": "wi_0"

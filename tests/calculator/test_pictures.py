@@ -90,12 +90,15 @@ def test_saved_activations_equal_those_of_transformers(seed):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_recorded_step_is_traced_again(number, tmp_path):
-    """By the program that draws such steps; one with an optimizer on the host, one whose update is the peak."""
-    pytest.importorskip("torch")
-    step = json.loads((BENCHMARKS / "picture_steps.json").read_text())[number]
-    assert_equal_when_traced_again([step], "picture_steps.py", tmp_path)
+@pytest.mark.compiler
+def test_recorded_steps_are_traced_again(tmp_path):
+    """By the program that draws such steps; one with an optimizer on the host, one whose update is the peak, and one
+    with adapters."""
+    pytest.importorskip("peft")
+    plain, adapted = (
+        json.loads((BENCHMARKS / f"{name}.json").read_text()) for name in ("picture_steps", "vit_lora_steps")
+    )
+    assert_equal_when_traced_again([plain[0], plain[2], adapted[0]], "picture_steps.py", tmp_path)
 
 
 def test_a_recording_holds_for_other_sizes():

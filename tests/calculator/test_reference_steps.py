@@ -8,7 +8,8 @@ last rule was changed: none of them has taught the calculator anything. The same
 the families of today's decoders, and for `lora_steps.json`, where peft 0.21 puts LoRA's adapters on them. There, a
 model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing. `picture_steps.json`
 holds models of pictures, and `diffusion_steps.json` the diffusion transformers of diffusers 0.42, with the peaks of
-forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these. In
+forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these, and in
+`vit_lora_steps.json` and `deepseek_lora_steps.json` on other models. In
 `low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well;
 in `muon_steps.json`, torch's Muon and AdamW do so. In `offloaded_steps.json`, torch's `save_on_cpu` keeps on the host
 what backward needs. In `liger_steps.json`, Liger 0.8.5 computes output head and loss in pieces; in
@@ -30,7 +31,8 @@ NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
     "diffusion_lora_steps", "low_rank_steps", "muon_steps",
     "offloaded_steps", "liger_steps", "packed_steps", "eight_bit_steps", "mixture_lora_steps",
-    "older_lora_steps", "encoder_lora_steps", "redrawn_steps", "odd_steps",
+    "older_lora_steps", "encoder_lora_steps", "vit_lora_steps", "deepseek_lora_steps",
+    "deepseek_liger_steps", "redrawn_steps", "odd_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

@@ -275,9 +275,10 @@ def test_offloaded_activations_are_not_taken_for_the_optimizer(words):
 
 
 def test_an_impossible_setup_is_refused_by_the_calculator_itself():
-    found = understood("deepseek v3 lora")
-    with pytest.raises(BadSetup, match=re.escape("LoRA is counted for")):
+    found = understood("deepseek v3 qlora")
+    with pytest.raises(BadSetup, match="base_bits 4 is not counted for deepseek-v3"):
         estimate(Setup(**found["setup"]))
+    assert estimate(Setup(**understood("deepseek v3 lora")["setup"])).trained_parameters
 
 
 @pytest.mark.parametrize(

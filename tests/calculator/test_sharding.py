@@ -2,7 +2,8 @@
 
 `benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
 written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and
-`divided_adapter_steps.json` and `divided_encoder_lora_steps.json` by `benchmarks/decoder_steps.py`.
+`divided_adapter_steps.json`, `divided_encoder_lora_steps.json` and `divided_deepseek_steps.json` by
+`benchmarks/decoder_steps.py`.
 `redrawn_divided_steps.json` holds steps of all these kinds, drawn anew with one seed.
 """
 
@@ -31,6 +32,7 @@ ADAPTERS = [
     for name in ("divided_adapter_steps", "divided_encoder_lora_steps")
     for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
 ]
+DEEPSEEK = json.loads((BENCHMARKS / "divided_deepseek_steps.json").read_text())
 T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
 TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
 REDRAWN = json.loads((BENCHMARKS / "redrawn_divided_steps.json").read_text())
@@ -55,6 +57,16 @@ def test_step(step):
     assert result.parameters == result.trained_parameters == step["parameters"]
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gradient_bytes == pytest.approx(step["gradient_bytes"], abs=1024)
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+
+
+@pytest.mark.parametrize("step", DEEPSEEK, ids=_name)
+def test_step_of_deepseek(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert (result.trained_parameters < result.parameters) == ("lora_rank" in step["setup"])
+    assert result.gradient_bytes == step["gradient_bytes"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
 
 

@@ -35,6 +35,10 @@ OLDER_ADAPTERS = RESULTS.parent / "older_lora_steps.json"
 """Those of GPT-2 and GPT-J with adapters."""
 ENCODER_ADAPTERS = RESULTS.parent / "encoder_lora_steps.json"
 """Those of BERT and T5 with adapters."""
+VIT_ADAPTERS = RESULTS.parent / "vit_lora_steps.json"
+"""Those of ViT with adapters."""
+DEEPSEEK_ADAPTERS = RESULTS.parent / "deepseek_lora_steps.json"
+"""Those of DeepSeek-V3 with adapters beside attention."""
 DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 REDRAWN = RESULTS.parent / "redrawn_steps.json"
@@ -49,6 +53,8 @@ MUON = RESULTS.parent / "muon_steps.json"
 """The same with Muon."""
 LIGER = RESULTS.parent / "liger_steps.json"
 """Those whose loss is computed in pieces (benchmarks/liger_steps.py)."""
+DEEPSEEK_LIGER = RESULTS.parent / "deepseek_liger_steps.json"
+"""Those of DeepSeek-V3."""
 PACKED = RESULTS.parent / "packed_steps.json"
 """Those on packs of samples (benchmarks/decoder_steps.py)."""
 EIGHT_BIT = RESULTS.parent / "eight_bit_steps.json"
@@ -61,6 +67,8 @@ DIVIDED_ADAPTERS = RESULTS.parent / "divided_adapter_steps.json"
 """The same with LoRA's adapters (benchmarks/decoder_steps.py)."""
 DIVIDED_ENCODER_ADAPTERS = RESULTS.parent / "divided_encoder_lora_steps.json"
 """Such steps of BERT and T5."""
+DIVIDED_DEEPSEEK = RESULTS.parent / "divided_deepseek_steps.json"
+"""Those of DeepSeek-V3, some of them with adapters."""
 DIVIDED_T5 = RESULTS.parent / "divided_t5_steps.json"
 """The same with FSDP2 and T5's two stacks."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
@@ -137,7 +145,8 @@ def _frozen_bits(written: dict) -> int:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    paths = (ADAPTERS, MIXTURE_ADAPTERS, OLDER_ADAPTERS, ENCODER_ADAPTERS, DIFFUSION_ADAPTERS)
+    language = (ADAPTERS, MIXTURE_ADAPTERS, DEEPSEEK_ADAPTERS, OLDER_ADAPTERS, ENCODER_ADAPTERS)
+    paths = (*language, VIT_ADAPTERS, DIFFUSION_ADAPTERS)
     steps = [step for path in paths for step in _steps(path)]
     names = [f"{step['setup']['precision']}, frozen in {_frozen_bits(step['setup'])} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
@@ -167,7 +176,11 @@ def sharded_table() -> str:
 
 def _sharded_steps() -> list[dict]:
     adapters = (DIVIDED_ADAPTERS, DIVIDED_ENCODER_ADAPTERS)
-    return [step for path in (SHARDED, DIVIDED_LIGER, *adapters, DIVIDED_T5, TOGETHER) for step in _steps(path)]
+    return [
+        step
+        for path in (SHARDED, DIVIDED_LIGER, *adapters, DIVIDED_DEEPSEEK, DIVIDED_T5, TOGETHER)
+        for step in _steps(path)
+    ]
 
 
 def _steps(path: Path) -> list[dict]:
@@ -277,15 +290,19 @@ def accuracy_counts() -> dict[str, int | str]:
         "mixture_adapters": len(_steps(MIXTURE_ADAPTERS)),
         "older_adapters": len(_steps(OLDER_ADAPTERS)),
         "encoder_adapters": len(_steps(ENCODER_ADAPTERS)),
+        "vit_adapters": len(_steps(VIT_ADAPTERS)),
+        "deepseek_adapters": len(_steps(DEEPSEEK_ADAPTERS)),
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
         "offloaded": len(_steps(OFFLOADED)),
         "liger": len(_steps(LIGER)),
+        "deepseek_liger": len(_steps(DEEPSEEK_LIGER)),
         "packed": len(_steps(PACKED)),
         "eight_bit": len(_steps(EIGHT_BIT)),
         "sharded": len(_sharded_steps()),
         "divided_liger": len(_steps(DIVIDED_LIGER)),
+        "divided_deepseek": len(_steps(DIVIDED_DEEPSEEK)),
         "divided_adapters": len(_steps(DIVIDED_ADAPTERS)) + len(_steps(DIVIDED_ENCODER_ADAPTERS)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
         **_redrawn(),
