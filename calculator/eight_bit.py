@@ -74,12 +74,14 @@ class EightBitOperations(Operations):
             return (to_x if for_x else None, to_weight)
 
         fits = ((), ((weight_count, weight_itemsize),)) if weight_itemsize != itemsize else ()
-        node = self.record(name, (x, weight), (x.kept, weight.kept), backward, fits)
         self.name = f"{name}, in 8 bits"
         operands = self._in_8_bit(count, itemsize), self._in_8_bit(weight_count, weight_itemsize)
         scales = self._inverses()
-        product = Tensor(self.new(result, itemsize), result, itemsize, node)
+        product = Tensor(self.new(result, itemsize), result, itemsize)
         del operands, scales
+        # A Function of Python keeps its operands when its forward has ended (pytorch, torch/csrc/autograd/
+        # python_function.cpp, process_outputs), so that a checkpointed block's last layer is multiplied again, too.
+        product.node = self.record(name, (x, weight), (x.kept, weight.kept), backward, fits)
         return product if bias is None else self.add(product, self.cast(bias, itemsize, name), name)
 
     def _in_8_bit(self, count: int, itemsize: int) -> tuple[Storage, Storage]:

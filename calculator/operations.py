@@ -824,7 +824,7 @@ class Operations(Tape):
                 of this size for keys and values before it sums them (flash_api.cpp, dk_expanded).
             result_count: Values of the result, if values are not as wide as queries.
             bias: Added to the scores, shared by all sequences.
-            bias_count: Values of the bias, expanded to all sequences.
+            bias_count: Values of the bias, expanded to all heads: a view, but a copy on the host has all of them.
             bias_allocated: Values of its gradient, whose rows are padded to a multiple of 16.
             copies: How many of the result and its gradient backward copies, because their heads do not lie beside each
                 other (pytorch, attention_backward.cu, _flash_attention_backward).
@@ -850,7 +850,7 @@ class Operations(Tape):
         kept = (query.kept, key.kept, value.kept, result.storage, sums, *random_state)
         operands, fits = (query, key, value), ()
         if bias is not None:
-            kept += (bias.storage,)
+            kept += ((bias_count, itemsize) if self.moving else bias.storage,)
             operands += (bias,)
             fits = ((), (), (), _fit(bias, bias_count, itemsize))
         result.node = self.record("fused attention", operands, kept, backward, fits)

@@ -8,7 +8,7 @@ projection can read them without a copy if there is one sequence, and the joinin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calculator.autograd import Tensor
 from calculator.operations import Operations
@@ -34,6 +34,8 @@ class AttentionShape:
     """Width of a head of values, if it is not `head_dim`."""
     by_head: bool = False
     """Whether queries and keys lie in memory as (B, N, T, H), because an operation has joined them so."""
+    interleaved: bool = False
+    """Whether shared keys and values have been copied for each query head (repeat_interleave)."""
 
     @property
     def scores(self) -> int:
@@ -48,7 +50,7 @@ class AttentionShape:
     @property
     def expanded(self) -> bool:
         """Whether all query heads use the same keys, so that repeating these is a view."""
-        return self.group > 1 and self.key_heads == 1
+        return self.group > 1 and self.key_heads == 1 and not self.interleaved
 
     @property
     def reordered(self) -> bool:
@@ -113,13 +115,20 @@ def attention_scores(t: Operations, query: Tensor, key: Tensor, shape: Attention
     # cast, if there is one.
     cast = t.autocast and key.itemsize == 4
     moved = (shape.group == 1 and not shape.by_head) or (shape.expanded and not cast)
-    copy = (shape.copied and not shape.by_head, shape.copied and moved)
+    # A single token's heads lie in memory as if its queries and keys were given by head.
+    moved = moved and (shape.expanded or shape.keys > 1)
+    copy = (shape.copied and shape.queries > 1 and not shape.by_head, shape.copied and moved)
     return t.matmul(query, key, shape.scores, "attention scores", copy=copy)
 
 
 def weighted_sum(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
-    """The weighted sum of the values, copied to (B, T, N * H)."""
-    return t.copy(_weighted_by_head(t, weights, value, shape))
+    """The weighted sum of the values, copied to (B, T, N * H) unless it lies so."""
+    return _by_token(t, _weighted_by_head(t, weights, value, shape), shape)
+
+
+def _by_token(t: Operations, x: Tensor, shape: AttentionShape) -> Tensor:
+    """A result that lies head by head, copied to (B, T, N * H); with one head or one token it is the same."""
+    return t.copy(x) if shape.reordered else x
 
 
 def _weighted_by_head(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
@@ -130,9 +139,9 @@ def _weighted_by_head(t: Operations, weights: Tensor, value: Tensor, shape: Atte
         value,
         count,
         "weighted sum of the values",
-        copy=(False, shape.copied and (shape.group == 1 or shape.expanded)),
+        copy=(False, shape.copied and (shape.expanded or (shape.group == 1 and shape.keys > 1))),
     )
-    return t.view(result) if shape.copied else result
+    return t.view(result) if shape.copied and shape.queries > 1 else result
 
 
 def fused_attention(
@@ -175,12 +184,14 @@ def fused_attention(
         # The copy is made after attention has returned, and with it what autocast and padding have made for it is gone.
         del query, key, value
         if even != width:
-            return t.copy(t.part(result, count))
+            result = t.part(result, count)
+            # What is cut off the only row leaves it contiguous.
+            return t.copy(result) if shape.batch * shape.num_heads * shape.queries > 1 else result
         return t.copy(result) if shape.by_head and shape.reordered else result
     if width % (4 if query.itemsize == 4 else 8) or shape.group > 1:
         result = _unfused(t, query, key, value, shape, dropout=dropout, bias=bias, causal=causal)
         del query, key, value, bias
-        return t.copy(result)
+        return _by_token(t, result, shape)
     if bias is not None:
         bias = _aligned(t, bias, shape.keys)  # the same name: what is not kept for backward is freed before the kernel
     return _memory_efficient(t, query, key, value, shape, bias, copies)
@@ -253,6 +264,7 @@ def _unfused(
     if shape.group > 1:
         key = t.repeated(key, shape.group)
         value = t.repeated(value, shape.group)
+        shape = replace(shape, interleaved=True)
     else:
         value = t.view(value)
     weights = attention_scores(t, query, t.scale(key, "attention scores"), shape)
