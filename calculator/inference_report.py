@@ -66,7 +66,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
 
 def answered(architecture: Architecture, gpu: str | None, *, length: int | None = None, **options: object) -> dict:
     """The answer as plain data: the parts, and for a GPU the longest context and the largest batch that fit."""
-    length = length or architecture.sequence_length
+    length = architecture.sequence_length if length is None else length
     memory = inference_memory(architecture, length=length, **options)
     answer = {"model": architecture.name, "length": length, **options, **asdict(memory), "total": memory.total}
     if gpu is None:
