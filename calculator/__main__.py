@@ -267,7 +267,8 @@ def _fit_report(fits: dict) -> list[str]:
 
 def _flag(name: str, value: object) -> str:
     flag = "--" + name.replace("_", "-")
-    if value is False and name != "checkpointing":  # the others are there or not
+    # The others are there or not; null is the default, for which there is no text.
+    if value is None or (value is False and name != "checkpointing"):
         return f"without {flag}"
     return flag if value is True else f"{flag} {str(value).lower()}"
 

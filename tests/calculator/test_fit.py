@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -224,6 +225,17 @@ def test_command_line_says_whether_it_fits(capsys):
     assert answer["verdict"]["fits"] and answer["suggestions"] == []
     assert main(["gpt2", "--gpu", "voodoo2"]) == 2
     assert "voodoo2" in capsys.readouterr().err
+
+
+def test_the_flags_that_are_advised_are_accepted(capsys):
+    asked = "llama-3.2-1b --optimizer galore --optimizer-rank 64"
+    assert main([*asked.split(), "--gpu", "rtx-2060"]) == 0
+    first = capsys.readouterr().out.split("\n1. With ")[1].splitlines()[1]
+    flags = f"{asked} {first}"
+    for left_out in re.findall(r"without (--\S+)", first):
+        flags = re.sub(rf"(?:without )?{left_out}(?: \d+)?", "", flags)
+    assert main([*flags.split(), "--gpu", "rtx-2060", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fit"]["verdict"]["fits"]
 
 
 @pytest.mark.parametrize("gpus", [4, 8])
