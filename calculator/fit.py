@@ -143,7 +143,8 @@ def largest_micro_batch(setup: Setup, device: Device) -> int:
 def longest_sequence(setup: Setup, device: Device) -> int | None:
     """The most tokens per sequence that fit, with everything else unchanged; 0 if not even one does.
 
-    None if the model's length is fixed. For a model with two stacks it is the encoder's length.
+    None if the model's length is fixed. For a model with two stacks it is the encoder's length. Lengths that are
+    refused do not fit.
     """
     architecture = resolve(setup)
     if architecture.fixed_length:
@@ -153,11 +154,14 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     if setup.fp8:
         step = tokens_at_once(setup.micro_batch_size)
     shortest = shortest_sequence(setup)  # if this does not fit, nothing does
-    return step * _largest(
-        lambda parts: need_bytes(replace(setup, sequence_length=max(step * parts, shortest)), device),
-        most // step,
-        device,
-    )
+
+    def need(parts: int) -> int:
+        try:
+            return need_bytes(replace(setup, sequence_length=max(step * parts, shortest)), device)
+        except BadSetup:  # from some length on: a window then needs a mask, which not all heads can have
+            return device.usable_bytes + 1
+
+    return step * _largest(need, most // step, device)
 
 
 def _largest(need: Callable[[int], int], most: int, device: Device) -> int:

@@ -227,6 +227,21 @@ def test_command_line_says_whether_it_fits(capsys):
     assert "voodoo2" in capsys.readouterr().err
 
 
+def test_the_longest_sequence_ends_where_longer_ones_are_refused(tmp_path, capsys):
+    """No fused kernel takes heads of 20 values with a mask, which a window needs from its own length on."""
+    config = {
+        "model_type": "mistral", "hidden_size": 640, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 2, "intermediate_size": 1024, "sliding_window": 600,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["--config", str(tmp_path / "config.json"), "--json", "--gpu", "a100-80gb", "--sequence-length"]
+    assert main([*asked, "512"]) == 0
+    assert json.loads(capsys.readouterr().out)["fit"]["verdict"]["longest_sequence"] == 599
+    assert main([*asked, "599"]) == 0
+    assert main([*asked, "600"]) == 2
+    assert "No fused kernel reads heads of 20 values" in capsys.readouterr().err
+
+
 def test_the_flags_that_are_advised_are_accepted(capsys):
     asked = "llama-3.2-1b --optimizer galore --optimizer-rank 64"
     assert main([*asked.split(), "--gpu", "rtx-2060"]) == 0
