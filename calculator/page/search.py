@@ -148,7 +148,7 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?:^|(?<=\s))--?(?=[a-z])", "| "),  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
     (r"(?<![\w.])(\d{1,4})\s*[x*]\s*(?=\d+k?\s*tok)", r"batch \1 "),
     (r"(?<![\w.])(\d{1,3})\s*[x*]\s*(?=[a-z]|\d+\s*g)", r"\1 x "),
-    (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix))", r" \1 x "),
+    (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix|g(?:i?b|igs?)?(?!\w)))", r" \1 x "),
     *((rf"(?<!\w)(?:{words})\s+(?={CARD})", f"{count} x ") for words, count in COUNTS.items()),
     (r"(?<!\w)(?!l40s)([a-z]{0,2}\d{1,4})s(?!\w)", r"\1"),
     (rf"(?<!\w)ada{GAP}generation(?!\w)", "ada"),
