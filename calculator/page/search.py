@@ -30,6 +30,8 @@ NUMBER = r"(\d{1,7})"
 GAP = r"[\s_-]*"
 IS = r"[\s_:=-]*"
 """Between the name of a number and the number."""
+OFF = rf"{IS}(?:off|false|disabled)|\s*[:=]\s*(?:no|none|0)"
+"""Behind the name of a technique: it is not used."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (
         rf"(?:load{GAP}in{GAP})?8{GAP}bits?{GAP}(?:lora|base|model|weights)|load{GAP}in{GAP}8{GAP}bits?"
@@ -54,7 +56,11 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"muon", {"optimizer": "muon"}),
     (r"sgd", {"optimizer": "sgd"}),
     (r"adamw?", {"optimizer": "adamw"}),
-    (rf"(?:no|without){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?", {"checkpointing": False}),
+    (
+        rf"(?:no|without|disabled?){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?"
+        rf"|(?:gradient{GAP})?checkpoint(?:ing|s)?(?:{OFF})",
+        {"checkpointing": False},
+    ),
     (rf"(?:gradient{GAP})?checkpoint(?:ing|s)?|recomput(?:e|ing|ation)", {"checkpointing": True}),
     (
         rf"(?:use{GAP})?liger(?:{GAP}kernels?)?(?:{GAP}loss)?|fused{GAP}(?:linear{GAP})?(?:cross{GAP}entropy|loss)"
@@ -270,9 +276,10 @@ def _techniques(text: str) -> tuple[dict[str, object], str]:
     """Fields of the techniques that a text names, not of those that it excludes, and the text without them."""
     fields: dict[str, object] = {}
     for pattern, changes in WORDS:
-        found = re.search(rf"(?<![\w.])(no{GAP}|not{GAP}|without{GAP})?(?:{pattern})(?![\w.])", text)
+        before, after = rf"((?:no|not|without|disabled?){GAP})?", rf"(?:({OFF})|{IS}(?:true|enabled))?"
+        found = re.search(rf"(?<![\w.]){before}(?:{pattern}){after}(?![\w.])", text)
         if found is not None:
-            fields = fields if found[1] else changes | fields
+            fields = fields if found[1] or found[2] else changes | fields
             text = _without(text, found)
     return fields, text
 

@@ -62,6 +62,13 @@ QUERIES = {
     ),
     "llama 8b seq len 4096": ("llama-3.1-8b", {"sequence_length": 4096}, ""),
     "llama 8b without lora no offload": ("llama-3.1-8b", {}, ""),
+    "llama 8b gradient_checkpointing=False packing=True": (
+        "llama-3.1-8b", {"checkpointing": False, "packed": True}, ""
+    ),
+    "llama 8b checkpointing off t4": ("llama-3.1-8b", {"checkpointing": False, "precision": "amp-fp16"}, "t4"),
+    "llama 8b use_liger_kernel: false, fp8=0, disable offload": ("llama-3.1-8b", {}, ""),
+    "llama 8b checkpointing offload": ("llama-3.1-8b", {"checkpointing": True, "offload_optimizer": True}, ""),
+    "llama 8b lora on 24 gb": ("llama-3.1-8b", LORA, "cuda-24gb"),
     "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
     "llama 8b paged adamw 8bit": ("llama-3.1-8b", {"optimizer": "paged-adamw8bit"}, ""),
     "llama 8b load_in_4bit": ("llama-3.1-8b", QLORA, ""),
