@@ -30,6 +30,7 @@ NUMBER = r"(\d{1,7})"
 GAP = r"[\s_-]*"
 IS = r"[\s_:=-]*"
 """Between the name of a number and the number."""
+LORA: dict[str, object] = {"lora_rank": LORA_RANK, "base_bits": 16}
 OFF = rf"{IS}(?:off|false|disabled)|\s*[:=]\s*(?:no|none|0)"
 """Behind the name of a technique: it is not used."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -44,7 +45,7 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (rf"lion{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lion", {"optimizer": "lion8bit"}),
     (rf"lamb{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lamb", {"optimizer": "lamb8bit"}),
     (rf"q{GAP}lora", {"lora_rank": LORA_RANK, "base_bits": 4}),
-    (r"lora|adapters?|peft", {"lora_rank": LORA_RANK, "base_bits": 16}),
+    (r"lora|adapters?|peft", LORA),
     (rf"(?:adamw?{GAP})?8{GAP}bits?(?:{GAP}(?:adamw?|optimi[sz]er))?|adamw8bit", {"optimizer": "adamw8bit"}),
     (rf"4{GAP}bits?|nf4|int4", {"base_bits": 4}),
     (r"adafactor", {"optimizer": "adafactor"}),
@@ -203,7 +204,10 @@ def understood(text: str) -> dict:
     if "lora_rank" in numbers and "base_bits" not in setup and "optimizer_rank" not in setup:
         setup["base_bits"] = 16
     if setup.pop("all_weights", False) and "lora_rank" in setup:
-        raise BadSetup("Full fine-tuning trains all weights, and LoRA trains adapters only; name one of the two.")
+        raise BadSetup(
+            "Full fine-tuning trains all weights, and LoRA, which weights of 4 or 8 bits need, trains adapters only; "
+            "name one of the two."
+        )
     if in_float16 and "precision" not in setup:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
@@ -279,9 +283,21 @@ def _techniques(text: str) -> tuple[dict[str, object], str]:
         before, after = rf"((?:no|not|without|disabled?){GAP})?", rf"(?:({OFF})|{IS}(?:true|enabled))?"
         found = re.search(rf"(?<![\w.]){before}(?:{pattern}){after}(?![\w.])", text)
         if found is not None:
-            fields = fields if found[1] or found[2] else changes | fields
+            if not (found[1] or found[2]):
+                _check_optimizers(fields, changes)
+                fields = changes | fields
+            elif changes == LORA:
+                fields["all_weights"] = True
             text = _without(text, found)
     return fields, text
+
+
+def _check_optimizers(fields: dict[str, object], changes: dict[str, object]) -> None:
+    """Refuses two optimizers; AdamW may be named beside another, which it is a part of or updates the rest for."""
+    named = [one["optimizer"] for one in (fields, changes) if one.get("optimizer", "adamw") != "adamw"]
+    if len(set(named)) > 1:
+        first, second = [OPTIMIZERS[name].title for name in named]
+        raise BadSetup(f"“{first}” and “{second}” are two optimizers; name one of them.")
 
 
 def _plain(text: str) -> str:

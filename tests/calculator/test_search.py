@@ -69,6 +69,8 @@ QUERIES = {
     "llama 8b use_liger_kernel: false, fp8=0, disable offload": ("llama-3.1-8b", {}, ""),
     "llama 8b checkpointing offload": ("llama-3.1-8b", {"checkpointing": True, "offload_optimizer": True}, ""),
     "llama 8b lora on 24 gb": ("llama-3.1-8b", LORA, "cuda-24gb"),
+    "llama 8b lora, no qlora": ("llama-3.1-8b", LORA, ""),
+    "llama 8b muon and adamw": ("llama-3.1-8b", {"optimizer": "muon"}, ""),
     "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
     "llama 8b paged adamw 8bit": ("llama-3.1-8b", {"optimizer": "paged-adamw8bit"}, ""),
     "llama 8b load_in_4bit": ("llama-3.1-8b", QLORA, ""),
@@ -213,6 +215,9 @@ def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
         ("llama 8b 8bit lora", "base_bits 8 is not counted"),
         ("llama 8b fp8 t4", "fp8 stands beside the precision bf16"),
         ("llama 8b full finetune 4bit", "Full fine-tuning trains all weights"),
+        ("llama 8b 4 bit no lora", "LoRA, which weights of 4 or 8 bits need"),
+        ("llama 8b galore 8bit 24gb", "“AdamW, 8-bit” and “GaLore” are two optimizers; name one of them."),
+        ("llama 8b sgd adafactor", "“Adafactor” and “SGD with momentum” are two optimizers"),
     ],
 )
 def test_words_that_exclude_each_other_are_refused(text, reason):
