@@ -11,6 +11,7 @@ from calculator.errors import BadSetup
 from calculator.inference import cache_bytes
 from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
+from calculator.parameters import count_parameters
 from calculator.setups import NOT_COUNTED
 from calculator.techniques import LORA_RANK
 
@@ -128,7 +129,7 @@ GENERATING = r"(?<!\w)(?:infer(?:ence|encing|ring)?|(?<!image.)generat(?:e|ing|i
 SAME_SHAPES = {"llama-3.1-8b": ("3",), "llama-3.1-70b": ("3", "3.3")}
 """Other versions that have the layers of a preset: at most the scaling of positions and the longest context differ
 (config.json of meta-llama/Meta-Llama-3-8B, Meta-Llama-3-70B and Llama-3.3-70B-Instruct)."""
-APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:book|mini|studio)?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
+APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:{GAP}(?:book|mini|studio))?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
 """Words for a computer of Apple's, whose memory says which listed GPU it is."""
 COMMON = frozenset(
     word
@@ -142,10 +143,12 @@ COMMON = frozenset(
 """Words that say nothing about a setup."""
 VARIANTS = re.compile(
     r"(?:\d+x)?[\d.]+b|e\d+b|\d{2,}m|r1|v[12]|3n|tiny|small|medium|large|huge|xx?l|mini|nano|nemo|moe|oss|vl|coder|code"
-    r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni"
+    r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni|neox?|flan|v1[._]1|schnell"
 )
 """Words of the names of other models: one of them that is not understood means that another model is meant."""
-CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
+ROUNDED = 0.05
+"""The largest difference between a model's number of parameters and the number that people call it by."""
+CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl", "g"})
 """The same of GPUs."""
 CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*[a-z]{0,2}\d{1,4}"
 """A word such as those by which GPUs are called."""
@@ -211,6 +214,7 @@ def understood(text: str) -> dict:
     if in_float16 and "precision" not in setup:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
+    words = [word for word in words if not _is_size_of(model, word)]
     if other := [word for word in words if VARIANTS.fullmatch(word)]:
         raise BadSetup(
             f"The calculator knows {model}, but no model of that name with {other[0]}; choose {_family(model)}, or "
@@ -219,6 +223,15 @@ def understood(text: str) -> dict:
     if re.search(GENERATING, rest):
         raise BadSetup(_to_generate(setup, gpu))
     return {"setup": setup, "gpu": gpu or "", "ignored": unknown + [word for word in words if word not in COMMON]}
+
+
+def _is_size_of(model: str, word: str) -> bool:
+    """Whether a word is the model's own number of parameters, as people round it: 671b for DeepSeek-V3."""
+    size = re.fullmatch(r"(\d{1,4}(?:\.\d{1,2})?)([mb])", word)
+    if size is None:
+        return False
+    parameters = float(size[1]) * (1e6 if size[2] == "m" else 1e9)
+    return abs(parameters / count_parameters(PRESETS[model]) - 1) < ROUNDED
 
 
 def _of_that_size(text: str) -> str:
