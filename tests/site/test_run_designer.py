@@ -67,6 +67,40 @@ def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(op
     expect(link).to_have_attribute("href", re.compile("^data:"))
 
 
+HOLD_QUESTIONS = """() => {
+    const post = Worker.prototype.postMessage;
+    const held = [];
+    Worker.prototype.postMessage = function (...given) { held.push([this, given]); };
+    window.letThrough = () => { const [worker, given] = held.shift(); post.apply(worker, given); };
+}"""
+
+
+def test_the_recipe_of_values_that_were_changed_meanwhile_is_not_offered(open_page):
+    page = open_page(PAGE)
+    model, link = page.get_by_label("Model", exact=True), page.locator("[data-figure=designer] [data-slot=file]")
+    model.select_option("small")
+    expect(caption(page)).to_have_text(answer_of("designer", {"model": "small"})["caption"])
+    page.evaluate(HOLD_QUESTIONS)
+    model.select_option("middle")
+    model.select_option("large")
+    page.evaluate("letThrough()")
+    expect(caption(page)).to_have_text(answer_of("designer", {"model": "middle"})["caption"])
+    assert link.get_attribute("href") is None
+    page.evaluate("letThrough()")
+    expect(caption(page)).to_have_text(answer_of("designer", {"model": "large"})["caption"])
+    expect(link).to_have_attribute("href", re.compile("^data:"))
+
+
+def test_without_python_no_recipe_is_promised(open_page):
+    page = open_page(PAGE)
+    page.expected_complaint = "runtime/"
+    page.route(re.compile("runtime/"), lambda route: route.abort())
+    page.get_by_label("Model", exact=True).select_option("small")
+    expect(page.locator("[data-figure=designer]").get_by_role("status").first).to_contain_text("Python failed")
+    expect(page.locator("[data-figure=designer] [data-slot=file]")).to_be_hidden()
+    expect(page.locator("details", has=page.locator("[data-slot=file-text]"))).to_be_hidden()
+
+
 def test_the_first_recipe_downloads_without_scripts(open_page, tmp_path):
     page = open_page(PAGE, scripts=False)
     file = downloaded(page, tmp_path)

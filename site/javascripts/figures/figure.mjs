@@ -107,10 +107,7 @@ async function run(figure) {
     clearTimeout(late);
     if (figure.page.signal.aborted) break;
     if (answer.error) showFailure(figure, answer.error);
-    else {
-      figure.offered = JSON.stringify(request.values);
-      show(figure, answer);
-    }
+    else show(figure, answer, request.values);
   }
   clearTimeout(late);
   figure.busy = false;
@@ -127,9 +124,11 @@ async function answerTo({ page }, request) {
 function showFailure(figure, error) {
   figure.element.dataset.state = "failed";
   write(figure, "note", error);
+  if (!figure.wanted) offer(figure, null);
 }
 
-function show(figure, answer) {
+/** Shows the answer to some values. */
+function show(figure, answer, values) {
   const { slot, controls } = figure;
   figure.shown = answer;
   // If the reader has moved a slider meanwhile, writing the answer's values would pull it back.
@@ -140,7 +139,11 @@ function show(figure, answer) {
   showHandles(figure.handles, answer.handles);
   write(figure, "caption", answer.caption);
   write(figure, "note", answer.note);
-  offer(figure, answer.file);
+  // The file of values that the reader has changed meanwhile stays withdrawn.
+  if (!figure.wanted) {
+    figure.offered = JSON.stringify(values);
+    offer(figure, answer.file);
+  }
   if (slot("twin").open) list(figure);
   figure.element.dataset.state = "shown";
   clearTimeout(figure.resting);
