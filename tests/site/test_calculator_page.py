@@ -540,6 +540,8 @@ def test_an_optimizer_that_projects_has_a_rank(open_page):
         ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999%7D", "9999 layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
+        ("model=constructor", "“Model” is one of"),
+        ("model=__proto__&pin=model%3DtoString", "“Model” is one of"),
         ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
         ("dropout=many&gpu=voodoo2", "“Dropout” is empty or a number"),
         ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "“Bus to the host” is one of"),

@@ -110,9 +110,10 @@ function openChangedSections(form) {
   }
 }
 
-/** The own values of a setup's model. */
-function ownOf(form, values) {
-  return (values.config ? form.pasted : form.models[values.model]) ?? NOTHING_OWN;
+/** The own values of a setup's model. An address may name a model such as "constructor", which every object has. */
+function ownOf({ models, pasted }, { config, model }) {
+  if (config) return pasted ?? NOTHING_OWN;
+  return Object.hasOwn(models, model) ? models[model] : NOTHING_OWN;
 }
 
 /** The request to Python for the form's texts, or for others. */

@@ -151,7 +151,7 @@ export function queryFor(values, defaults) {
 
 /** The texts in a query; names that the form does not have are dropped. */
 export function valuesFrom(query, defaults) {
-  return Object.fromEntries([...query].filter(([name]) => name in defaults));
+  return Object.fromEntries([...query].filter(([name]) => Object.hasOwn(defaults, name)));
 }
 
 /**

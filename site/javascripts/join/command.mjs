@@ -86,8 +86,9 @@ export function batchIn(query) {
  * listed memory that does not exceed it. Undefined if there is none.
  */
 export function sizeOf(gpu, gpuSizes, listed) {
+  if (Object.hasOwn(gpuSizes, gpu)) return gpuSizes[gpu];
   const memory = /^cuda-([1-9]\d{0,3})gb$/.exec(gpu)?.[1];
-  return gpuSizes[gpu] ?? listed.filter((size) => Number(size) <= memory).at(-1);
+  return listed.filter((size) => Number(size) <= memory).at(-1);
 }
 
 /** The system on which the browser says it runs. */

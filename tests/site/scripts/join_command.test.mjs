@@ -65,7 +65,7 @@ test("only a number is accepted as a micro-batch", () => {
 
 test("a card of the calculator becomes the largest listed memory that does not exceed it", () => {
   const size = (gpu) => sizeOf(gpu, { "rtx-3060": "12" }, ["8", "12", "16", "40"]);
-  assert.deepEqual(["rtx-3060", "cuda-20gb", "cuda-16gb", "cuda-4gb", "cuda-<b>gb", null].map(size), ["12", "16", "16", undefined, undefined, undefined]);
+  assert.deepEqual(["rtx-3060", "cuda-20gb", "cuda-16gb", "cuda-4gb", "cuda-<b>gb", "constructor", null].map(size), ["12", "16", "16", undefined, undefined, undefined, undefined]);
 });
 
 test("the system is the browser's", () => {
