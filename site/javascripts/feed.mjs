@@ -44,13 +44,13 @@ export function merged(epochs, news) {
   return [...known.values()].sort((a, b) => a.epoch - b.epoch);
 }
 
-/** Adds new losses to the known ones, as `merged` does for each volunteer. */
+/** Adds new losses to the known ones, as `merged` does for each volunteer, whose name may be "constructor". */
 export function mergedLosses(peers, news) {
-  const all = { ...peers };
+  const all = new Map(Object.entries(peers));
   for (const [name, points] of Object.entries(news)) {
-    all[name] = [...new Map([...(peers[name] ?? []), ...points]).entries()].sort(([a], [b]) => a - b);
+    all.set(name, [...new Map([...(all.get(name) ?? []), ...points]).entries()].sort(([a], [b]) => a - b));
   }
-  return all;
+  return Object.fromEntries(all);
 }
 
 /** Copies the lists of several documents into the feed. */

@@ -189,7 +189,7 @@ async function updateRest(following) {
 /** The known losses with the new ones; all of them are asked for if somebody is new among those who are shown. */
 async function withNewLines(following, news) {
   const { peers } = following.feed;
-  if (Object.keys(news).every((name) => name in peers)) return mergedLosses(peers, news);
+  if (Object.keys(news).every((name) => Object.hasOwn(peers, name))) return mergedLosses(peers, news);
   return (await get(following, `losses.json?${WHOLE.losses}`)).peers;
 }
 

@@ -144,6 +144,17 @@ def test_a_live_run_is_shown_and_grows(open_page, live):
     assert violations(page) == []
 
 
+def test_a_newcomer_may_have_a_name_that_every_object_has(open_page, live):
+    page = open_page("dashboard/")
+    _wait_for_points(page, "all", 20)
+    grown = live_run(epochs=21)
+    grown["losses"]["peers"] |= {"constructor": [[21, 2.9]], "__proto__": [[21, 2.8]]}
+    live.live = grown
+    expect(page.locator("[data-slot=epoch]")).to_have_text("21 of 40")
+    _wait_for_points(page, "all", 21)
+    assert set(_drawn_names(page)) == {"ada", "<b>bob</b>", "cy", "all", "constructor", "__proto__"}
+
+
 def test_a_volunteer_who_leaves_is_shown_as_gone(open_page, live):
     page = open_page("dashboard/")
     expect(page.locator("[data-slot=active]")).to_have_text("3")

@@ -74,6 +74,9 @@ test("new epochs and lists are added to the known ones", () => {
   takeLists(feed, [{ peers: { ada: [] } }, { events: [1], secrets: [2] }]);
   assert.deepEqual([feed.peers, feed.events, feed.volunteers, feed.secrets], [{ ada: [] }, [1], [], undefined]);
   assert.deepEqual(mergedLosses({ ada: [[1, 5], [2, 4]] }, { ada: [[2, 3], [3, 2]], bo: [[3, 1]] }), { ada: [[1, 5], [2, 3], [3, 2]], bo: [[3, 1]] });
+  const odd = JSON.parse('{"constructor": [[1, 5]], "__proto__": [[1, 4]]}');
+  assert.deepEqual(Object.entries(mergedLosses({}, odd)), Object.entries(odd));
+  assert.deepEqual(Object.entries(mergedLosses(odd, odd)), Object.entries(odd));
 });
 
 test("an earlier state belongs to another run", () => {
