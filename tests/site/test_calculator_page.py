@@ -690,6 +690,24 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == expected["total"]
 
 
+def test_a_pasted_config_is_said_to_be_in_use_only_while_it_is(open_page):
+    page = open_page("calculator/")
+    page.get_by_text("Paste a config.json").click()
+    text, note = page.get_by_label("of a model on Hugging Face"), page.locator("[data-slot=config-note]")
+    words = page.get_by_role("searchbox", name="In your own words")
+    for leave in (
+        lambda: page.get_by_role("button", name="Start over").click(),
+        lambda: words.fill("gpt2") or words.press("Enter"),
+        lambda: text.fill("{}"),
+    ):
+        text.fill(json.dumps(GPT2))
+        page.get_by_role("button", name="Use it").click()
+        expect(note).to_have_text("It is in use.")
+        page.wait_for_url("**config=*")
+        leave()
+        expect(note).to_have_text("")
+
+
 def test_what_would_make_it_fit_is_one_click(open_page):
     page = open_page("calculator/?micro_batch_size=4&optimizer=adamw&checkpointing=false")
     setup = {"model": "gpt2-large", "micro_batch_size": 4}

@@ -13,6 +13,7 @@ const SHOWN_MS = 2000;
  */
 export function startPasting(slot, form, page) {
   const text = slot("config-text");
+  text.addEventListener("input", () => (slot("config-note").textContent = ""));
   slot("config-use").addEventListener("click", async () => {
     slot("config-note").textContent = "";
     const answer = await page.readWith("read_config", { text: text.value }, text);

@@ -15,6 +15,7 @@ const NOTHING_OWN = { placeholders: {} };
  * @property {Field[]} fields the same controls as data for setup.mjs
  * @property {HTMLInputElement} card the memory of a GPU that the list does not name
  * @property {HTMLElement} configUsed button that is visible while a pasted config.json is in use
+ * @property {HTMLElement} configNote says that the text in the field beside it is in use
  * @property {Values} defaults the setup that the page shows first
  * @property {Own | null} pasted the pasted model's own values
  * @property {object} shown which fields apply, as the form shows it now; see `fitting` in setup.mjs
@@ -31,6 +32,7 @@ export function makeForm(element, models) {
     fields: controls.map(fieldOf),
     card: element.elements.card,
     configUsed: element.querySelector('[data-slot="config-used"]'),
+    configNote: element.querySelector('[data-slot="config-note"]'),
     defaults: {},
     pasted: null,
     shown: { own: NOTHING_OWN, impossible: {}, needless: {} },
@@ -160,6 +162,7 @@ export function showFitting(form, values = readForm(form)) {
     element.querySelector(`[data-field="${name}"]`).hidden = hidden;
   }
   form.configUsed.hidden = !values.config;
+  if (!values.config) form.configNote.textContent = "";
   form.shown = next;
 }
 
