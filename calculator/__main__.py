@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -200,6 +201,9 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 def _batch() -> int:
+    # As a config.json is read, whatever the locale is. A line that is no UTF-8 is refused, and the next one answered.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     for line in sys.stdin:
         if line.strip():
             print(batch_line(line), flush=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from subprocess import PIPE
 
@@ -144,6 +145,20 @@ def test_a_reader_that_has_read_enough_ends_the_program(programs):
     running.stdin.write('{"model": "gpt2"}\n' * 3)
     running.stdin.close()
     assert running.stderr.read() == "" and running.wait(60) == 1
+
+
+def test_a_batch_goes_on_after_a_line_that_is_no_text(programs):
+    """As in most terminals, where Python expects UTF-8, and as after PowerShell, which writes a byte order mark."""
+    lines = b'\xef\xbb\xbf{"model": "gpt2"}\n{"model": "gpt2"\xff}\n{"model": "\xff"}\n{"model": "bert-base"}\n'
+    running = programs.start(
+        [sys.executable, "-m", "calculator", "batch"],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, stdin=PIPE, stdout=PIPE, stderr=PIPE,
+    )  # fmt: skip
+    output, errors = running.communicate(lines, timeout=120)
+    results = [json.loads(line) for line in output.splitlines()]
+    assert errors == b"" and running.returncode == 0
+    assert [result.get("model") for result in results] == ["gpt2", None, None, "bert-base"]
+    assert "not JSON" in results[1]["error"] and "model is one of" in results[2]["error"]
 
 
 def test_browser_catalogue_names_every_choice_that_is_accepted():
