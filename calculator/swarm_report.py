@@ -99,7 +99,8 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
 
 def kind_of(text: str) -> dict:
     """One kind of volunteers from the text of the flag, as a request has it."""
-    matched = re.fullmatch(r"(\d+):([^:]+):([\d.]+)/([\d.]+)(:client)?", text)
+    # No number of more than 4300 digits, which Python refuses to convert.
+    matched = re.fullmatch(r"(\d{1,20}):([^:]+):([\d.]+)/([\d.]+)(:client)?", text)
     if not matched:
         raise BadSetup(f"Volunteers are given as COUNT:SPEED:UP/DOWN[:client], such as {EXAMPLE}, not {text!r:.60}.")
     count, speed, up, down, client = matched.groups()

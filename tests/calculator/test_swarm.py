@@ -237,6 +237,8 @@ def test_no_value_breaks_the_page(value):
 def test_bad_flags_get_one_sentence(capsys):
     assert main(["swarm", "--volunteers", "3:t4:5"]) == 2
     assert "COUNT:SPEED:UP/DOWN" in capsys.readouterr().err
+    assert main(["swarm", "--volunteers", f"{'1' * 5000}:t4:20/100"]) == 2
+    assert "COUNT:SPEED:UP/DOWN" in capsys.readouterr().err
     assert COSTS.link_share <= 1
 
 
