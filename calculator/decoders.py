@@ -338,7 +338,8 @@ def grouped_heads(config: Mapping[str, object], heads: int, keys: int) -> tuple[
     """Heads of queries, and of keys and values; null stands for as many as of queries."""
     num_heads = size(config, heads, "num_attention_heads")
     # Where the config says null, every head has its own keys; where it says nothing, the family's default counts.
-    key_heads = size({"heads": config.get("num_key_value_heads", keys or None)}, num_heads, "heads")
+    name = "num_key_value_heads"
+    key_heads = size({name: config.get(name, keys or None)}, num_heads, name)
     if num_heads % key_heads:
         raise BadSetup(f"The {num_heads} heads in config are not a multiple of its {key_heads} heads of keys.")
     return num_heads, key_heads

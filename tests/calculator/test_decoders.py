@@ -108,7 +108,7 @@ def test_an_empty_config_is_the_default_model_of_transformers(kind):
 
 
 REFUSED = {
-    "is a whole number from 1": {"num_key_value_heads": "many"},
+    "num_key_value_heads in config is a whole number from 1": {"num_key_value_heads": "many"},
     "are not a multiple of its 3 heads of keys": {"num_attention_heads": 8, "num_key_value_heads": 3},
     "is not divisible by its 7 heads": {"num_attention_heads": 7, "num_key_value_heads": 7},
     "head_dim in config is an even number": {"model_type": "qwen3", "head_dim": 63},
