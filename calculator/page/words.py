@@ -65,11 +65,11 @@ def command(setup: Setup, gpu: str | None = None) -> str:
     words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else str(setup.model)]
     for field in _FIELDS:
         value = getattr(setup, field.name)
-        # The type too: to Python, 0 equals False and 1 equals True.
-        if value == field.default and type(value) is type(field.default):
+        # The type too: to Python, 0 equals False and 1 equals True. Where null is no default, it stands for one.
+        if value is None or (value == field.default and type(value) is type(field.default)):
             continue
         flag = field.name.replace("_", "-")
-        words.append(f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {value}")
+        words.append(f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {_word(value)}")
     if gpu:
         words.append(f"--gpu {gpu}")
     line = " ".join(words)
@@ -77,6 +77,11 @@ def command(setup: Setup, gpu: str | None = None) -> str:
         return line
     quoted = json.dumps(setup.config, separators=(",", ":")).replace("'", "'\"'\"'")
     return f"echo '{quoted}' | {line}"
+
+
+def _word(value: object) -> str:
+    """A value as one word of a shell: without the blanks between the names of LoRA's modules, which mean nothing."""
+    return "".join(str(value).split())
 
 
 def csv_of(result: Estimate) -> str:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import sys
 from subprocess import PIPE
 
@@ -170,6 +171,13 @@ def test_browser_catalogue_names_every_choice_that_is_accepted():
             assert "error" not in json.loads(browser.answer(json.dumps({"setup": values}))), values
     assert set(catalogue["defaults"]) == set(Setup.__dataclass_fields__) - {"config"}
     assert "error" not in json.loads(browser.answer(json.dumps({"setup": catalogue["defaults"]})))
+
+
+def test_the_pages_command_gives_the_same_answer(capsys):
+    setup = {"model": "smollm2-135m", "lora_rank": 4, "lora_targets": "q_proj, v_proj", "lora_dropout": None}
+    command = json.loads(browser.answer(json.dumps({"setup": setup})))["texts"]["command"]
+    assert main([*shlex.split(command)[3:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu"] == estimate(Setup(**setup)).as_dict()["gpu"]
 
 
 def test_a_pasted_model_keeps_a_null_that_means_something():
