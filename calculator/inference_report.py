@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from calculator.architecture import Architecture
 from calculator.devices import device_named
@@ -68,10 +68,12 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
     """The answer as plain data: the parts, and for a GPU the longest context and the largest batch that fit."""
     length = architecture.sequence_length if length is None else length
     memory = inference_memory(architecture, length=length, **options)
+    device = None if gpu is None else device_named(gpu)
+    if device is not None and device.unified:
+        memory = replace(memory, overhead=0)  # it has no CUDA
     answer = {"model": architecture.name, "length": length, **options, **asdict(memory), "total": memory.total}
-    if gpu is None:
+    if device is None:
         return answer
-    device = device_named(gpu)
     batch = options.pop("batch", 1)
     return answer | {
         "gpu": device.title,
@@ -92,7 +94,8 @@ def _report(answer: Mapping[str, object]) -> str:
         ]
         if not answer["largest_batch"] and not answer["longest_context"]:
             alone = show_bytes(answer["weights"] + answer["overhead"])
-            return "\n".join([*lines, f"Not even one token fits: the weights and CUDA itself take {alone}."])
+            what = "the weights and CUDA itself" if answer["overhead"] else "the weights"
+            return "\n".join([*lines, f"Not even one token fits: {what} take {alone}."])
         lines += [
             f"Longest context that fits, all else unchanged: {answer['longest_context']:,} tokens.",
             f"Largest batch that fits, all else unchanged: {answer['largest_batch']:,}.",

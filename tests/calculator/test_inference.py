@@ -183,6 +183,11 @@ def test_command_line_says_what_fits(capsys, tmp_path):
     path.write_text(json.dumps({"model_type": "llama", **CASES["llama"]}))
     assert main(["inference", "--config", str(path), "--length", "30", "--batch", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cache"] == 3 * 30 * 4 * 2 * 2 * 12 * 2
+    assert main(["inference", "llama-3.2-3b", "--length", "4096", "--gpu", "apple-16gb", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["overhead"] == 0 and answer["total"] == answer["weights"] + answer["cache"]  # it has no CUDA
+    room = answer["usable_bytes"] - answer["weights"]
+    assert answer["largest_batch"] == room // answer["cache"]
     assert main(["inference", "gpt2", "--length", "0"]) == 2
     assert "length is a whole number from 1 to 1024, not 0." in capsys.readouterr().err
     assert main(["inference"]) == 2
