@@ -171,7 +171,7 @@ class Shared:
         plan, run = self.plan(), self.run_or_none()
         if plan is None or run is None:
             raise PlanUnknown
-        sent = 2 * vector_bytes(plan["parameters"], 0, run.swarm.gradient_codec)
+        sent = 2 * vector_bytes(plan["trained_parameters"], 0, run.swarm.gradient_codec)
         return sent * 8 / run.swarm.allreduce_timeout_seconds / 1e6
 
     def visit(self, step: str) -> dict:

@@ -27,7 +27,7 @@ def main() -> None:
     if told.get("recipe") is not None:
         from training.config import run_of
 
-        tell("plan", **_plan(run_of(told["recipe"]), told["device"]))
+        tell("plan", **plan_of(run_of(told["recipe"]), told["device"]))
 
 
 def _gpus() -> dict[str, object]:
@@ -64,22 +64,21 @@ def _kernels() -> str | None:
     return None
 
 
-def _plan(run: RunConfig, device: str | None) -> dict[str, object]:
+def plan_of(run: RunConfig, device: str | None) -> dict[str, object]:
     """What training takes on this machine with one sample at a time."""
     from training.compute.machine import this_machine
     from training.compute.plan import make_plan
     from training.errors import TrainingError
-    from training.task import task_of
 
     try:
         machine = this_machine(device)
-        budget = 0 if task_of(run).keeps_some else None
-        plan = make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=budget)
+        plan = make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=0)
     except TrainingError as error:
         return {"fault": str(error)}
     return {
         "fault": None,
-        "parameters": plan.parameters,
+        # What peers exchange and processes share; frozen weights are neither.
+        "trained_parameters": plan.trained_parameters,
         "device_bytes": plan.need_bytes,
         "usable_bytes": machine.usable_bytes,
         "host_bytes": plan.need_bytes if machine.unified else plan.host_bytes,

@@ -55,8 +55,8 @@ LEAST_ADDRESSES = 6 << 30
 LEAST_SHARED_BYTES = 32 << 20
 """A peer of the demo, whose weights take 5 MiB, was measured to take 11 MiB of it."""
 SHARED_COPIES = 4
-"""Copies of the weights, 4 bytes each, in shared memory: two were measured in the demo (gradients and parameters); a
-download and a state that is served to a newcomer are two more."""
+"""Copies of the trained weights, 4 bytes each, in shared memory: two were measured in the demo (gradients and
+parameters); a download and a state that is served to a newcomer are two more."""
 SWAP_SHARE, AVAILABLE_SHARE = 0.25, 0.1
 """A system swaps if so much of its swap is in use and less than this share of its memory is available."""
 
@@ -121,7 +121,7 @@ def check_shared_memory(shared: Shared, folder: Path = Path("/dev/shm")) -> Find
     if not folder.is_dir():
         return skipped(f"Not checked: this system has no {folder}.")
     plan = shared.plan()
-    need = max(LEAST_SHARED_BYTES, SHARED_COPIES * 4 * plan["parameters"] if plan else 0)
+    need = max(LEAST_SHARED_BYTES, SHARED_COPIES * 4 * plan["trained_parameters"] if plan else 0)
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
     told = f"Training takes up to {show_bytes(need)} of {folder}; {show_bytes(free)} are free"

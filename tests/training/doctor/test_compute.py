@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from tests.programs import run_program
-from training.config import RECIPES
+from training.compute.machine import this_machine
+from training.compute.plan import make_plan
+from training.config import RECIPES, load_recipe
 from training.doctor.checks import Shared
 from training.doctor.compute import (
     check_codecs,
@@ -18,8 +20,9 @@ from training.doctor.compute import (
     judge_fit,
     judge_gpu,
 )
+from training.doctor.compute_probe import plan_of
 from training.doctor.examination import Asked
-from training.doctor.memory import check_memory
+from training.doctor.memory import check_memory, check_shared_memory
 from training.doctor.peers import check_node
 
 GIB = 1 << 30
@@ -167,6 +170,35 @@ def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch
         assert check_gpu(shared)[0].name == "device-missing"
     with Shared(Asked(recipe=str(recipe)), limit_seconds=60) as shared:
         assert check_memory(shared).name == "memory-too-small"
+
+
+def test_frozen_weights_are_neither_shared_nor_exchanged(tmp_path, monkeypatch):
+    """Processes share the adapters alone, as many as each peer posts; all weights of lora-7b would take 108 GiB."""
+    text = (RECIPES / "lora-7b.toml").read_text()
+    for large, small in (("num_hidden_layers = 32", "num_hidden_layers = 2"), ("size = 14336", "size = 512")):
+        assert large in text
+        text = text.replace(large, small)
+    recipe = tmp_path / "lora.toml"
+    recipe.write_text(text)
+    plan, shared = plan_of(load_recipe(str(recipe)), "cpu"), Shared(Asked(recipe=str(recipe)))
+    monkeypatch.setattr(shared, "plan", lambda: plan)
+    # B of 4 matrices, of rank 16: two of 4096 outputs and two of 1024.
+    assert plan["trained_parameters"] == 16 * 2 * (4096 + 1024)
+    assert "takes up to 32.0 MiB" in check_shared_memory(shared).found
+    # Both ways, in 8 bit and a scale of 32 bits for 512 values, within 60 s.
+    assert shared.needed_mbits() == pytest.approx(2 * 163_840 * (1 + 4 / 512) * 8 / 60 / 1e6, rel=0.01)
+
+
+def test_a_model_that_trains_only_if_it_recomputes_its_activations(tmp_path):
+    """`join` recomputes them where they do not fit, also of layers that keep all or none."""
+    recipe = tmp_path / "plain.toml"
+    recipe.write_text((RECIPES / "demo.toml").read_text().replace("reversible = true", "reversible = false"))
+    run, machine = load_recipe(str(recipe)), this_machine("cpu")
+    need = plan_of(run, "cpu")["device_bytes"]
+    least, most = (
+        make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=budget).need_bytes for budget in (0, None)
+    )
+    assert need == least < most
 
 
 def test_codecs_that_cannot_read_what_they_wrote(monkeypatch):

@@ -304,6 +304,6 @@ def test_a_link_that_is_too_slow_for_averages(manifest, monkeypatch, pause, name
     """A plan of a hundred million weights, whose start PyTorch would cost; the download is real."""
     with serving(site_of(manifest[0], pause)) as url:
         shared = Shared(Asked(recipe="dalle-2021", shards=url))
-        monkeypatch.setattr(shared, "plan", lambda: {"parameters": 125_894_244})
+        monkeypatch.setattr(shared, "plan", lambda: {"trained_parameters": 125_894_244})
         found = check_link(shared)
     assert found.name == name and "34 Mbit/s" in found.found
