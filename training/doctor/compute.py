@@ -165,11 +165,15 @@ def check_gpu(shared: Shared) -> list[Finding]:
         if error.late:
             return [_slow_or_hangs(error).found(f"PyTorch has not told its devices yet: {error}.")]
         return [skipped("Not checked: PyTorch does not load.")]
-    findings = judge_gpu(torch, told, driver_says(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     wanted = shared.asked.device
-    if wanted is not None and wanted != "cpu" and not _is_there(wanted, len(told["gpus"])):
+    if wanted == "cpu":
+        return [fine("With --device cpu, it computes on the processor.")]
+    number = _number_of(wanted, len(told["gpus"]))
+    one = told if number is None else {**told, "gpus": told["gpus"][number : number + 1]}
+    findings = judge_gpu(torch, one, driver_says(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if wanted is not None and number is None:
         findings.insert(0, NO_DEVICE.found(f"PyTorch finds {len(told['gpus'])} GPUs; --device asks for {wanted}."))
-    plan = shared.plan() if told["gpus"] and wanted != "cpu" else None
+    plan = shared.plan() if told["gpus"] else None
     return [*findings, *judge_fit(plan)] if plan else findings
 
 
@@ -197,7 +201,7 @@ def judge_gpu(torch: dict, told: dict, driver: dict, visible: str | None) -> lis
         names = ", ".join(driver["gpus"])
         if torch["cuda"] is None and torch["hip"] is None:
             return [CPU_BUILD.found(f"This machine has a GPU ({names}); PyTorch {torch['version']} is for processors.")]
-        if visible is not None and not visible.strip("- 1"):
+        if visible is not None and _hides_all(visible, len(driver["gpus"])):
             return [HIDDEN.found(f"This machine has a GPU ({names}); CUDA_VISIBLE_DEVICES is {visible!r}.")]
         if "driver" in reason and "too old" in reason:
             return [DRIVER_OLD.found(f"Driver {driver['version']} of {names}: {reason}.")]
@@ -212,14 +216,10 @@ def judge_gpu(torch: dict, told: dict, driver: dict, visible: str | None) -> lis
 def _judge_one(gpu: dict, built_for: list[str], driver: dict) -> list[Finding]:
     title, capability = gpu["title"], tuple(gpu["capability"])
     shown = ".".join(map(str, capability))
-    cuda = [name.split("_")[1] for name in built_for if name.startswith(("sm_", "compute_"))]
-    oldest = min((int(number.rstrip("af")) for number in cuda), default=0)
     findings = []
-    if cuda and 10 * capability[0] + capability[1] < oldest:
+    if not _runs_on(capability, built_for):
         findings.append(
-            NOT_BUILT_FOR.found(
-                f"{title} has compute capability {shown}; PyTorch is built for {oldest / 10} and newer."
-            )
+            NOT_BUILT_FOR.found(f"{title} has compute capability {shown}; PyTorch is built for {', '.join(built_for)}.")
         )
     if gpu["free_bytes"] < FREE_SHARE * gpu["total_bytes"]:
         who = f": {', '.join(driver['programs'])}" if driver["programs"] else ""
@@ -229,6 +229,28 @@ def _judge_one(gpu: dict, built_for: list[str], driver: dict) -> list[Finding]:
         findings.append(NO_BFLOAT16.found(f"{title} has compute capability {shown}."))
     bits = "bfloat16" if capability >= (8, 0) else "float16"
     return findings or [fine(f"{title}, {show_bytes(gpu['free_bytes'])} free, {bits}.")]
+
+
+def _runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
+    """Whether a build has code for a GPU: `sm_` for the same major number and no later minor one, `compute_` from that
+    capability on (CUDA's programming guide, "Binary compatibility" and "PTX compatibility"). A letter behind the number
+    ties code to that one capability, or to its family."""
+    suits = []
+    for kind, _, number in (name.partition("_") for name in built_for):
+        if kind in ("sm", "compute") and number.rstrip("af").isdecimal():
+            major, minor = divmod(int(number.rstrip("af")), 10)
+            own = major == capability[0] and (
+                minor == capability[1] if number.endswith("a") else minor <= capability[1]
+            )
+            suits.append(own or (kind == "compute" and number.isdecimal() and (major, minor) <= capability))
+    return any(suits) or not suits
+
+
+def _hides_all(visible: str, gpus: int) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves no GPU: CUDA takes those that it lists up to the first that is not there."""
+    first = visible.split(",")[0].strip()
+    # Else a name such as GPU-8932f937, of which we cannot say whether it is there.
+    return not first or (first.lstrip("-").isdecimal() and not 0 <= int(first) < gpus)
 
 
 def driver_says(cards: Path = Path("/sys/bus/pci/devices")) -> dict:
@@ -304,6 +326,8 @@ def check_codecs(shared: Shared) -> Finding:
     return fine(f"Averages are right in {', '.join(told['codecs'])}.")
 
 
-def _is_there(device: str, gpus: int) -> bool:
-    kind, _, number = device.partition(":")
-    return kind == "cuda" and (not number or number.isdecimal()) and int(number or 0) < gpus
+def _number_of(device: str | None, gpus: int) -> int | None:
+    """Number of the GPU that computes, the first one if none is named; None if it is not there."""
+    kind, _, number = (device or "cuda").partition(":")
+    is_there = kind == "cuda" and (not number or number.isdecimal()) and int(number or 0) < gpus
+    return int(number or 0) if is_there else None

@@ -55,6 +55,10 @@ def gpu(title="Tesla T4", capability=(7, 5), free=15 * GIB, total=16 * GIB):
         (CUDA, gpus(reason=TOO_OLD), TESLA, None, ["gpu-driver-old"]),
         (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "", ["gpu-hidden"]),
         (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "-1", ["gpu-hidden"]),
+        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "1", ["gpu-hidden"]),
+        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "7,0", ["gpu-hidden"]),
+        (CUDA, gpus(reason=TOO_OLD), {**TESLA, "gpus": ["Tesla T4"] * 2}, "1", ["gpu-driver-old"]),
+        (CUDA, gpus(reason="CUDA driver initialization failed"), TESLA, "0", ["gpu-unusable"]),
         (CUDA, gpus(reason="CUDA driver initialization failed"), TESLA, None, ["gpu-unusable"]),
         (CUDA, gpus(), {**NONE, "fault": MISMATCH}, None, ["gpu-driver-fails"]),
         (CPU, gpus(), {**NONE, "cards": "0000:01:00.0"}, None, ["gpu-without-driver"]),
@@ -81,6 +85,46 @@ def test_what_pytorch_and_driver_say(torch, told, driver, visible, names):
     assert all(finding.found.endswith(".") for finding in findings)
     if names == ["gpu-memory-occupied"]:
         assert "blender (6000 MiB)" in findings[0].found
+
+
+@pytest.mark.parametrize(
+    "capability, built_for, runs",
+    [
+        ((12, 0), "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", False),  # a build for CUDA 12.4 and a GeForce RTX 5090
+        ((12, 0), "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", True),
+        ((12, 1), "sm_90 sm_120", True),
+        ((12, 0), "sm_90 compute_90", True),  # compiled when it starts
+        ((8, 9), "sm_50 sm_80 sm_86 sm_90", True),
+        ((8, 0), "sm_50 sm_86 sm_90", False),
+        ((6, 1), "sm_50 sm_70 sm_75", False),
+        ((9, 0), "sm_80 sm_90a", True),
+        ((10, 3), "sm_100a", False),
+        ((10, 3), "sm_100f", True),
+        ((9, 0), "gfx90a", True),  # AMD's names: nothing is known
+    ],
+)
+def test_gpus_for_which_a_build_has_code(capability, built_for, runs):
+    told = {**gpus(gpu("Some GPU", capability)), "built_for": built_for.split()}
+    names = [finding.name for finding in judge_gpu(CUDA, told, TESLA, None)]
+    assert ("gpu-unsupported" in names) == (not runs)
+
+
+@pytest.mark.parametrize(
+    "device, names",
+    [
+        (None, ["gpu-unsupported", "gpu-without-half-precision"]),
+        ("cuda", ["gpu-unsupported", "gpu-without-half-precision"]),
+        ("cuda:1", [""]),
+        ("cuda:2", ["device-missing", "gpu-unsupported", "gpu-without-half-precision", ""]),
+        ("cpu", [""]),
+    ],
+)
+def test_only_the_device_that_computes_is_judged(monkeypatch, device, names):
+    """A machine with an old and a new GPU: `join` works on the new one, and with `--device cpu`, as the remedy says."""
+    shared = Shared(Asked(device=device))
+    steps = {"torch": CUDA, "gpus": gpus(gpu("Tesla K80", (3, 7)), gpu())}
+    monkeypatch.setattr(shared, "compute", steps.__getitem__)
+    assert [finding.name for finding in check_gpu(shared)] == names
 
 
 def test_a_model_that_does_not_fit_the_gpu():
