@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.doctor.finding import Fault, Finding, fine, skipped
-from training.doctor.web import Unfetched, fetch
+from training.doctor.web import Unfetched, fetch_whole
 
 if TYPE_CHECKING:
     from training.doctor.checks import Shared
@@ -35,7 +35,7 @@ def check_membership(shared: Shared) -> Finding:
 
     url = run.membership.url.rstrip("/")
     try:
-        answer = fetch(f"{url}/bans", limit=LARGEST_BANS_BYTES)
+        answer = fetch_whole(f"{url}/bans", limit=LARGEST_BANS_BYTES)
     except Unfetched as error:
         return AWAY.found(error.finding.found)
     if read_bans(answer.body, run.membership.key, run.run_id) is None:

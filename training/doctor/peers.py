@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from training.doctor.children import NoAnswer
 from training.doctor.examination import TOO_SLOW
 from training.doctor.finding import Fault, Finding, fine, skipped
-from training.doctor.web import Unfetched, fetch, is_url, proxy_of, resolve
+from training.doctor.web import Unfetched, fetch_whole, is_url, proxy_of, resolve
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def addresses_of(given: Sequence[str]) -> list[str]:
             continue
         url = f"{one.rstrip('/')}/live/run.json"
         try:
-            listed = json.loads(fetch(url, limit=1 << 20).body)["initial_peers"]
+            listed = json.loads(fetch_whole(url, limit=1 << 20).body)["initial_peers"]
             for address in listed:
                 parted(address)
         except (ValueError, KeyError, TypeError, BadInput) as error:

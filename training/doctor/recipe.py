@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from training.config import LARGEST_RECIPE_BYTES, RunConfig, load_recipe, parse_recipe
 from training.doctor.children import NoAnswer
 from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
-from training.doctor.web import Unfetched, fetch, is_url
+from training.doctor.web import Unfetched, fetch_whole, is_url
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read(source: str) -> tuple[RunConfig, float | None]:
     try:
         if not is_url(source):
             return load_recipe(source), None
-        fetched = fetch(source, limit=LARGEST_RECIPE_BYTES)
+        fetched = fetch_whole(source, limit=LARGEST_RECIPE_BYTES)
         ahead = fetched.clock_ahead
         return parse_recipe(fetched.body.decode("utf-8-sig"), source=source), ahead
     except Unfetched as error:

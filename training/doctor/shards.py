@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.doctor.children import NoAnswer
 from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
-from training.doctor.web import Unfetched, fetch, is_url
+from training.doctor.web import Unfetched, fetch, fetch_whole, is_url
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read(source: str) -> tuple[Manifest, float | None]:
         if not is_url(source):
             return open_manifest(source, kind=None), None  # `check_shards` says that it is of another kind
         address = f"{source.rstrip('/')}/{MANIFEST_FILE}"
-        fetched = fetch(address, limit=LARGEST_MANIFEST_BYTES)
+        fetched = fetch_whole(address, limit=LARGEST_MANIFEST_BYTES)
         return parse_manifest(fetched.body, source=address), fetched.clock_ahead
     except Unfetched as error:
         raise NoShards(error.finding) from None

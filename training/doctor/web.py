@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from urllib.parse import SplitResult, urlsplit
 
 from training.doctor.finding import Fault, Finding, Unusable
@@ -22,6 +22,11 @@ NAME = Fault(
     why="This machine cannot find the address of that name, so it cannot reach the run.",
     remedy="Check the spelling and that this machine is online. If other names fail too, set another DNS server, such "
     "as 1.1.1.1.",
+)
+BAD_ADDRESS = Fault(
+    name="address-invalid",
+    why="Recipe and shards come from there, and `join` cannot ask it either.",
+    remedy="Copy the address from the join page again.",
 )
 PROXY_DOWN = Fault(
     name="proxy-unreachable",
@@ -42,6 +47,12 @@ SITE_SILENT = Fault(
     name="site-silent",
     why="Recipe and shards come from there. No answer at all is what a firewall or a machine that is off looks like.",
     remedy="Open the address in a browser of this machine. If it opens there, a proxy may be needed: set https_proxy.",
+)
+SITE_SLOW = Fault(
+    name="site-slow",
+    level="warning",
+    why="Recipe and shards come from there. Over such a link it takes long until training begins.",
+    remedy="Use a wired connection, and stop other traffic. If others wait as well, tell the run's maintainer.",
 )
 SITE_FAILS = Fault(
     name="site-answers-error",
@@ -70,10 +81,12 @@ CERTIFICATE_UNKNOWN = Fault(
 )
 FAULTS = (
     NAME,
+    BAD_ADDRESS,
     PROXY_DOWN,
     PROXY_REFUSES,
     SITE_REFUSES,
     SITE_SILENT,
+    SITE_SLOW,
     SITE_FAILS,
     OTHER_PAGE,
     CERTIFICATE_DATE,
@@ -83,6 +96,8 @@ FAULTS = (
 
 ANSWER_SECONDS = 4.0
 """Longest wait for a name, for a connection, and for each part of an answer."""
+WHOLE_SECONDS = 8.0
+"""Longest wait for a file that is needed whole."""
 DATE_CODES, NAME_CODE = (9, 10), 62
 """OpenSSL's codes for certificates that are not yet or no longer valid, and for one of another host (x509_vfy.h)."""
 REFUSALS = (401, 403, 407)
@@ -117,9 +132,7 @@ def fetch(url: str, *, limit: int, seconds: float = ANSWER_SECONDS) -> Fetched:
     Raises:
         Unfetched: If nothing comes.
     """
-    parts = urlsplit(url)
-    proxy, variable = proxy_of(parts)
-    _check_connection(urlsplit(proxy) if proxy else parts, variable, url)
+    proxy, variable = _check_way(url)
     began = time.time()
     try:
         with open_checked(url, ANSWER_SECONDS) as response:
@@ -138,11 +151,29 @@ def fetch(url: str, *, limit: int, seconds: float = ANSWER_SECONDS) -> Fetched:
             return Fetched(body=body, complete=complete, seconds=took, clock_ahead=ahead)
     except urllib.error.HTTPError as error:
         if proxy and error.code in REFUSALS:
-            finding = PROXY_REFUSES.found(f"The proxy {proxy} answers {error.code} {error.reason}.", variable=variable)
-            raise Unfetched(finding) from None
+            said = f"The proxy {_without_password(proxy)} answers {error.code} {error.reason}."
+            raise Unfetched(PROXY_REFUSES.found(said, variable=variable)) from None
         raise Unfetched(SITE_FAILS.found(f"{url} answers {error.code} {error.reason}.")) from None
+    except InvalidURL as error:
+        raise _bad_address(url, error) from None
     except (OSError, HTTPException) as error:
         raise Unfetched(_finding_of(error, url, proxy, variable)) from None
+    except ValueError as error:  # such as a letter that is not ASCII
+        raise _bad_address(url, error) from None
+
+
+def fetch_whole(url: str, *, limit: int) -> Fetched:
+    """A file whole, or its first `limit` bytes.
+
+    Raises:
+        Unfetched: If nothing comes, or not all of it within `WHOLE_SECONDS`.
+    """
+    fetched = fetch(url, limit=limit, seconds=WHOLE_SECONDS)
+    if fetched.complete or len(fetched.body) >= limit:
+        return fetched
+    if fetched.seconds < WHOLE_SECONDS:
+        raise Unfetched(SITE_FAILS.found(f"{url} breaks the connection off after {len(fetched.body)} bytes."))
+    raise Unfetched(SITE_SLOW.found(f"Of {url}, {len(fetched.body)} bytes have come within {WHOLE_SECONDS:g} s."))
 
 
 def proxy_of(parts: SplitResult) -> tuple[str, str]:
@@ -175,6 +206,38 @@ def resolve(host: str, seconds: float = ANSWER_SECONDS) -> list[tuple]:
     if isinstance(found[0], Exception):
         raise OSError(f"the name {host} is not known: {getattr(found[0], 'strerror', None) or found[0]}")
     return found[0]
+
+
+def _check_way(url: str) -> tuple[str, str]:
+    """Whether the site, or the proxy in front of it, accepts a connection; what `proxy_of` says."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # computed here, and refused if it is none
+    except ValueError as error:
+        raise _bad_address(url, error) from None
+    proxy, variable = proxy_of(parts)
+    try:
+        first = urlsplit(proxy) if proxy else parts
+        _ = first.port
+    except ValueError as error:
+        said = f"The proxy {_without_password(proxy)} is no address: {error}."
+        raise Unfetched(PROXY_DOWN.found(said, variable=variable)) from None
+    _check_connection(first, variable, url)
+    return proxy, variable
+
+
+def _bad_address(url: str, error: Exception) -> Unfetched:
+    return Unfetched(BAD_ADDRESS.found(f"{url} is no address: {error}."))
+
+
+def _without_password(proxy: str) -> str:
+    """A proxy's address without what is secret in it: volunteers show others what the doctor says.
+
+    >>> _without_password("http://me:secret@proxy.example:3128")
+    'http://proxy.example:3128'
+    """
+    scheme, _, place = proxy.partition("//")
+    return f"{scheme}//{place.rpartition('@')[2]}"
 
 
 def _check_connection(parts: SplitResult, variable: str, url: str) -> None:
@@ -210,7 +273,8 @@ def _finding_of(error: Exception, url: str, proxy: str, variable: str) -> Findin
     if isinstance(reason, RefusedRedirect):
         return OTHER_PAGE.found(f"{url} is not fetched: {reason}.")
     if proxy and str(reason).startswith("Tunnel connection failed"):
-        return PROXY_REFUSES.found(f"The proxy {proxy} does not let the address pass: {reason}.", variable=variable)
+        said = f"The proxy {_without_password(proxy)} does not let the address pass: {reason}."
+        return PROXY_REFUSES.found(said, variable=variable)
     if isinstance(reason, TimeoutError):
         return SITE_SILENT.found(f"{url} accepts the connection, but does not answer within {ANSWER_SECONDS:g} s.")
     return SITE_FAILS.found(f"{url} breaks the connection off: {reason}.")

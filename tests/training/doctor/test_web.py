@@ -17,6 +17,7 @@ from training.doctor.checks import Shared
 from training.doctor.clock import check_clock
 from training.doctor.examination import Asked
 from training.doctor.recipe import check_recipe
+from training.doctor.shards import check_shards
 from training.doctor.web import Unfetched, fetch
 
 
@@ -69,6 +70,46 @@ def test_a_site_that_answers_something_else(answer, name):
         assert fault_of(f"{url}/recipe.toml")[0] == name
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:99999/recipe.toml", "http://[::1/recipe.toml", "http://localhost/a b", "http://localhost/ü"],
+)
+def test_addresses_that_are_none(url, monkeypatch):
+    """The port, a bracket, a space and a letter: `join` refuses them."""
+    with listening() as listener:
+        name, found = fault_of(url.replace("localhost/", f"localhost:{listener.getsockname()[1]}/"))
+    assert name == "address-invalid" and "is no address" in found
+    assert check_recipe(Shared(Asked(recipe="http://127.0.0.1:99999/recipe.toml"))).level == "fault"
+
+
+def slow_or_broken(seconds):
+    """Half of what is promised; then nothing for so long, and the end."""
+
+    def answer(request):
+        request.send_response_only(200)
+        request.send_header("Content-Length", "200")
+        request.end_headers()
+        request.wfile.write(b"x" * 100)
+        request.wfile.flush()
+        time.sleep(seconds)
+
+    return answer
+
+
+@pytest.mark.parametrize("seconds, name, level", [(0.9, "site-slow", "warning"), (0.0, "site-answers-error", "fault")])
+def test_a_manifest_that_does_not_arrive_whole_is_not_damaged(monkeypatch, seconds, name, level):
+    monkeypatch.setattr(web, "WHOLE_SECONDS", 0.5)
+    with serving(slow_or_broken(seconds)) as url:
+        found = check_shards(Shared(Asked(shards=url)))
+    assert (found.name, found.level) == (name, level) and "100 bytes" in found.found
+
+
+def test_a_proxy_whose_address_is_none(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://me:secret@proxy.example:port")
+    name, found = fault_of("http://run.example/recipe.toml")
+    assert name == "proxy-unreachable" and "proxy.example:port is no address" in found and "secret" not in found
+
+
 def test_a_proxy_that_is_off(monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed_port()}")
     assert fault_of("http://run.example/recipe.toml")[0] == "proxy-unreachable"
@@ -77,9 +118,10 @@ def test_a_proxy_that_is_off(monkeypatch):
 @pytest.mark.parametrize("scheme, status", [("http", 407), ("https", 403)])
 def test_a_proxy_that_refuses(monkeypatch, scheme, status):
     with serving(file_of("", status=status)) as proxy:
-        monkeypatch.setenv(f"{scheme}_proxy", proxy)
+        monkeypatch.setenv(f"{scheme}_proxy", proxy.replace("://", "://me:secret@"))
         name, found = fault_of(f"{scheme}://run.example/recipe.toml")
-    assert name == "proxy-refuses" and str(status) in found
+    assert name == "proxy-refuses" and str(status) in found and proxy in found
+    assert "secret" not in found  # volunteers show others what the doctor says
 
 
 def test_a_proxy_that_lets_pass(monkeypatch):
