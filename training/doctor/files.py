@@ -121,15 +121,19 @@ def check_state_folder(shared: Shared) -> Finding:
     if folder is None:
         return skipped("Not checked: no --state-dir is given, so a restart would begin as a new volunteer.")
     there = _first_existing(folder)
+    if not there.exists():
+        return STATE_FOLDER.found(f"{there} leads nowhere: it is a link to what is not there.")
     if (free := _free(there)) < STATE_BYTES:
         return STATE_FULL.found(f"{show_bytes(free)} are free at {there}.")
     if (fault := _unwritable(there)) is not None:
         return STATE_FOLDER.found(f"{there} cannot be written to: {fault}.")
-    with suppress(FileNotFoundError), (folder / "lock").open("r") as lock:
-        try:
+    try:
+        with suppress(FileNotFoundError), (folder / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return STATE_IN_USE.found(f"Another program is using {folder}.")
+    except BlockingIOError:
+        return STATE_IN_USE.found(f"Another program is using {folder}.")
+    except OSError as error:
+        return STATE_FOLDER.found(f"{folder / 'lock'} cannot be locked: {reason_of(error)}.")
     return fine(f"{folder} can be written; {show_bytes(free)} are free.")
 
 
@@ -139,7 +143,10 @@ def check_cache(shared: Shared) -> Finding:
 
     folder = default_cache()
     there = _first_existing(folder)
-    sizes, free = shared.shard_bytes(), _free(there)
+    free, source = _free(there), shared.source()
+    if source is not None and "://" not in source:
+        return _programs_run(there) or fine(f"The shards are in a folder, so none of them are kept at {there}.")
+    sizes = shared.shard_bytes()
     most = max(sizes, default=SHARD_BYTES)
     if free < most:
         return CACHE_FULL.found(f"{show_bytes(free)} are free at {there}; one shard takes {show_bytes(most)}.")
@@ -149,9 +156,14 @@ def check_cache(shared: Shared) -> Finding:
     kept = min(sum(sizes) or CACHE_GB * 1e9, CACHE_GB * 1e9)
     if free + taken < kept:
         return CACHE_SHORT.found(f"{show_bytes(free)} are free at {there}; the cache keeps {show_bytes(int(kept))}.")
-    if os.statvfs(there).f_flag & os.ST_NOEXEC:
-        return NO_PROGRAMS.found(f"The disk of {there} is mounted with noexec.")
-    return fine(f"{show_bytes(free)} are free at {there}.")
+    return _programs_run(there) or fine(f"{show_bytes(free)} are free at {there}.")
+
+
+def _programs_run(folder: Path) -> Finding | None:
+    """That programs may not run from a folder; None if they may, or if the system, such as macOS, does not say."""
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return NO_PROGRAMS.found(f"The disk of {folder} is mounted with noexec.")
+    return None
 
 
 def check_temp_folder(_shared: object) -> Finding:

@@ -83,6 +83,12 @@ FAR = Fault(
     why="Forming a group takes several round trips, so this peer may come too late for averages.",
     remedy="Use a wired connection, and stop downloads and calls while you train.",
 )
+NOT_HERE = Fault(
+    name="address-not-here",
+    why="The peer cannot listen there, and `join` ends.",
+    remedy="Give addresses of this machine with --host-maddrs, such as /ip4/0.0.0.0/tcp/PORT: all of IPv4. Behind a "
+    "router, that is the machine's own address, and not the one that the Internet sees.",
+)
 PORT_TAKEN = Fault(
     name="port-taken",
     why="The peer cannot listen there, and `join` ends.",
@@ -114,6 +120,7 @@ FAULTS = (
     NO_PEER,
     SOME_FAIL,
     FAR,
+    NOT_HERE,
     PORT_TAKEN,
     NODE,
     UNREACHABLE,
@@ -245,17 +252,20 @@ def check_port(shared: Shared) -> list[Finding]:
     findings = []
     for address in shared.asked.host_maddrs:
         match = ADDRESS.fullmatch(address)
-        if match is None or match[1] not in ("ip4", "ip6") or int(match[3]) == 0:
+        if match is None or match[1] not in ("ip4", "ip6"):
             continue
-        family = socket.AF_INET if match[1] == "ip4" else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((match[2], int(match[3])))
-            except OSError as error:
-                findings.append(PORT_TAKEN.found(f"This machine cannot listen on {address}: {error.strerror}."))
-            else:
-                findings.append(fine(f"Port {match[3]} is free."))
+        port, family = int(match[3]), socket.AF_INET if match[1] == "ip4" else socket.AF_INET6
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind((match[2], port))
+        except (OSError, OverflowError) as error:
+            said = getattr(error, "strerror", None) or "there is no such port or address"
+            fault = PORT_TAKEN if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else NOT_HERE
+            findings.append(fault.found(f"This machine cannot listen on {address}: {said}."))
+        else:
+            if port:
+                findings.append(fine(f"Port {port} is free."))
     return findings or [fine("The system picks a free port.")]
 
 
@@ -285,14 +295,13 @@ def _connected(address: str) -> Answer:
         return Answer(address=address, kind="name", said=str(error))
     began, last = time.monotonic(), OSError(f"{host} has no address of this kind")
     for family, _, _, _, place in places[:2]:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.settimeout(REACH_SECONDS)
-            try:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:  # fails where the system has no IPv6
+                trial.settimeout(REACH_SECONDS)
                 trial.connect((place[0], port, *place[2:]))
-            except OSError as error:
-                last = error
-            else:
                 return Answer(address=address, seconds=time.monotonic() - began)
+        except OSError as error:
+            last = error
     why = "refused" if isinstance(last, ConnectionRefusedError) else "silent"
     why = "unroutable" if last.errno in NO_WAY else why
     return Answer(address=address, kind=why, said=last.strerror or str(last))

@@ -12,7 +12,7 @@ from tests.programs import ROOT, run_program
 from tests.training.doctor.places import CAN_UNSHARE, check_alone
 from training.doctor.checks import Shared
 from training.doctor.examination import Asked
-from training.doctor.files import check_open_files, check_state_folder, check_temp_folder
+from training.doctor.files import check_cache, check_open_files, check_state_folder, check_temp_folder
 from training.doctor.memory import (
     check_address_space,
     check_memory,
@@ -149,6 +149,22 @@ def test_a_state_folder_that_is_a_file(tmp_path):
     assert found.name == "state-folder-unusable" and "not a directory" in found.found
 
 
+def test_a_state_folder_that_is_a_link_to_nothing_or_whose_lock_is_none(tmp_path):
+    """`join` ends there, as it does where another user has made the lock."""
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    found = check_state_folder(shared(state_dir=tmp_path / "link"))
+    assert found.name == "state-folder-unusable" and "leads nowhere" in found.found
+    (tmp_path / "state" / "lock").mkdir(parents=True)
+    found = check_state_folder(shared(state_dir=tmp_path / "state"))
+    assert found.name == "state-folder-unusable" and "is a directory" in found.found
+
+
+def test_a_cache_on_a_system_that_does_not_say_where_programs_run(monkeypatch):
+    """macOS has no ST_NOEXEC."""
+    monkeypatch.delattr(os, "ST_NOEXEC", raising=False)
+    assert check_cache(shared()).name != "cache-runs-no-programs"
+
+
 READ_ONLY = 'mount -t tmpfs -o size=4g,ro x /mnt; "$@"'
 FULL = 'mount -t tmpfs -o size=2m x /mnt; head -c 2m /dev/zero >/mnt/file; "$@"'
 
@@ -175,6 +191,15 @@ def test_a_state_folder_on_a_bad_disk(script, name):
 )
 def test_caches_on_bad_disks(script, name):
     assert check_alone(script, "files.check_cache(shared())", XDG_CACHE_HOME="/mnt")["name"] == name
+
+
+@MOUNTS
+def test_a_cache_that_keeps_nothing_of_shards_in_a_folder():
+    script = 'mount -t tmpfs -o size=40m x /mnt; "$@"'
+    asked = 'files.check_cache(shared(shards="/somewhere"))'
+    assert check_alone(script, asked, XDG_CACHE_HOME="/mnt")["level"] == "ok"
+    script = script.replace("size=40m", "size=40m,noexec")
+    assert check_alone(script, asked, XDG_CACHE_HOME="/mnt")["name"] == "cache-runs-no-programs"
 
 
 @MOUNTS

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from training.doctor.checks import Shared
 from training.doctor.children import NoAnswer
 from training.doctor.clock import check_clock
 from training.doctor.examination import Asked
-from training.doctor.peers import check_node, check_peers, check_port, check_reachable, parted
+from training.doctor.peers import check_node, check_peers, check_port, check_reachable, connect_all, parted
 from training.doctor.recipe import check_run
 from training.doctor.shards import check_link, check_shards, check_tokens
 from training.errors import BadInput
@@ -235,6 +236,32 @@ def test_a_port_that_is_taken():
     assert [one.name for one in taken] == ["port-taken"]
     assert [one.level for one in check_port(Shared(Asked(host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",))))] == ["ok"]
     assert check_port(Shared(Asked()))[0].level == "ok"
+
+
+@pytest.mark.parametrize("address", ["/ip4/192.0.2.7/tcp/0", "/ip4/192.0.2.7/tcp/4711", "/ip4/127.0.0.1/tcp/99999"])
+def test_an_address_to_listen_on_that_this_machine_does_not_have(address):
+    """The first two as of a router, from RFC 5737's network for examples."""
+    assert [one.name for one in check_port(Shared(Asked(host_maddrs=(address,))))] == ["address-not-here"]
+
+
+def test_a_system_without_ipv6(monkeypatch):
+    """As Linux with ipv6.disable=1, where no such socket can be made; a name's other address counts."""
+    real = socket.socket
+
+    class Without(real):
+        def __init__(self, family=-1, *rest, **more):
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+            super().__init__(family, *rest, **more)
+
+    with listening() as listener:
+        port = listener.getsockname()[1]
+        both = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+        monkeypatch.setattr(peers, "resolve", lambda host: both)
+        monkeypatch.setattr(socket, "socket", Without)
+        answers = connect_all([f"/dns/run.example/tcp/{port}/p2p/Qm", f"/dns6/run.example/tcp/{port}/p2p/Qm"])
+    assert answers[0].seconds is not None and answers[1].kind == "unroutable"
+    assert [one.name for one in check_port(Shared(Asked(host_maddrs=("/ip6/::/tcp/4711",))))] == ["address-not-here"]
 
 
 def test_nothing_is_asked_without_addresses():
