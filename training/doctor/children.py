@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 """The folder that has the package `training`."""
 SAMPLED_SECONDS, COMPUTING_SHARE = 0.4, 0.1
 """A program that takes so much of a core for so long computes; one that waits for a driver does not."""
+END_SECONDS = 1.0
+"""Longest wait for the end of a program that was killed."""
 LAST_WORDS = 2000
 """Characters of a crashed program's standard error that are kept."""
 
@@ -39,6 +42,8 @@ class NoAnswer(Exception):
 
 class Child:
     """A program in a process group of its own, all of which ends with `end`.
+
+    Its step `folder` names a folder for temporary files, which `end` removes.
 
     Args:
         module: Name of the module to run.
@@ -95,7 +100,13 @@ class Child:
         """Kills it and all that it has started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        # Not longer: what hangs in a driver cannot be killed, and the volunteer waits for the findings.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        with self._news:
+            self._news.wait_for(lambda: not self._readers, END_SECONDS)
+        if (told := self._facts.get("folder")) is not None:
+            shutil.rmtree(told["path"], ignore_errors=True)
 
     def _comes(self, step: str, seconds: float) -> bool:
         """Waits until the program has written a step, or has ended; False if the time is over before."""

@@ -47,6 +47,7 @@ def main() -> None:
     prepare_environment()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         tempfile.tempdir = folder
+        tell("folder", path=folder)  # for the doctor to remove if it kills this program
         import torch
 
         from training.swarm.visit import visit

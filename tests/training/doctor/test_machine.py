@@ -98,6 +98,17 @@ def test_memory_that_is_too_little_limited_or_occupied():
     assert check_memory(shared()).name == ""
 
 
+def test_memory_counts_as_free_that_the_doctors_own_programs_take(monkeypatch):
+    """While the plan is made, they take a third of a gigabyte, which in a small container seemed to be lacking."""
+    from psutil import virtual_memory
+
+    asked, free = shared(), [4 * GIB, 1 * GIB]
+    monkeypatch.setattr(asked, "plan", lambda: free.pop(0) and None)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: virtual_memory()._replace(available=free[0]))
+    monkeypatch.setattr("training.compute.machine.group_bytes", lambda: free[0])
+    assert check_memory(asked).level == "ok" and free == [1 * GIB]
+
+
 def test_addresses_may_be_limited():
     found = limited("ulimit -v 4194304", "memory.check_address_space")
     assert found["name"] == "address-space-limited" and "4.00 GiB" in found["found"]

@@ -21,6 +21,7 @@ from tests.training.doctor.places import (
 from training.config import read_recipe
 from training.doctor import show
 from training.doctor.checks import CHECKS, all_faults
+from training.doctor.children import Child
 from training.doctor.examination import Check, Once, run_checks
 from training.doctor.finding import Fault, fine, skipped
 
@@ -80,6 +81,29 @@ def test_checks_run_at_once_and_are_given_up(monkeypatch):
         ("several", "skipped", ""),
     ]
     assert "rich is not installed" in findings[3].found and "ValueError: broken" in findings[2].found
+
+
+def test_a_program_that_is_ended_leaves_no_folder():
+    """It has the visitor's identity in it."""
+    child = Child("training.doctor.swarm_probe", "/ip4/127.0.0.1/tcp/0", life_seconds=120)
+    folder = Path(child.fact("folder", within=60)["path"])
+    assert folder.is_dir()
+    child.end()
+    assert not folder.exists()
+
+
+def test_a_program_that_cannot_be_killed_holds_nobody_up(tmp_path, monkeypatch):
+    """As Linux keeps one that waits for a driver; nothing here can be made to wait so, so the signal is not sent."""
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(100)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sent = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "killpg", lambda *given: sent.append(given))
+        child, began = Child("stuck", life_seconds=100), time.monotonic()
+        child.end()
+        assert time.monotonic() - began < 20
+    os.killpg(*sent[0])
+    child.end()
 
 
 def test_what_several_checks_need_is_found_once():
