@@ -10,11 +10,13 @@ from pathlib import Path
 from calculator.devices import Device
 from training.errors import BadInput
 
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _GROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file "),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file "),
+    ("", "memory.max", "memory.current", "inactive_file "),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
 )
-"""Files of Linux control groups, versions 2 and 1: limit, use, statistics, and their line of reclaimable cache."""
+"""Of Linux control groups, versions 2 and 1: folder, files of limit and use, the line of reclaimable cache in
+memory.stat."""
 
 
 def this_machine(name: str | None = None) -> Device:
@@ -68,18 +70,22 @@ def torch_device(name: str | None = None):
     return torch.device(chosen)
 
 
-def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processor cores that this process may use, by its CPU affinity and by a container's CPU quota.
+def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
+    """Processor cores that this process may use, by its CPU affinity and by the CPU quota of a container or service.
 
     Args:
         root: Where control groups are mounted.
+        own: What says in which of them this process is.
     """
     # macOS has no such call.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota_file, period_file in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+    for quota_file, period_file, folder in (
+        *(("cpu.max", None, folder) for folder in _groups(root, own, "")),
+        *(("cpu.cfs_quota_us", "cpu.cfs_period_us", folder) for folder in _groups(root, own, "cpu")),
+    ):
         with suppress(OSError, ValueError):  # no such version, or "max"
-            words = (root / quota_file).read_text().split()
-            quota, period = int(words[0]), int((root / period_file).read_text() if period_file else words[1])
+            words = (folder / quota_file).read_text().split()
+            quota, period = int(words[0]), int((folder / period_file).read_text() if period_file else words[1])
             # Version 1 of control groups writes -1 where there is no quota.
             if quota > 0:
                 # Rounded up: one thread would leave half of a quota of 1.5 cores unused.
@@ -87,20 +93,43 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
     return cores
 
 
-def group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that is left below a container's limit, which the machine's own figures do not show.
+def group_bytes(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
+    """Memory that is left below the limit of a container or service, which the machine's own figures do not show.
 
     Args:
         root: Where control groups are mounted.
+        own: What says in which of them this process is.
 
     Returns:
         Bytes, or None where there is no limit.
     """
-    for limit_file, use_file, parts_file, cache_line in _GROUP_FILES:
-        with suppress(OSError, ValueError):  # no such version, or "max"
-            limit, used = (int((root / name).read_text()) for name in (limit_file, use_file))
-            parts = (root / parts_file).read_text().splitlines()
-            # Cached files count as used, but the kernel drops them as soon as a process needs the memory.
-            cache = int(next((line for line in parts if line.startswith(cache_line)), "- 0").split()[1])
-            return max(limit - used + cache, 0)
-    return None
+    left = []
+    for controller, limit_file, use_file, cache_line in _GROUP_FILES:
+        for folder in _groups(root, own, controller):
+            with suppress(OSError, ValueError):  # no such version, or "max"
+                limit, used = (int((folder / name).read_text()) for name in (limit_file, use_file))
+                parts = (folder / "memory.stat").read_text().splitlines()
+                # Cached files count as used, but the kernel drops them as soon as a process needs the memory.
+                cache = int(next((line for line in parts if line.startswith(cache_line)), "- 0").split()[1])
+                left.append(max(limit - used + cache, 0))
+    return min(left, default=None)
+
+
+def _groups(root: Path, own: Path, controller: str) -> list[Path]:
+    """The folders of this process's control group and of all groups around it, each of which may have a limit.
+
+    Args:
+        root: Where control groups are mounted.
+        own: As Linux's /proc/self/cgroup.
+        controller: Of version 1; empty: version 2.
+    """
+    mounted, inner = root / controller, ""
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                inner = path.strip("/")
+    # In a container, the path may be that on its host, of which only the container's own part is mounted here.
+    if ".." in Path(inner).parts or not (mounted / inner).is_dir():
+        return [mounted]
+    return [mounted / inner, *(mounted / part for part in Path(inner).parents)] if inner else [mounted]

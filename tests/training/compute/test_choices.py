@@ -18,7 +18,7 @@ from training.cli import build_app
 from training.compute import choices as module
 from training.compute import speed
 from training.compute.choices import Wishes, choose
-from training.compute.machine import group_bytes, this_machine
+from training.compute.machine import group_bytes, this_machine, usable_cores
 from training.compute.plan import needed_bytes
 from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe
@@ -228,6 +228,47 @@ def test_checkpointing_takes_less_memory_and_computes_the_same():
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(BadInput, match="finds no device"):
         this_machine(name)
+
+
+def group(folder, limit, used, *, version=2):
+    """Linux's files of a group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {2: ("max", "current"), 1: ("limit_in_bytes", "usage_in_bytes")}[version]
+    for name, text in zip((*names, "stat"), (limit, used, "inactive_file 0\ntotal_inactive_file 0"), strict=True):
+        (folder / f"memory.{name}").write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_service_counts(tmp_path, version):
+    """As with systemd's `MemoryMax=`, or in a job of a cluster: the limit is not at the root, which has none itself."""
+    root, own = tmp_path / "mounted", tmp_path / "own"
+    top = root if version == 2 else root / "memory"
+    own.write_text("0::/a.slice/b.service\n" if version == 2 else "5:cpu,memory:/a.slice/b.service\n0::/\n")
+    group(top / "a.slice", 9000, 2000, version=version)
+    group(top / "a.slice/b.service", 8000, 5000, version=version)
+    assert group_bytes(root, own) == 3000
+    group(top / "a.slice", 9000, 8000, version=version)  # what others around it take
+    assert group_bytes(root, own) == 1000
+    # In a container, the path may be that on its host.
+    own.write_text(own.read_text().replace("/a.slice", "/docker/0c642a"))
+    group(top, 7000, 500, version=version)
+    assert group_bytes(root, own) == 6500
+    own.write_text("0::/../../other\n" if version == 2 else "5:memory:/../other\n")
+    assert group_bytes(root, own) == 6500
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_quota_of_a_service_counts(tmp_path, version):
+    root, own = tmp_path / "mounted", tmp_path / "own"
+    folder = (root if version == 2 else root / "cpu") / "a.slice"
+    folder.mkdir(parents=True)
+    own.write_text("0::/a.slice\n" if version == 2 else "1:cpu,cpuacct:/a.slice\n")
+    if version == 2:
+        (folder / "cpu.max").write_text("50000 100000\n")
+    else:
+        (folder / "cpu.cfs_quota_us").write_text("50000\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cores(root, own) == 1
 
 
 def test_a_containers_limit_counts(tmp_path):
