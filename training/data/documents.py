@@ -47,6 +47,8 @@ class Piece:
     split: Split = "train"
     begins: bool = True
     """Whether a document begins with it; otherwise it goes on with the piece before."""
+    goes_on: bool = False
+    """Whether another piece of the document follows."""
 
 
 def text_files(path: Path) -> list[Path]:
@@ -233,7 +235,7 @@ def pieces_of(text: str, split: object) -> Iterator[Piece | str]:
     while len(text) - at > LONGEST_PIECE:
         end = max(text.rfind(sign, at + 1, at + LONGEST_PIECE) for sign in " \n")
         end = end if end > 0 else at + LONGEST_PIECE
-        yield Piece(text=text[at:end], split=split, begins=at == 0)
+        yield Piece(text=text[at:end], split=split, begins=at == 0, goes_on=True)
         at = end
     yield Piece(text=text[at:], split=split, begins=at == 0)
 
@@ -261,7 +263,7 @@ def _piece(lines: list[str], *, begins: bool, ends: bool) -> Piece | str:
     text = "".join(lines)
     text = text.lstrip("\n") if begins else text
     text = text.rstrip("\n") if ends else text
-    return Piece(text=text, begins=begins) if _is_unicode(text) else NOT_UTF8
+    return Piece(text=text, begins=begins, goes_on=not ends) if _is_unicode(text) else NOT_UTF8
 
 
 def _is_unicode(text: str) -> bool:

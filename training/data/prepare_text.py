@@ -20,7 +20,7 @@ import numpy as np
 
 from training.data.captions import SPLITS, Split
 from training.data.card import write_text_card
-from training.data.documents import TEXT_COLUMN, Piece, TextFile, text_files
+from training.data.documents import LONGEST_PIECE, TEXT_COLUMN, Piece, TextFile, text_files
 from training.data.finishing import (
     NOTE_SUFFIX,
     Progress,
@@ -97,6 +97,11 @@ class TextInput:
             raise BadInput("A tokenizer that is trained has its own end of text. Give --end-of-text with --tokenizer.")
         if not 2 <= self.block_length <= LONGEST_BLOCK:
             raise BadInput(f"A block has 2 to {LONGEST_BLOCK} tokens. Give such a number with --block-length.")
+        if self.min_characters > LONGEST_PIECE:
+            raise BadInput(
+                f"--min-characters is {self.min_characters}; give at most {LONGEST_PIECE}, since longer documents are "
+                "read piece by piece."
+            )
 
 
 def prepare_text(
@@ -153,6 +158,8 @@ class _Note:
     lengths: list[int] = field(default_factory=list)
     """Documents by length; see `TextManifest.document_lengths`."""
     left_out: dict[str, int] = field(default_factory=dict)
+    is_cut: bool = False
+    """Whether the beginning of the last document was left out, so that what follows of it has nothing to go on with."""
     is_last: bool = False
 
     @classmethod
@@ -238,14 +245,16 @@ class _TextWork:
     def _pieces(self, note: _Note) -> Iterator[_Placed]:
         """The pieces from a place on, each with the place behind it."""
         sizes = [file.size_bytes for file in self.files]
+        before, total = sum(sizes[: note.file]), sum(sizes)
         for number in range(note.file, len(self.files)):
             file = self.files[number]
             skipped = note.read if number == note.file else 0
             for read, piece in enumerate(islice(file, skipped, None), start=skipped + 1):
                 yield piece, number, read
                 if read % SHOWN_EVERY == 0:
-                    self._show(sum(sizes[:number]) + file.read_bytes, sum(sizes))
-            self._show(sum(sizes[: number + 1]), sum(sizes))
+                    self._show(before + file.read_bytes, total)
+            before += sizes[number]
+            self._show(before, total)
 
     def _show(self, done: int, total: int) -> None:
         self.progress("Packing text, MB of files", done // MEGABYTE, total // MEGABYTE)
@@ -292,29 +301,28 @@ class _TextWork:
         note: _Note,
         left_out: Counter[str],
     ) -> None:
-        kept = []
+        encoded = iter(tokenizer.encode([piece.text for piece in pieces if isinstance(piece, Piece)]))
         for piece in pieces:
-            reason = piece if isinstance(piece, str) else _reason_to_leave_out(piece, self.source.min_characters)
-            note.documents += isinstance(piece, str) or piece.begins
+            begins = isinstance(piece, str) or piece.begins or note.is_cut
+            ids = None if isinstance(piece, str) else next(encoded)
+            reason = piece if ids is None else _reason_to_leave_out(piece, ids, self.source.min_characters)
+            note.documents += begins
+            if begins:
+                note.is_cut = reason is not None
             if reason is None:
-                kept.append(piece)
-            else:
-                left_out[reason] += 1
-        for piece, ids in zip(kept, tokenizer.encode([piece.text for piece in kept]), strict=True):
-            if len(ids):
-                packers[piece.split].add(ids, begins=piece.begins)
+                packers[piece.split].add(ids, begins=begins)
                 note.text_bytes += len(piece.text.encode())
-            else:
-                left_out["no tokens"] += 1
+            elif begins:
+                left_out[reason] += 1
 
 
-def _reason_to_leave_out(piece: Piece, min_characters: int) -> str | None:
-    if not piece.begins:
-        return None
-    length = len(piece.text.strip())
-    if not length:
+def _reason_to_leave_out(piece: Piece, ids: np.ndarray, min_characters: int) -> str | None:
+    if piece.begins and not piece.text.strip():
         return "empty"
-    return "too short" if length < min_characters else None
+    # The whole document is longer than one piece of it.
+    if piece.begins and not piece.goes_on and len(piece.text.strip()) < min_characters:
+        return "too short"
+    return None if len(ids) else "no tokens"
 
 
 def _batches(pieces: Iterable[_Placed]) -> Iterator[_Batch]:

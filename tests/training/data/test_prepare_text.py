@@ -15,6 +15,7 @@ import yaml
 from tests.training.data.text_shards import (
     END,
     LENGTH,
+    WORDS,
     blocks_in,
     document,
     expected_blocks,
@@ -23,6 +24,7 @@ from tests.training.data.text_shards import (
     write_tokenizer,
 )
 from training.data import prepare_text as prepare_module
+from training.data.documents import Piece
 from training.data.prepare_text import TextInput, prepare_text
 from training.data.sets import open_shards
 from training.data.shards import check_file, read_manifest
@@ -92,6 +94,71 @@ def test_reasons_are_counted(tmp_path):
         "unknown split": 1,
     }
     assert manifest.documents == 27 and manifest.splits["held-out"].samples == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 4096])
+def test_a_long_document_whose_first_piece_is_left_out_goes_on_with_no_other(tmp_path, monkeypatch, at_once):
+    """One that begins with more empty lines than a piece has signs, and one whose first piece has no token. Neither is
+    the end of the document before, also if a note is written in between."""
+    monkeypatch.setattr("training.data.documents.LONGEST_PIECE", 64)
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 16)
+    monkeypatch.setattr(prepare_module, "READ_DOCUMENTS", at_once)
+    inner = tokenizers.Tokenizer.from_file(str(write_tokenizer(tmp_path / "words.json")))
+    inner.normalizer = tokenizers.normalizers.Replace("-", "")
+    inner.save(str(tmp_path / "words.json"))
+    texts = [" ".join(WORDS[:20]), "\n" * 100 + "w1 w2", " ".join(WORDS[30:50]), "-" * 100 + " w3 w4", "w5 w6 w7 w8"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = TextInput(path=tmp_path / "a.jsonl", block_length=LENGTH, tokenizer=tmp_path / "words.json")
+    manifest, _ = prepare_text(source, tmp_path / "shards")
+    ids = {word: at for at, word in enumerate(["<unk>", END, *WORDS])}
+    line, begins = [], []
+    for text in texts:
+        line += [ids[END]] if line else []
+        begins.append(len(line))
+        line += [ids[word] for word in text.strip("-").split()]
+    wanted = [
+        (tuple(line[at : at + LENGTH]), tuple(place in begins for place in range(at, at + LENGTH)))
+        for at in range(0, len(line) - LENGTH + 1, LENGTH)
+    ]
+    assert sorted(blocks_in(tmp_path / "shards")) == sorted(wanted)
+    assert manifest.left_out == {"empty": 1, "no tokens": 1}
+    assert sum(manifest.document_lengths) == len(texts)
+
+
+def test_a_long_document_is_not_too_short_because_its_first_piece_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.documents.LONGEST_PIECE", 64)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "w1 " + "x" * 70 + " w2" * 20}) + "\n")
+    manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl", min_characters=50)
+    assert manifest.left_out == {} and manifest.tokens == LENGTH and manifest.left_over_tokens == 23 - LENGTH
+    with pytest.raises(BadInput, match="--min-characters is 2000000; give at most 1048576"):
+        TextInput(path=tmp_path, vocabulary=300, min_characters=2_000_000)
+
+
+def test_the_time_for_many_files_grows_with_their_number(tmp_path):
+    """It grew with the square: 16 hours for a million files, before anything was read."""
+    looked = 0
+
+    class File:
+        read_bytes = 0
+
+        @property
+        def size_bytes(self):
+            return Size(10)
+
+        def __iter__(self):
+            yield Piece(text="a")
+
+    class Size(int):
+        def __add__(self, other):
+            nonlocal looked
+            looked += 1
+            return Size(int(self) + int(other))
+
+        __radd__ = __add__
+
+    work = prepare_module._TextWork(tmp_path, None, [File()] * 500, lambda stage, done, total: None)
+    assert len(list(work._pieces(prepare_module._Note()))) == 500
+    assert 500 <= looked <= 5000
 
 
 def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
