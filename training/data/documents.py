@@ -14,8 +14,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +52,20 @@ class Piece:
     """Whether another piece of the document follows."""
 
 
-def text_files(path: Path) -> list[Path]:
+def text_files(path: Path, *, but: Path | None = None) -> list[Path]:
     """A file of text, or those in a folder and the folders below, by name.
+
+    Args:
+        path: The file or folder.
+        but: Folder of the shards that are made of it, which may lie in it: neither they nor what is beside them while
+            they are made is text.
 
     Raises:
         BadInput: If there are none.
     """
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file()]
+        is_made = _belonging_to(but, path)
+        files = [file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file() and not is_made(file)]
     else:
         files = [path] if _is_text(path) else []
     if not path.exists():
@@ -68,6 +75,20 @@ def text_files(path: Path) -> list[Path]:
             f"{path} has no text. Give a file, or a folder of files, that ends in {', '.join(TEXT_SUFFIXES)}."
         )
     return files
+
+
+def _belonging_to(made: Path | None, folder: Path) -> Callable[[Path], bool]:
+    """Whether a file below a folder belongs to a set that is made; see `training.data.finishing.part_folder`."""
+    if made is None or not made.is_relative_to(real := Path(os.path.realpath(folder))) or made == real:
+        return lambda file: False
+    *above, own = made.relative_to(real).parts
+
+    def belongs(file: Path) -> bool:
+        parts = file.relative_to(folder).parts
+        there = parts[: len(above)] == (*above,)
+        return there and (parts[len(above)] == own or parts[len(above)].startswith(f".{own}."))
+
+    return belongs
 
 
 def _is_text(path: Path) -> bool:
@@ -88,15 +109,19 @@ class TextFile:
         """How much of the file has been read."""
 
     @property
+    def _is_plain(self) -> bool:
+        return self._name.removesuffix(".gz").endswith(".txt")
+
+    @property
     def size_bytes(self) -> int:
         """Of the file."""
         return self._path.stat().st_size
 
     @property
     def identity(self) -> bytes:
-        """Digest of the content."""
+        """Digest of the content, and whether it is plain text or lines of JSON, which the name alone says."""
         try:
-            return digest_of(self._path)
+            return digest_of(self._path) + (b"plain" if self._is_plain else b"")
         except OSError as error:
             raise self._unreadable(error) from None
 
@@ -123,8 +148,7 @@ class TextFile:
             # Bytes that are not UTF-8 become lone surrogates, so that only their own document is left out.
             lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
             try:
-                is_plain = self._name.removesuffix(".gz").endswith(".txt")
-                for piece in _plain(lines) if is_plain else self._of_column(_json(lines, self._column)):
+                for piece in _plain(lines) if self._is_plain else self._of_column(_json(lines, self._column)):
                     self.read_bytes = raw.tell()
                     yield piece
             except (gzip.BadGzipFile, EOFError, zlib.error):

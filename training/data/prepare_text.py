@@ -129,7 +129,7 @@ def prepare_text(
     """
     out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     with alone_at(out):
-        files = _files(source)
+        files = _files(source, out)
         digest = _input_digest(source, files, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
@@ -355,10 +355,10 @@ def _entry(split: Split, full: dict[int, dict[Split, int]]) -> SplitEntry:
     return SplitEntry(samples=sum(blocks.values()), shards=tuple(blocks))
 
 
-def _files(source: TextInput) -> Sequence[TextFile | HubText]:
+def _files(source: TextInput, out: Path) -> Sequence[TextFile | HubText]:
     if is_hub(source.path):
         return hub_texts(str(source.path), source.text_column)
-    return [TextFile(file, source.text_column) for file in text_files(Path(source.path))]
+    return [TextFile(file, source.text_column) for file in text_files(Path(source.path), but=out)]
 
 
 def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progress: Progress) -> str:

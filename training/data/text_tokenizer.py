@@ -28,7 +28,9 @@ END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<ï½œendâ
 """Tokens that end a document in the tokenizers of known models; the first one that a tokenizer has is taken."""
 LEAST_VOCABULARY = 257
 """Every byte, and the end of text."""
-
+MOST_VOCABULARY = 1 << 24
+"""The library takes memory for all ids at once, and ends the program where there is none. Known models have up to
+260 thousand."""
 
 LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 """Signs of one kind without a border between them."""
@@ -71,8 +73,13 @@ class TextTokenizer:
             vocab_size: The most ids, the end of text among them.
 
         Raises:
-            BadInput: If there is no room for every byte.
+            BadInput: If there is no room for every byte, or far too much.
         """
+        if vocab_size > MOST_VOCABULARY:
+            raise BadInput(
+                f"A vocabulary of {vocab_size} ids is more than any text needs; give --vocabulary {MOST_VOCABULARY} or "
+                "less."
+            )
         if vocab_size < LEAST_VOCABULARY:
             raise BadInput(
                 f"A vocabulary of {vocab_size} ids has no room for every byte; give --vocabulary {LEAST_VOCABULARY} or "
@@ -137,8 +144,18 @@ class TextTokenizer:
         return max(self._inner.get_vocab().values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int64, without special tokens; all cores take part."""
-        found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        """The ids of each text, int64, without special tokens; all cores take part.
+
+        Raises:
+            BadInput: If the tokenizer has no ids for a text, and none that stands for what it does not know.
+        """
+        try:
+            found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise BadInput(
+                f"The tokenizer has no ids for a text: {error}.",
+                cure="Use one of bytes, or one that has a token for all that it does not know.",
+            ) from None
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def decode(self, ids: Sequence[int]) -> str:

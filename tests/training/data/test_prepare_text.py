@@ -161,6 +161,62 @@ def test_the_time_for_many_files_grows_with_their_number(tmp_path):
     assert 500 <= looked <= 5000
 
 
+def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkeypatch):
+    """Neither finished nor unfinished ones are text: tokenizer.json and the shards end as such files do."""
+    expected, _ = prepare_documents(tmp_path / "elsewhere", lines)
+    (lines / "more").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (lines / name).rename(lines / "more" / name)
+    out, seen = lines / "more" / "shards", []
+
+    def prepare(path, **settings):
+        source = TextInput(path=path, block_length=LENGTH, tokenizer=tmp_path / "words.json")
+        return prepare_text(source, out, **settings)
+
+    def stop(stage, done, total):
+        seen.append(stage)
+        if seen.count("Packing text, MB of files") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(lines, progress=stop)
+    (unfinished,) = out.parent.glob(".shards.part-*")
+    assert list(unfinished.glob("train-*.parquet"))
+    assert prepare(lines) == (expected, True) and not unfinished.exists()
+    monkeypatch.chdir(lines)
+    assert prepare(Path(".")) == (expected, False)
+    write_documents(lines / "more" / "shards-of-others.jsonl", 3)
+    with pytest.raises(BadInput, match="other input"):
+        prepare(lines)
+
+
+def test_lines_of_json_that_were_taken_for_plain_text_are_other_input(tmp_path):
+    """Their file has the same content and another name."""
+    file = write_documents(tmp_path / "a.txt", 40)
+    assert prepare_documents(tmp_path / "shards", file)[0].documents == 1
+    file = file.rename(tmp_path / "a.jsonl")
+    with pytest.raises(BadInput, match="other input"):
+        prepare_documents(tmp_path / "shards", file)
+    assert prepare_documents(tmp_path / "shards", file, replace=True)[0].documents == 40
+
+
+@pytest.mark.parametrize("kind", [tokenizers.models.WordLevel, tokenizers.models.WordPiece])
+def test_a_tokenizer_without_a_token_for_what_it_does_not_know(tmp_path, kind):
+    inner = tokenizers.Tokenizer(kind({"w1": 0, END: 1}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "few.json"))
+    (tmp_path / "a.txt").write_text("w1 w2 w3")
+    source = TextInput(path=tmp_path / "a.txt", tokenizer=tmp_path / "few.json", block_length=2)
+    with pytest.raises(BadInput, match="no ids for a text"):
+        prepare_text(source, tmp_path / "shards")
+
+
+def test_a_vocabulary_that_no_memory_holds(tmp_path):
+    """The library would end the program."""
+    with pytest.raises(BadInput, match="1000000000000 ids is more than any text needs"):
+        TextTokenizer.train(["a"], 10**12)
+
+
 def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
     (tmp_path / "a.jsonl").write_text('{\n{"id": 1, "content": "w1 w2"}\n')
     with pytest.raises(BadInput, match=r"a.jsonl has the keys id, content\. Give that of the text with --text-column"):
