@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,16 +98,22 @@ def continued(
         seed=seed,
         stop_id=tokenizer.end_of_text,
     )
-    ids, told = [], ""
+    before, ids, told = tokenizer.decode(begun), [], ""
+
+    def added() -> str:
+        # Behind the prompt: many tokenizers leave the space out with which a text's first word begins.
+        whole = tokenizer.decode([*begun, *ids])
+        return harmless(whole.removeprefix(before) if whole.startswith(before) else tokenizer.decode(ids))
+
     for one in drawn:
         if one == tokenizer.end_of_text:
             break
         ids.append(one)
-        text = harmless(tokenizer.decode(ids))
+        text = added()
         if not text.endswith(HALF_CHARACTER):
             yield text[len(told) :]
             told = text
-    if ids and len(whole := harmless(tokenizer.decode(ids))) > len(told):
+    if ids and len(whole := added()) > len(told):
         yield whole[len(told) :]
 
 
@@ -115,5 +122,12 @@ def harmless(text: str) -> str:
 
     >>> harmless(f"one{chr(27)}[2J {chr(0x202E)}two") == f"one{HALF_CHARACTER}[2J {HALF_CHARACTER}two"
     True
+    >>> harmless(f"42{chr(0xA0)}%{chr(0x3000)}") == f"42{chr(0xA0)}%{chr(0x3000)}"
+    True
     """
-    return "".join(sign if sign.isprintable() or sign in KEPT else HALF_CHARACTER for sign in text)
+    return "".join(sign if sign.isprintable() or _is_kept(sign) else HALF_CHARACTER for sign in text)
+
+
+def _is_kept(sign: str) -> bool:
+    # Python calls no space printable but one, and French, Chinese and Japanese texts have others.
+    return sign in KEPT or unicodedata.category(sign) == "Zs"

@@ -89,11 +89,15 @@ def _seeds(seed: int | Sequence[int], batch: int) -> list[int]:
     seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
     if len(seeds) != batch:
         raise BadInput(f"{len(seeds)} seeds for {batch} rows of text; give one each, or a single one.")
-    # PyTorch's generators take 64 bits.
-    large = [one for one in seeds if not -(2**63) <= one < 2**63]
-    if large:
-        raise BadInput(f"A seed of {large[0]} is too large; give a whole number from -2**63 to below 2**63.")
+    for one in seeds:
+        check_seed(one)
     return seeds
+
+
+def check_seed(seed: int) -> None:
+    """Raises BadInput if a seed is too large: PyTorch's generators take 64 bits."""
+    if not -(2**63) <= seed < 2**63:
+        raise BadInput(f"A seed of {seed} is too large; give a whole number from -2**63 to below 2**63.")
 
 
 def draw_codes(

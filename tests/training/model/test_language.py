@@ -554,6 +554,7 @@ def test_draws_depend_on_the_seed_and_stop():
         (dict(top_k=0), "top-k"),
         (dict(top_p=1.5), "top-p"),
         (dict(temperature=0.0), "temperature"),
+        (dict(seed=10**20), "seed"),
     ],
 )
 def test_text_that_cannot_be_continued_is_refused_at_once(settings, words):

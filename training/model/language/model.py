@@ -27,7 +27,7 @@ from training.model.language.adapters import quantize
 from training.model.language.loss import Head, next_token_loss
 from training.model.live_bytes import LiveBytes, fake_tensors
 from training.model.pointwise import PLAIN, Pointwise
-from training.model.sampling import check_sampling, draw_codes
+from training.model.sampling import check_sampling, check_seed, draw_codes
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -159,6 +159,7 @@ class LanguageModel(nn.Module):
             BadInput: If a setting is out of range, or the text with its continuation is longer than the model's
                 positions.
         """
+        check_seed(seed)
         check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
         self._check_text(ids, new_tokens)
         # All random numbers beforehand, on the CPU: the device does not change them.
