@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,11 @@ def decoded_samples(
 ) -> tuple[np.ndarray, list[str]]:
     """Pictures uint8 (n, S, S, 3) as the codec decodes them, and their captions, in the shards' order."""
     codes, captions = [], []
-    for name in shards.names:
-        for sample in read_shard(shards.file(name)):
-            if len(captions) < most:
-                codes.append(sample.codes)
-                captions.append(sample.caption)
+    # Shards behind the last one that is needed are not even fetched.
+    samples = (sample for name in shards.names for sample in read_shard(shards.file(name)))
+    for sample in islice(samples, most):
+        codes.append(sample.codes)
+        captions.append(sample.caption)
     pictures = []
     for start in range(0, len(codes), 256):
         part = torch.from_numpy(np.stack(codes[start : start + 256]).astype(np.int64))

@@ -21,7 +21,7 @@ from training.data.prepare import Input, prepare
 from training.data.sets import open_shards
 from training.errors import BadInput
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
-from training.generate.small_clip import run_clip
+from training.generate.small_clip import decoded_samples, run_clip
 from training.model.codec import digest_of, load_codec
 from training.model.transformer import build_model
 from training.optim import blockwise
@@ -467,3 +467,12 @@ def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
     with pytest.raises(BadInput, match="--recipe"):
         command("convert", tmp_path / "theirs.safetensors", tmp_path / "out")
     assert not Path(tmp_path / "out").exists()
+
+
+def test_no_more_shards_are_read_than_have_the_wanted_samples(run_dir):
+    """Of a set of thousands of shards, `neighbours --samples 100` fetched all."""
+    opened = open_shards(str(run_dir / "shards"), "train")
+    more = SimpleNamespace(names=[*opened.names, "not-fetched.parquet"], file=opened.file)
+    codec = load_codec(opened.codec_folder, parse_recipe(RECIPE).codec)
+    pictures, captions = decoded_samples(more, codec, progress=lambda *_: None, most=20)
+    assert len(pictures) == len(captions) == 20

@@ -150,6 +150,15 @@ def test_a_thing_of_two_colours_has_neither():
     assert not judge(picture, "a large red circle").colour and not judge(picture, "a large green circle").colour
 
 
+def test_a_thing_whose_middle_colour_is_none_of_its_own():
+    """Two colours mixed at random, as a model draws at first: channel by channel, their median is the background's."""
+    chosen = np.random.default_rng(2).random((190, 190)) < 0.5
+    picture = np.where(chosen[..., None], (255, 0, 128), (0, 255, 128)).astype(np.uint8)
+    picture[:9] = picture[-9:] = picture[:, :9] = picture[:, -9:] = 128
+    verdict = judge(picture, "a red circle")
+    assert not verdict.matched and all(thing.shape is None for thing in verdict.seen)
+
+
 def test_larger_pictures_are_judged_alike():
     scene = Scene(things=parse_caption("a small green star").things)
     assert judge(np.asarray(draw_picture(scene, random.Random(0), size=256)), "a small green star").exact
