@@ -508,7 +508,7 @@ def test_a_sharding_that_is_not_counted_for_a_model_is_refused_and_another_one_a
 
 
 def test_a_model_is_frozen_beside_adapters(open_page):
-    page = open_page("calculator/?model=vit-base")
+    page = open_page("calculator/?model=dalle-2021")
     expect(page.get_by_label("LoRA, rank")).to_be_hidden()
     choose_model(page, "llama-3.2-1b")
     expect(page.get_by_label("Frozen weights")).to_be_hidden()
@@ -516,7 +516,7 @@ def test_a_model_is_frozen_beside_adapters(open_page):
     page.get_by_label("Frozen weights").select_option("4")
     shows(page, {**DEFAULT, "model": "llama-3.2-1b", "lora_rank": 16, "base_bits": 4})
     expect(page.locator("[data-slot=command]")).to_contain_text("--lora-rank 16 --base-bits 4")
-    choose_model(page, "vit-base")
+    choose_model(page, "dalle-2021")
     expect(page.get_by_label("LoRA, rank")).to_be_hidden()
 
 
