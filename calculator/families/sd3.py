@@ -155,20 +155,22 @@ def _projected(c: Context, w: dict, stream: str, x: Tensor, *, parts: bool) -> l
     return [t.view(one) if moved else one for one in projected]
 
 
-def _normed_heads(c: Context, w: dict, stream: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    if not c.architecture.head_norms:
-        return query, key
-    query = c.tape.t5_norm(query, w[f"attention.{stream}.query.norm"])
-    return query, c.tape.t5_norm(key, w[f"attention.{stream}.key.norm"])
+def _normed(c: Context, w: dict, name: str, x: Tensor) -> Tensor:
+    """Queries or keys, normalized by head if the model does so. One at a time: what came of the linear layer is freed
+    as soon as its name stands for the result, before the other's norm."""
+    norm = w.get(f"attention.{name}.norm")
+    return x if norm is None else c.tape.t5_norm(x, norm)
 
 
 def _joint_attention(c: Context, w: dict, picture: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of picture and text to both (JointAttnProcessor2_0)."""
     t, a = c.tape, c.architecture
     query, key, value = _projected(c, w, "picture", picture, parts=True)
-    query, key = _normed_heads(c, w, "picture", query, key)
+    query = _normed(c, w, "picture.query", query)
+    key = _normed(c, w, "picture.key", key)
     text_query, text_key, text_value = _projected(c, w, "text", text, parts=True)
-    text_query, text_key = _normed_heads(c, w, "text", text_query, text_key)
+    text_query = _normed(c, w, "text.query", text_query)
+    text_key = _normed(c, w, "text.key", text_key)
     query = t.join(query, text_query)
     key = t.join(key, text_key)
     value = t.join(value, text_value)
@@ -189,7 +191,8 @@ def _joint_attention(c: Context, w: dict, picture: Tensor, text: Tensor) -> tupl
 def _own_attention(c: Context, w: dict, x: Tensor) -> Tensor:
     """Attention of the picture to itself."""
     query, key, value = _projected(c, w, "alone", x, parts=False)
-    query, key = _normed_heads(c, w, "alone", query, key)
+    query = _normed(c, w, "alone.query", query)
+    key = _normed(c, w, "alone.key", key)
     shape = _shape(c, c.architecture.image_tokens, by_head=False)
     attended = fused_attention(c.tape, query, key, value, shape, dropout=0.0)
     attended = c.tape.cast(attended, query.itemsize)
@@ -206,8 +209,9 @@ def _shape(c: Context, tokens: int, *, by_head: bool) -> AttentionShape:
 def _out(c: Context, w: dict, stream: str, x: Tensor) -> Tensor:
     weight, bias = w[f"attention.{stream}.out.weight"], w[f"attention.{stream}.out.bias"]
     cast = c.tape.autocast and x.itemsize == 4
-    # A part of several sequences is copied, by a cast if there is one; not that of a single token of text.
-    if c.batch > 1 and not (cast or (stream == "text" and c.length == 1)):
+    tokens = c.length if stream == "text" else c.architecture.image_tokens
+    # A part of several sequences is copied, by a cast if there is one; not that of a single token.
+    if c.batch > 1 and not (cast or tokens == 1):
         return c.tape.linear_of_part(x, weight, bias)
     return c.tape.linear(x, weight, bias)
 
