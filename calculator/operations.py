@@ -387,12 +387,6 @@ class Operations(Tape):
             return self.gelu_new(x)
         return self.elementwise(x, "ReLU") if kind == "relu" else self.smooth(x, "SiLU" if kind == "silu" else "GELU")
 
-    def softcap(self, x: Tensor, name: str) -> Tensor:
-        """A bound by tanh: x divided by the bound, its tanh, times the bound."""
-        x = self.scale(x, name)
-        x = self.elementwise(x, name)
-        return self.scale(x, name)
-
     def dropout(self, x: Tensor, probability: float) -> Tensor:
         """Keeps a mask of one byte per value; with probability 0 it does nothing at all."""
         if probability == 0:

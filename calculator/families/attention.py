@@ -93,7 +93,10 @@ def eager_attention(
     """
     weights = t.scale(attention_scores(t, query, key, shape), "attention scores")
     if softcap:
-        weights = t.softcap(weights, "attention scores")
+        # One name for all three, as in the real code: each is freed when the next one takes its place.
+        weights = t.scale(weights, "attention scores")
+        weights = t.elementwise(weights, "attention scores")
+        weights = t.scale(weights, "attention scores")
     if bias is not None:
         weights = t.add(weights, bias, "relative position bias")
     if mask_itemsize:
