@@ -416,6 +416,17 @@ def test_join_command_is_the_runs_own(open_page, live):
     expect(page.locator("[data-slot=members]")).to_be_hidden()
 
 
+def test_join_command_is_there_again_when_the_reader_comes_back(open_page, live):
+    """Browsers would restore the choice of the live run, of which the page does not know yet."""
+    page = open_page("join/")
+    for _ in range(2):
+        expect(page.locator("input[name=recipe]:checked")).to_have_value("live")
+        expect(page.locator("[data-slot=command]")).to_contain_text(JOIN)
+        page.goto(page.origin + "tutorial/")
+        page.go_back()
+    expect(page.locator("[data-slot=command]")).to_contain_text(JOIN)
+
+
 def test_newcomers_of_a_run_for_members_are_told_where_their_invitation_goes(open_page, live):
     live.live["run"]["join_command"] = f"{JOIN} {MEMBERS_FLAGS}"
     page = open_page("join/")
