@@ -245,6 +245,23 @@ def test_generating_text_on_each_gpu(open_page):
     expect(table).to_be_hidden()
 
 
+def test_the_tables_are_of_the_form_even_if_its_setup_is_refused(open_page):
+    page = open_page("calculator/")
+    page.get_by_text("Generating text with this model").click()
+    page.get_by_text("Which GPU do I need?").click()
+    note = page.locator("[data-slot=generate] [data-slot=table-note]")
+    expect(note).to_contain_text("1\u202f024 tokens")
+    fits = page.get_by_role("region", name="GPUs, table")
+    expect(fits).to_be_visible()
+    page.get_by_label("Micro-batch").first.fill("0")
+    expect(message(page)).to_contain_text("“Micro-batch” is a whole number")
+    choose_model(page, "llama-3.1-8b")
+    wanted = generate(json.dumps({"setup": {"model": "llama-3.1-8b"}}))
+    expect(note).to_have_text(json.loads(wanted)["note"])
+    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("“Micro-batch” is a whole number")
+    expect(fits).to_be_hidden()
+
+
 def test_the_gpus_that_a_setup_fits(open_page):
     page = open_page("calculator/")
     page.get_by_text("Which GPU do I need?").click()

@@ -67,9 +67,7 @@ export function start(root) {
   showFitting(page.form);
   updateJoinLink(page);
   root.querySelectorAll("fieldset, button, [name=words]").forEach((part) => (part.disabled = false));
-  // The reader may have opened these before this script came.
-  updateSweep(page.sweep);
-  page.tables.forEach(updateGpuTable);
+  updateDetails(page); // the reader may have opened them before this script came
   return () => {
     page.ended.abort();
     document.documentElement.classList.remove("embedded");
@@ -102,12 +100,14 @@ function makePage(root) {
     makeGpuTable(view.slot(name), {
       ask: (request) => askPython(page.runtime, name, request),
       request: () => requestOf(form),
+      refusal: (sentence) => refusalOf(form, sentence),
       choose: (gpu) => show(page, { ...readForm(form), gpu }),
     }),
   );
   page.sweep = makeSweep(view.slot("sweep"), {
     ask: (request) => askPython(page.runtime, "sweep", request),
     request: () => requestOf(form),
+    refusal: (sentence) => refusalOf(form, sentence),
     plotly: root.dataset.plotly,
   });
   return page;
@@ -303,14 +303,23 @@ function showAnswer(page, request, answer) {
   page.answered = request;
   page.root.dataset.state = "shown";
   say(page, "");
-  updateSweep(page.sweep);
-  page.tables.forEach(updateGpuTable);
+  updateDetails(page);
 }
 
-/** Shows why Python refused the setup. The numbers of the last valid setup stay. */
+/**
+ * Shows why Python refused the setup. The numbers of the last valid setup stay, except in the tables and the chart below
+ * them: a model generates text even if its training is refused, and the table says of which setup it speaks nowhere.
+ */
 function showRefusal(page, error) {
   page.root.dataset.state = "refused";
   say(page, refusalOf(page.form, error).slice(0, LONGEST_MESSAGE));
+  updateDetails(page);
+}
+
+/** What the reader has opened below the answer. */
+function updateDetails(page) {
+  updateSweep(page.sweep);
+  page.tables.forEach(updateGpuTable);
 }
 
 /** Python does not run in this browser. The page still shows the command line that computes the form's setup. */

@@ -12,8 +12,8 @@ const AMOUNT = "%{y:.2f} GiB";
 
 /**
  * @typedef {object} Sweep
- * @property {object} page ask(request) -> answer; request() -> the current setup's request; plotly: the library's
- *   address
+ * @property {object} page ask(request) -> answer; request() -> the current setup's request; refusal(error) -> the error
+ *   with the page's labels; plotly: the library's address
  * @property {HTMLDetailsElement} details contains all of this, folded at first
  * @property {HTMLSelectElement} along chooses the number that varies
  * @property {HTMLElement} note a sentence above the chart
@@ -64,7 +64,7 @@ export async function updateSweep(sweep) {
   const mine = ++sweep.asking;
   const answer = await page.ask({ ...page.request(), along: along.value }).catch((error) => ({ error: error.message }));
   if (mine !== sweep.asking) return;
-  note.textContent = answer.error ?? "";
+  note.textContent = answer.error ? page.refusal(answer.error) : "";
   sweep.drawing.hidden = sweep.numbers.hidden = Boolean(answer.error);
   if (!answer.error) show(sweep, answer);
 }

@@ -4,7 +4,8 @@
  * @typedef {object} GpuTable
  * @property {HTMLDetailsElement} details contains the table, folded at first, the fields that belong to it, and a note;
  *   `data-columns` names the keys of a row that follow its verdict
- * @property {object} page ask(request) -> answer; request() -> the current setup's request; choose(name), which sets the GPU
+ * @property {object} page ask(request) -> answer; request() -> the current setup's request; refusal(error) -> the error with the
+ *   page's labels; choose(name), which sets the GPU
  * @property {number} asking number of requests so far: only the last one's answer is shown
  */
 
@@ -28,7 +29,7 @@ export async function updateGpuTable(table) {
   const asked = { ...page.request(), ...Object.fromEntries(fields) };
   const { error, rows, note } = await page.ask(asked).catch((failed) => ({ error: failed.message }));
   if (mine !== table.asking) return;
-  details.querySelector("[data-slot=table-note]").textContent = error ?? note;
+  details.querySelector("[data-slot=table-note]").textContent = error ? page.refusal(error) : note;
   details.querySelector(".scroll").hidden = Boolean(error);
   const columns = details.dataset.columns.split(" ");
   if (!error) details.querySelector("tbody").replaceChildren(...rows.map((row) => rowOf(row, columns)));
