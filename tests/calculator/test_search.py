@@ -75,6 +75,8 @@ QUERIES = {
     "gpt2 xl 1.5b": ("gpt2-xl", {}, ""),
     "gpt2 mac mini 16 gb": ("gpt2", {}, "apple-16gb"),
     "gpt2 mac studio 64gb": ("gpt2", {}, "apple-64gb"),
+    "llama 8b lora 4bit": ("llama-3.1-8b", QLORA, ""),
+    "llama 8b nf4 adapters r=8 24gb": ("llama-3.1-8b", QLORA | {"lora_rank": 8}, "cuda-24gb"),
     "llama 8b lora, no qlora": ("llama-3.1-8b", LORA, ""),
     "llama 8b muon and adamw": ("llama-3.1-8b", {"optimizer": "muon"}, ""),
     "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
