@@ -85,9 +85,9 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
         rf"(?!{GAP}(?:precision|context|length|seq|attention|shard))",
         {"all_weights": True},
     ),
-    (rf"(?:fsdp2?|ddp|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?1", {"sharding": "zero-1"}),
-    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?2", {"sharding": "zero-2"}),
-    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?3|fsdp2?", {"sharding": "zero-3"}),
+    (rf"(?:fsdp2?|ddp|deepspeed)?{GAP}zero{IS}(?:stage{IS})?1", {"sharding": "zero-1"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{IS}(?:stage{IS})?2", {"sharding": "zero-2"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{IS}(?:stage{IS})?3|fsdp2?", {"sharding": "zero-3"}),
     (rf"tensor{GAP}parallel(?:ism)?", {"sharding": "tensor", "precision": "bf16"}),
     (r"bf16|bfloat16", {"precision": "amp-bf16"}),
     (r"fp16|float16", {"precision": "amp-fp16"}),
@@ -98,6 +98,7 @@ EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\
 """It is not counted; alone, its words would stand for Muon and for AdamW in 8 bits."""
 NUMBERS = (
     ("lora_rank", rf"(?:lora_)?(?:rank{IS}|(?<!-)r{GAP}(?:[:=]{GAP}|(?!1(?!\d)))){NUMBER}(?![\w.])"),
+    ("gpus", rf"(?:n_|num_)?gpus?\s*[:=]\s*{NUMBER}(?![\w.])"),
     ("gpus", rf"{NUMBER}{GAP}(?:gpus?|x)(?![\w.])(?!{GAP}\d+(?!\w))"),
     (
         "accumulation_steps",
@@ -109,6 +110,7 @@ NUMBERS = (
     ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}x{GAP}\d+(?!\w)"),
     ("image_size", rf"(?:image|picture|resolution)s?(?:{GAP}size)?(?:{GAP}of)?{IS}{NUMBER}(?![\w.])"),
+    ("target_length", rf"(?:target|decoder)(?:{GAP}(?:len(?:gth)?|tokens?))*(?:{GAP}of)?{IS}{NUMBER}(?![\w.])"),
     ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|context|ctx|seq)(?!\w)"),
     (
         "sequence_length",
@@ -263,7 +265,7 @@ def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object
     Args:
         text: What was not understood so far.
         with_gpu: The text before its GPU was understood.
-        without_gpu: The same text with blanks in place of the GPU.
+        without_gpu: The same text with bars in place of the GPU.
     """
     places = zip(text, with_gpu, without_gpu, strict=True)
     found = re.search(COUNT, "".join(now if before == after else "\0" for now, before, after in places))
@@ -316,7 +318,8 @@ def _check_optimizers(fields: dict[str, object], changes: dict[str, object]) -> 
 def _plain(text: str) -> str:
     """A text in small letters, with flags, counts and numbers written so that each stands for itself.
 
-    From here on no character moves: what was understood becomes blanks, so that places in the text stay comparable.
+    From here on no character moves: what was understood becomes bars, so that places in the text stay comparable, and a
+    number is not taken for that of a word beyond.
     """
     text = re.sub(r"[\u2010-\u2015]", "-", text[:LONGEST_TEXT].lower()).replace("\u00d7", "x")
     for pattern, plain in PLAIN:
@@ -384,7 +387,7 @@ def _check_version(model: str, text: str, rest: str) -> str:
     """
     family = re.match("[a-z]+", model)[0]
     version = re.search(rf"(?<![a-z]){family}{GAP}(\d{{1,2}}(?:\.\d+)?)(?![\w.])", text)
-    if version is None or not rest[version.start(1) : version.end(1)].strip():
+    if version is None or not rest[version.start(1) : version.end(1)].strip("|"):
         return rest
     if version[1] not in SAME_SHAPES.get(model, ()):
         raise BadSetup(
@@ -434,6 +437,8 @@ def said(found: dict) -> str:
         parts.append(f"{setup['accumulation_steps']} micro-batches per update")
     if "sequence_length" in setup:
         parts.append(f"{setup['sequence_length']} tokens")
+    if "target_length" in setup:
+        parts.append(f"{setup['target_length']} tokens of the decoder")
     if "image_size" in setup:
         parts.append(f"pictures of {setup['image_size']} pixels")
     parts += [WORDS_OF_VALUES[name][setup[name]] for name in WORDS_OF_VALUES if name in setup]
@@ -482,4 +487,4 @@ def _pattern(word: str) -> str:
 
 
 def _without(text: str, match: re.Match) -> str:
-    return text[: match.start()] + " " * (match.end() - match.start()) + text[match.end() :]
+    return text[: match.start()] + "|" * (match.end() - match.start()) + text[match.end() :]
