@@ -35,16 +35,17 @@ LORA: dict[str, object] = {"lora_rank": LORA_RANK, "base_bits": 16}
 OFF = rf"{IS}(?:off|false|disabled)|\s*[:=]\s*(?:no|none|0)"
 """Behind the name of a technique: it is not used."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
+    (rf"paged{GAP}adamw?{GAP}(?:32{GAP}bits?)", {"optimizer": "paged-adamw"}),
+    (rf"paged{GAP}adamw?{GAP}8{GAP}bits?", {"optimizer": "paged-adamw8bit"}),
+    (rf"lion{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lion", {"optimizer": "lion8bit"}),
+    (rf"lamb{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lamb", {"optimizer": "lamb8bit"}),
+    (rf"adamw?{GAP}8{GAP}bits?|8{GAP}bits?{GAP}(?:adamw?|optimi[sz]er)", {"optimizer": "adamw8bit"}),
     (
         rf"(?:load{GAP}in{GAP})?8{GAP}bits?{GAP}(?:lora|base|model|weights)|load{GAP}in{GAP}8{GAP}bits?"
         rf"|(?:lora|base|model|weights){GAP}(?:in{GAP})?8{GAP}bits?(?:{GAP}base)?",
         {"lora_rank": LORA_RANK, "base_bits": 8},
     ),
     (rf"load{GAP}in{GAP}4{GAP}bits?|base{GAP}bits?{GAP}4", {"lora_rank": LORA_RANK, "base_bits": 4}),
-    (rf"paged{GAP}adamw?{GAP}(?:32{GAP}bits?)", {"optimizer": "paged-adamw"}),
-    (rf"paged{GAP}adamw?{GAP}8{GAP}bits?", {"optimizer": "paged-adamw8bit"}),
-    (rf"lion{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lion", {"optimizer": "lion8bit"}),
-    (rf"lamb{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lamb", {"optimizer": "lamb8bit"}),
     (rf"q{GAP}lora", {"lora_rank": LORA_RANK, "base_bits": 4}),
     (rf"4{GAP}bits?|nf4|int4", {"base_bits": 4}),
     (r"lora|adapters?|peft", LORA),
@@ -99,7 +100,8 @@ EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\
 NUMBERS = (
     ("lora_rank", rf"(?:lora_)?(?:rank{IS}|(?<!-)r{GAP}(?:[:=]{GAP}|(?!1(?!\d)))){NUMBER}(?![\w.])"),
     ("gpus", rf"(?:n_|num_)?gpus?\s*[:=]\s*{NUMBER}(?![\w.])"),
-    ("gpus", rf"{NUMBER}{GAP}(?:gpus?|x)(?![\w.])(?!{GAP}\d+(?!\w))"),
+    ("gpus", rf"{NUMBER}{GAP}gpus?(?![\w.])(?!{IS}\d{{1,2}}(?!\w|{GAP}(?:samples?|sequences?|tokens?)))"),
+    ("gpus", rf"{NUMBER}{GAP}x(?![\w.])(?!{GAP}\d+(?!\w))"),
     (
         "accumulation_steps",
         rf"(?:grad(?:ient)?s?{GAP})?accum(?:ulat(?:e|ed|ion))?(?:{GAP}(?:steps?|of|over))*{IS}{NUMBER}(?![\w.])",
@@ -160,7 +162,7 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?:^|(?<=\s))--?(?=[a-z])", "| "),  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
     (r"(?<![\w.])(\d{1,4})\s*[x*]\s*(?=\d+k?\s*tok)", r"batch \1 "),
     (r"(?<![\w.])(\d{1,3})\s*[x*]\s*(?=[a-z]|\d+\s*g)", r"\1 x "),
-    (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix|g(?:i?b|igs?)?(?!\w)))", r" \1 x "),
+    (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix|g(?:i?b|igs?)?(?!\w)))", r" \1 gpus "),
     *((rf"(?<!\w)(?:{words})\s+(?={CARD})", f"{count} x ") for words, count in COUNTS.items()),
     (r"(?<!\w)(?!l40s)([a-z]{0,2}\d{1,4})s(?!\w)", r"\1"),
     (rf"(?<!\w)ada{GAP}generation(?!\w)", "ada"),

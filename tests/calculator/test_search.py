@@ -85,6 +85,13 @@ QUERIES = {
     ),
     "llama 8b zero: 2 num_gpus: 8": ("llama-3.1-8b", {"sharding": "zero-2", "gpus": 8, "optimizer": "adamw"}, ""),
     "t5 base 512 tokens target length 64": ("t5-base", {"sequence_length": 512, "target_length": 64}, ""),
+    "llama 8b adamw 8bit lora": ("llama-3.1-8b", LORA | {"optimizer": "adamw8bit"}, ""),
+    "llama 8b paged adamw 8bit lora r=8": (
+        "llama-3.1-8b", LORA | {"lora_rank": 8, "optimizer": "paged-adamw8bit"}, ""
+    ),
+    "llama 8b a100 80gb x 8 4096 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 4096}, "a100-80gb"),
+    "llama 8b a100 80gb x 8 4 samples": ("llama-3.1-8b", {"gpus": 8, "micro_batch_size": 4}, "a100-80gb"),
+    "llama 8b 8 gpus 2048 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 2048}, ""),
     "llama 8b lora, no qlora": ("llama-3.1-8b", LORA, ""),
     "llama 8b muon and adamw": ("llama-3.1-8b", {"optimizer": "muon"}, ""),
     "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
