@@ -100,7 +100,7 @@ EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\
 NUMBERS = (
     ("lora_rank", rf"(?:lora_)?(?:rank{IS}|(?<!-)r{GAP}(?:[:=]{GAP}|(?!1(?!\d)))){NUMBER}(?![\w.])"),
     ("gpus", rf"(?:n_|num_)?gpus?\s*[:=]\s*{NUMBER}(?![\w.])"),
-    ("gpus", rf"{NUMBER}{GAP}gpus?(?![\w.])(?!{IS}\d{{1,2}}(?!\w|{GAP}(?:samples?|sequences?|tokens?)))"),
+    ("gpus", rf"{NUMBER}{GAP}gpus?(?![\w.])(?!{IS}\d{{1,2}}(?!\w|{GAP}(?:bits?|samples?|sequences?|tokens?)))"),
     ("gpus", rf"{NUMBER}{GAP}x(?![\w.])(?!{GAP}\d+(?!\w))"),
     (
         "accumulation_steps",
@@ -485,6 +485,8 @@ def _pattern(word: str) -> str:
     if atoms[0] == "b":  # 13b 200 is a size and a number, no B200
         before = r"(?<![a-z\d.])"
     after = r"(?![\d]|\.\d)" if atoms[-1][-1].isdigit() else "(?![a-z])"
+    if atoms[-1] == "b":  # nor is 2 B200 a model of 2b
+        after = r"(?![a-z\d])"
     return before + GAP.join(re.escape(atom) for atom in atoms) + after
 
 

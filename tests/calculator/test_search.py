@@ -92,6 +92,8 @@ QUERIES = {
     "llama 8b a100 80gb x 8 4096 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 4096}, "a100-80gb"),
     "llama 8b a100 80gb x 8 4 samples": ("llama-3.1-8b", {"gpus": 8, "micro_batch_size": 4}, "a100-80gb"),
     "llama 8b 8 gpus 2048 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 2048}, ""),
+    "llama 8b a100 80gb x 8 8-bit lion": ("llama-3.1-8b", {"gpus": 8, "optimizer": "lion8bit"}, "a100-80gb"),
+    "2 b200 gemma 2 9b": ("gemma-2-9b", {"gpus": 2}, "b200"),
     "llama 8b lora, no qlora": ("llama-3.1-8b", LORA, ""),
     "llama 8b muon and adamw": ("llama-3.1-8b", {"optimizer": "muon"}, ""),
     "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
