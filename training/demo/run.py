@@ -7,6 +7,7 @@ on the Internet: through the bootstrap peer's address and the recipe that the mo
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import socket
@@ -33,7 +34,8 @@ from training.processes.programs import ending
 from training.volunteer.invitation import INITIAL_PEERS, join_command
 
 DEFAULT_PORT = 8000
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+LOOPBACK_HOST = "127.0.0.1"
+LOOPBACK = f"/ip4/{LOOPBACK_HOST}/tcp/0"
 """Where the demo's peers listen: only on this machine, each on a free port."""
 MICRO_BATCH_SIZE = 16
 """Samples per forward pass of the demo's volunteers; on one core, a tenth faster than 8."""
@@ -58,11 +60,17 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
         Exit code: 0 when the epochs are done, 128 + the signal's number when it was interrupted before.
 
     Raises:
-        BadInput: If the port, the recipe or the run folder cannot be used.
+        BadInput: If the port, the recipe, the epochs or the run folder cannot be used.
         TrainingError: If a part that the run needs has failed; the message names it and its log.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     run = load_recipe(config.recipe)
+    if config.epochs is not None and config.epochs > run.schedule.total_epochs:
+        raise BadInput(
+            f"--epochs is {config.epochs}, and the schedule of {run.run_id} ends after {run.schedule.total_epochs}; "
+            "give at most so many."
+        )
+    _ask_this_machine_directly()
     with only_one(config.run_dir, "demo"), Stop() as stop:
         demo = _Demo(config, run, console, stop)
         try:
@@ -116,7 +124,7 @@ class _Demo:
             *("--host-maddrs", LOOPBACK, "--state-dir", str(self._path("bootstrap"))),
         )
         address = self._ready(self.bootstrap)["addresses"][0]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{LOOPBACK_HOST}:{port}"
         command = join_command(self.url, [], python=config.python)
         site = ("--site", str(config.site)) if config.site is not None else ()
         self.monitor = self._start(
@@ -264,6 +272,13 @@ def volunteer_names(count: int) -> list[str]:
     return [NAMES[number] if number < len(NAMES) else f"volunteer-{number + 1}" for number in range(count)]
 
 
+def _ask_this_machine_directly() -> None:
+    """Exempts this machine from a proxy that the environment names, for this program and all that it starts."""
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if exempt != "*":
+        os.environ["no_proxy"] = ",".join(filter(None, [exempt, LOOPBACK_HOST]))
+
+
 def _fetch_json(url: str) -> dict | None:
     """The document, or None while nobody answers."""
     try:
@@ -279,6 +294,6 @@ def _free_port(wanted: int | None) -> int:
             # Without this, the system keeps the port of a demo that has just ended for a minute.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
+                probe.bind((LOOPBACK_HOST, port))
                 return probe.getsockname()[1]
     raise BadInput(f"Port {wanted} is taken; give another --port, or omit it, and a free one is chosen.")

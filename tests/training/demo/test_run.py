@@ -110,6 +110,19 @@ def test_parts_that_ignore_the_request_are_killed(start):
     assert start.processes() == []
 
 
+def test_a_proxy_of_the_network_is_not_asked_for_this_machine(start):
+    """As companies set one for all programs; nothing listens at this one."""
+    with start(epochs=3, ready_seconds=20, http_proxy="http://127.0.0.1:9", no_proxy="", NO_PROXY="") as process:
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0 and re.search(r"Epoch \d+ is done", output), output
+
+
+def test_epochs_that_the_schedule_does_not_have_are_refused(tmp_path):
+    """It would have waited for them for ever."""
+    with pytest.raises(BadInput, match=r"--epochs is 401, and the schedule of demo ends after 400"):
+        demo.run_demo(DemoConfig(run_dir=tmp_path / "run", epochs=401))
+
+
 def test_second_interrupt_hurries(start):
     process = start(STUBBORN="1")
     read_until_all_joined(process)
