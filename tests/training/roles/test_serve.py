@@ -16,7 +16,9 @@ import pytest
 
 from tests.ports import free_ports
 from tests.programs import run_program, until
+from tests.training.doctor.places import file_of, serving
 from training.config import RECIPES
+from training.roles.serve import answers
 
 SERVE = (sys.executable, "-m", "training", "serve")
 
@@ -116,3 +118,13 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(tmp_path):
     ended = run_program([*SERVE, "--recipe", recipe, "--run-dir", tmp_path / "run"])
     assert ended.returncode == 2 and "number_of_heads" in ended.stderr and "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_is_asked_for_a_sign_of_life_without_the_networks_proxy(monkeypatch):
+    """Otherwise it is ended as silent every minute."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing listens
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(file_of("{}")) as url:
+        assert answers(url)
+    assert not answers(url)
