@@ -157,7 +157,8 @@ class _Memory:
         dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
         if self._checkpointing is not None:
             budget = 0 if self._checkpointing else None
-        elif self.need(samples, precision, None) <= most:
+        elif self.need(samples, precision, None) <= max(most, self.need(samples, precision, 0)):
+            # Also where keeping all takes no more than keeping none, as when the optimizer's step takes the most.
             budget = None
         elif self._task.keeps_some:
             budget = self._within(most, samples, precision, dtype)

@@ -21,7 +21,7 @@ from training.compute.choices import Wishes, choose
 from training.compute.machine import group_bytes, this_machine, usable_cores
 from training.compute.plan import needed_bytes
 from training.compute.speed import matmul_flops_per_second
-from training.config import load_recipe
+from training.config import load_recipe, run_of
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.task import task_of
@@ -160,6 +160,18 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
         assert f"kept for {layers} layers" in reasons_of(chosen)["activations"].value
         kept.append(layers)
     assert 0 < kept[0] < kept[1] < run.model.num_layers
+
+
+def test_a_model_whose_optimizer_takes_more_than_its_activations(machine_with):
+    """With blocks of two tokens, keeping all activations takes no more than keeping none, whether that fits or not."""
+    recipe = load_recipe("stories").model_dump(mode="json", by_alias=True)
+    recipe["model"]["block_length"] = 2
+    recipe["model"]["architecture"] |= {"num_hidden_layers": 1, "hidden_size": 512, "max_position_embeddings": 2}
+    run, machine = run_of(recipe), device_named("t4")
+    need = needed_bytes(run, machine, task_of(run).on_paper(), 1, 0)
+    for room in (need // 2, 2 * need):
+        chosen = choose(run, Wishes(micro_batch_size=1), machine=replace(machine, usable_bytes=room))
+        assert (chosen.activation_budget_bytes, chosen.need_bytes) == (None, need)
 
 
 def test_the_plan_is_what_join_chooses(machine_with, rates):
