@@ -60,6 +60,9 @@ def alone_at(out: Path) -> Iterator[None]:
         raise BadInput(f"{out} is there already, and is no folder. Give the name of a new folder with --out.")
     if out.is_dir() and not (out / MANIFEST_FILE).exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
+    if os.path.ismount(out) and not (out / MANIFEST_FILE).exists():
+        # Only when all is made, the folder could not be renamed to it.
+        raise BadInput(f"{out} is where a disk is mounted, and no folder can replace it. Give --out {out / 'shards'}.")
     out.parent.mkdir(parents=True, exist_ok=True)
     with _locked(out.with_name(f".{out.name}.lock"), out):
         for left in _beside(out, "rows"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.training.data.text_shards import (
     write_documents,
     write_tokenizer,
 )
+from tests.training.doctor.places import CAN_UNSHARE, alone
 from training.data import prepare_text as prepare_module
 from training.data.documents import Piece
 from training.data.prepare_text import TextInput, prepare_text
@@ -188,6 +190,17 @@ def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkey
     write_documents(lines / "more" / "shards-of-others.jsonl", 3)
     with pytest.raises(BadInput, match="other input"):
         prepare(lines)
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
+def test_where_a_disk_is_mounted_no_set_can_be_put(lines, tmp_path):
+    """As a container's volume: the finished set could not be renamed to it, which was known only after all the work."""
+    (tmp_path / "volume").mkdir()
+    flags = ("--text", lines, "--vocabulary", "300", "--block-length", "16", "--out", tmp_path / "volume")
+    command = [sys.executable, "-m", "training", "prepare", *flags]
+    done = alone(f'mount -t tmpfs x {tmp_path / "volume"}; "$@"', *map(str, command))
+    assert done.returncode == 2 and f"Give --out {tmp_path / 'volume' / 'shards'}" in done.stderr
+    assert not list(tmp_path.glob(".volume*"))
 
 
 def test_lines_of_json_that_were_taken_for_plain_text_are_other_input(tmp_path):
