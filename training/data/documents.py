@@ -190,6 +190,9 @@ class TextFile:
     def _check_column(self, schema: pa.Schema) -> None:
         if self._column not in schema.names:
             raise BadInput(f"{self._path} has the columns {schema.names}. Give that of the text with --text-column.")
+        for name in (self._column, "split"):
+            if schema.names.count(name) > 1:
+                raise BadInput(f"{self._path} has more than one column {name!r}. Rename all of them but one.")
         kind = schema.field(self._column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise BadInput(

@@ -141,3 +141,11 @@ def test_a_place_without_text_is_refused(tmp_path):
         text_files(tmp_path / "none")
     with pytest.raises(BadInput, match="no such file"):
         pieces(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("name", ["text", "split"])
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path, name):
+    columns = [pa.array(["one"]), pa.array(["train"]), pa.array(["two"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "split", name]), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=f"more than one column '{name}'"):
+        list(TextFile(tmp_path / "a.parquet"))
