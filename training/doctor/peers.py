@@ -242,6 +242,8 @@ def check_node(shared: Shared) -> Finding:
         if error.late:
             return TOO_SLOW.found(f"The network node has not started yet: {error}.")
         return skipped(f"Not checked: hivemind does not work here ({error}).")
+    if told["fault"] and any(one.level == "fault" for one in check_port(shared)):
+        return skipped("Not checked: this machine cannot listen where it should, as the check of the port says.")
     if told["fault"]:
         return NODE.found(f"The network node did not start: {told['fault']}.")
     return fine(f"The network node starts, within {told['seconds']:.1f} s.")
@@ -252,6 +254,8 @@ def check_port(shared: Shared) -> list[Finding]:
     findings = []
     for address in shared.asked.host_maddrs:
         match = ADDRESS.fullmatch(address)
+        if not address.startswith("/"):
+            findings.append(NOT_HERE.found(f"{address!r} is no network address."))
         if match is None or match[1] not in ("ip4", "ip6"):
             continue
         port, family = int(match[3]), socket.AF_INET if match[1] == "ip4" else socket.AF_INET6

@@ -238,10 +238,20 @@ def test_a_port_that_is_taken():
     assert check_port(Shared(Asked()))[0].level == "ok"
 
 
-@pytest.mark.parametrize("address", ["/ip4/192.0.2.7/tcp/0", "/ip4/192.0.2.7/tcp/4711", "/ip4/127.0.0.1/tcp/99999"])
+@pytest.mark.parametrize(
+    "address", ["/ip4/192.0.2.7/tcp/0", "/ip4/192.0.2.7/tcp/4711", "/ip4/127.0.0.1/tcp/99999", "0.0.0.0:4711"]
+)
 def test_an_address_to_listen_on_that_this_machine_does_not_have(address):
     """The first two as of a router, from RFC 5737's network for examples."""
-    assert [one.name for one in check_port(Shared(Asked(host_maddrs=(address,))))] == ["address-not-here"]
+    shared = Shared(Asked(host_maddrs=(address,)))
+    assert [one.name for one in check_port(shared)] == ["address-not-here"]
+
+
+def test_a_node_that_cannot_listen_is_not_broken(visited):
+    """To install hivemind again would not help."""
+    with listening() as listener:
+        shared = visited(host_maddrs=(f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}",))
+        assert shared.visit("node")["fault"] and check_node(shared).level == "skipped"
 
 
 def test_a_system_without_ipv6(monkeypatch):
