@@ -631,8 +631,9 @@ def _check_model(name: object) -> None:
 def _one_of(name: str, value: object, accepted: tuple) -> None:
     # bool first: true equals 1, so it would be accepted as a number.
     if isinstance(value, bool) or value not in accepted:
-        reason = f" {NOT_COUNTED[value]}" if isinstance(value, str) and value in NOT_COUNTED else ""
-        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.{reason}")
+        if isinstance(value, str) and value in NOT_COUNTED:
+            raise BadSetup(f"{name} cannot be {_shown(value)}. {NOT_COUNTED[value]}")
+        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
 
 
 def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -> None:

@@ -392,7 +392,7 @@ REFUSED = {
         "offload_activations": True,
     },
     "packed is true or false": {"model": "qwen3-0.6b", "packed": 1},
-    "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 is the field fp8": {
+    "precision cannot be 'fp8'. FP8 is the field fp8: true for torchao's linear layers": {
         "model": "gpt2",
         "precision": "fp8",
     },
