@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 
 from builder.dashboard.curves import loss_svg, spark_svg
@@ -70,6 +71,7 @@ def load_recorded(docs: Path) -> dict | None:
             "samples": show_count(state["total_samples"]),
         },
         "pictures": _shown_snapshots(documents["pictures"]),
+        "writes": any("text" in one for snapshot in documents["pictures"]["snapshots"] for one in snapshot["pictures"]),
         "board": [
             {
                 "name": one["name"],
@@ -90,12 +92,13 @@ def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:
     if is_recorded(docs):
         pictures = json.loads((docs / "live" / "pictures.json").read_text(encoding="utf-8"))
         for snapshot in _shown_snapshots(pictures):
-            for picture in snapshot["pictures"]:
+            for picture in (one for one in snapshot["pictures"] if "still" in one):
                 yield picture["still"], docs / picture["file"].lstrip("/")
 
 
 def _shown_snapshots(document: dict) -> list[dict]:
-    """The snapshots to show, the newest first; each picture has the address of its copy as `still`."""
+    """The snapshots to show, the newest first: pictures with the address of their copy as `still`, or texts with their
+    HTML as `written`."""
     drawn = [snapshot for snapshot in document["snapshots"] if snapshot["pictures"]]
     count = min(SHOWN_SNAPSHOTS, len(drawn))
     places = {round(place * (len(drawn) - 1) / max(count - 1, 1)) for place in range(count)}
@@ -103,12 +106,21 @@ def _shown_snapshots(document: dict) -> list[dict]:
         {
             **drawn[place],
             "pictures": [
-                {**picture, "still": picture["file"].replace("/live/pictures/", "recorded/", 1)}
+                picture | (_written(picture) if "text" in picture else _still(picture))
                 for picture in drawn[place]["pictures"]
             ],
         }
         for place in sorted(places, reverse=True)
     ]
+
+
+def _still(picture: dict) -> dict[str, str]:
+    return {"still": picture["file"].replace("/live/pictures/", "recorded/", 1)}
+
+
+def _written(text: dict) -> dict[str, str]:
+    """Line breaks are written as `&#10;`: Markdown might end the HTML at an empty line."""
+    return {"written": escape(text["text"].strip() or "(nothing)").replace("\n", "&#10;")}
 
 
 def _share(share: float | None) -> str:

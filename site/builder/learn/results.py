@@ -41,8 +41,11 @@ def gallery() -> str:
 
 
 def gallery_caption() -> str:
-    """How many recorded pictures are right, and from which epoch on all are, by the recorded verdicts of the judge."""
-    if not is_recorded(PAGES):
+    """How many recorded pictures are right, and from which epoch on all are, by the recorded verdicts of the judge.
+
+    Nothing if no run is recorded, or one that writes.
+    """
+    if not is_recorded(PAGES) or load_recorded(PAGES)["writes"]:
         return ""
     snapshots = json.loads((PAGES / "live" / "pictures.json").read_text(encoding="utf-8"))["snapshots"]
     judged = [(one["epoch"], all(_right(picture) for picture in one["pictures"])) for one in snapshots]
@@ -122,6 +125,8 @@ def _right(picture: dict) -> bool:
 
 
 def _picture(picture: dict, epoch: int) -> str:
+    if "written" in picture:
+        return f'<p dir="auto">{picture["written"]}</p>'
     prompt = html.escape(picture["prompt"])
     verdict = "right" if _right(picture) else "wrong"
     return (
