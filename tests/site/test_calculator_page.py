@@ -831,6 +831,15 @@ def test_files_and_paper_say_what_the_command_line_says(open_page, tmp_path):
     expect(page.locator("[data-slot=timeline] td:nth-child(3)")).to_have_text(held)
 
 
+def test_a_file_that_cannot_be_made_is_refused_in_the_pages_words(open_page):
+    page = open_page("calculator/?micro_batch_size=0")
+    expect(message(page)).to_contain_text("“Micro-batch” is a whole number")
+    page.get_by_role("button", name="Save as JSON").click()
+    page.get_by_text("Which GPU do I need?").click()  # Python answers one after the other
+    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("“Micro-batch” is a whole number")
+    assert "“Micro-batch” is a whole number" in message(page).inner_text()
+
+
 def test_the_worker_outlives_the_page(open_page, server):
     """On the origin that the site was built for, the theme swaps pages and Python stays."""
     page = open_page("calculator/?model=gpt2")

@@ -136,7 +136,7 @@ function listen(page) {
   startPasting(view.slot, form, { readWith, changed: () => changed(page) });
   startSearching(view.slot, { readWith, show: (values) => show(page, { ...form.defaults, ...values }) });
   startSharing(view.slot);
-  startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, sentence) });
+  startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, refusalOf(form, sentence)) });
   addEventListener("popstate", () => stepInHistory(page), { signal: page.ended.signal });
 }
 
