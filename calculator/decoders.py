@@ -321,6 +321,7 @@ def sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
     dense, step = config.get("mlp_only_layers") or [], size(config, 1, "decoder_sparse_step")
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise BadSetup(f"mlp_only_layers in config is a list of numbers of layers, not {dense!r:.60}.")
+    dense = frozenset(dense)  # of thousands of numbers, each layer would look through all
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
@@ -460,8 +461,16 @@ def cycle_of(kinds: list[str]) -> tuple[str, ...]:
     >>> cycle_of(["sliding", "full", "sliding"]), cycle_of(["full", "full"])
     (('sliding', 'full'), ())
     """
-    length = next(n for n in range(1, len(kinds) + 1) if all(a == b for a, b in zip(kinds, kinds[n:], strict=False)))
-    return () if kinds[:length] == ["full"] else tuple(kinds[:length])
+    # For each beginning, the longest shorter one with which it ends (Knuth, Morris and Pratt 1977). To try all lengths
+    # would take ten seconds for as many thousand layers.
+    ends = [0]
+    for kind in kinds[1:]:
+        length = ends[-1]
+        while length and kind != kinds[length]:
+            length = ends[length - 1]
+        ends.append(length + (kind == kinds[length]))
+    cycle = kinds[: len(kinds) - ends[-1]]
+    return () if cycle == ["full"] else tuple(cycle)
 
 
 DECODER_READERS: dict[str, Callable[[Mapping[str, object]], Architecture]] = {

@@ -1,6 +1,8 @@
 """Today's decoders: parameters equal the released checkpoints and transformers' models, which read configs alike."""
 
 import dataclasses
+import time
+from itertools import product
 
 import pytest
 
@@ -240,3 +242,24 @@ def test_experts_are_the_published_share(name, active):
     one = dataclasses.replace(model, num_experts=model.experts_per_token)
     router = (model.num_experts - one.num_experts) * model.hidden_size * model.num_layers
     assert (count_parameters(one) + router) / 1e9 == pytest.approx(active, abs=0.05)
+
+
+def test_the_cycle_of_layers_is_the_shortest():
+    for kinds in product(("full", "sliding"), repeat=9):
+        lengths = [n for n in range(1, 10) if all(kinds[i] == kinds[i % n] for i in range(9))]
+        assert (cycle_of(list(kinds)) or ("full",)) == kinds[: lengths[0]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "smollm3", "no_rope_layers": [1] * 9999 + [0]},
+        {"model_type": "qwen3_moe", "mlp_only_layers": [7] * 60_000},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_a_config_of_thousands_of_layers_is_read_at_once(config):
+    """It took ten seconds and more here, and the browser's Python several times as long."""
+    started = time.process_time()
+    assert from_config(config | {"num_hidden_layers": 10_000}).num_layers == 10_000
+    assert time.process_time() - started < 2
