@@ -33,6 +33,8 @@ def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
     asked = {name: texts.get(name) or usual for name, usual in DEFAULTS.items()}
     for name in ("batch", "length"):
         asked[name] = _whole(name, asked[name] or architecture.sequence_length)
+    for name in ("weights", "cache"):
+        asked[name] = str(asked[name])
     memory = inference_memory(architecture, **asked)
     unpacked = unpacked_bytes(architecture, asked["weights"])
     return {

@@ -31,7 +31,7 @@ def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
     Raises:
         BadSetup: If the setup cannot be swept along this number.
     """
-    if along not in TITLES:
+    if not isinstance(along, str) or along not in TITLES:
         raise BadSetup(f"A sweep goes along one of {', '.join(TITLES)}, not {along!r:.60}.")
     points = []
     for value in _values(setup, along):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from calculator import PRESETS, Setup, estimate
-from calculator.browser import export, generate, gpus
+from calculator.browser import export, generate, gpus, sweep
 from calculator.devices import DEVICES, device_named
 from calculator.fit import verdict
 from calculator.flops import UTILISATION, forward_flops
@@ -124,10 +124,17 @@ def test_each_gpu_has_the_longest_context_and_the_largest_batch_that_fit():
         ({"setup": {"model": "gpt2"}, "length": "long"}, "length is a whole number, not 'long'"),
         ({"setup": {"model": "gpt2"}, "batch": "0"}, "batch is a whole number from 1"),
         ({"setup": {"model": "gpt2"}, "cache": "nf4"}, "cache is one of fp32, bf16"),
+        ({"setup": {"model": "gpt2"}, "weights": ["bf16"]}, "weights is one of fp32, bf16"),
     ],
 )
 def test_what_generates_nothing_is_refused_in_a_sentence(asked, said):
     assert said in json.loads(generate(json.dumps(asked)))["error"]
+
+
+def test_a_sweep_along_no_number_is_refused_in_a_sentence():
+    for along in (["micro_batch_size"], None, "precision"):
+        asked = {"setup": {"model": "gpt2"}, "along": along}
+        assert "A sweep goes along one of micro_batch_size" in json.loads(sweep(json.dumps(asked)))["error"]
 
 
 def test_a_model_generates_text_though_its_setup_is_refused():
