@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from calculator.devices import Device
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError, first_line
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _GROUP_FILES = (
@@ -27,18 +27,26 @@ def this_machine(name: str | None = None) -> Device:
 
     Raises:
         BadInput: If this machine has no such device.
+        TrainingError: If the GPU cannot be asked, such as one whose memory is all taken.
     """
     import torch
 
     device = torch_device(name)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
+        try:
+            # What is free now, since other programs may use the same GPU.
+            usable = torch.cuda.mem_get_info(device)[0]
+        except RuntimeError as error:  # to ask already takes some memory, or the GPU is another program's alone
+            raise TrainingError(
+                f"{properties.name} cannot be used: {first_line(error).rstrip('.')}.",
+                cure="Close the programs that use it (`nvidia-smi` lists them), or give --device cpu.",
+            ) from None
         return Device(
             name="gpu",
             title=properties.name,
             memory_bytes=properties.total_memory,
-            # What is free now, since other programs may use the same GPU.
-            usable_bytes=torch.cuda.mem_get_info(device)[0],
+            usable_bytes=usable,
             capability=(properties.major, properties.minor),
             source="torch.cuda.mem_get_info",
         )

@@ -82,6 +82,11 @@ OCCUPIED = Fault(
     why="Training uses smaller micro-batches in what is left, or ends for lack of memory.",
     remedy="Close the programs that use the GPU; `nvidia-smi` lists them.",
 )
+NOT_AVAILABLE = Fault(
+    name="gpu-not-available",
+    why="`join` ends as soon as it asks this GPU for memory.",
+    remedy="Close the programs that use it (`nvidia-smi` lists them), or join with `--device cpu`.",
+)
 GPU_SMALL = Fault(
     name="gpu-memory-too-small",
     why="Training would end for lack of memory at its first step.",
@@ -120,6 +125,7 @@ FAULTS = (
     UNUSED,
     NOT_BUILT_FOR,
     OCCUPIED,
+    NOT_AVAILABLE,
     GPU_SMALL,
     NO_BFLOAT16,
     NO_DEVICE,
@@ -221,8 +227,11 @@ def _judge_one(gpu: dict, built_for: list[str], driver: dict) -> list[Finding]:
         findings.append(
             NOT_BUILT_FOR.found(f"{title} has compute capability {shown}; PyTorch is built for {', '.join(built_for)}.")
         )
-    if gpu["free_bytes"] < FREE_SHARE * gpu["total_bytes"]:
-        who = f": {', '.join(driver['programs'])}" if driver["programs"] else ""
+    who = f": {', '.join(driver['programs'])}" if driver["programs"] else ""
+    if gpu["fault"]:
+        used = f" It is used by other programs{who}." if who else ""
+        findings.append(NOT_AVAILABLE.found(f"{title} answers: {gpu['fault'].rstrip('.')}.{used}"))
+    elif gpu["free_bytes"] < FREE_SHARE * gpu["total_bytes"]:
         free, total = show_bytes(gpu["free_bytes"]), show_bytes(gpu["total_bytes"])
         findings.append(OCCUPIED.found(f"{free} of {total} are free on {title}; other programs have the rest{who}."))
     if capability < TENSOR_CORES:

@@ -34,6 +34,8 @@ def _gpus() -> dict[str, object]:
     """The GPUs that torch can use, or why it can use none."""
     import torch
 
+    from training.errors import first_line
+
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
@@ -47,8 +49,13 @@ def _gpus() -> dict[str, object]:
     gpus = []
     for number in range(torch.cuda.device_count() if usable else 0):
         one = torch.cuda.get_device_properties(number)
-        free, total = torch.cuda.mem_get_info(number)
-        gpus.append({"title": one.name, "capability": [one.major, one.minor], "free_bytes": free, "total_bytes": total})
+        free, total, fault = 0, one.total_memory, None
+        try:
+            free, total = torch.cuda.mem_get_info(number)
+        except RuntimeError as error:  # to ask already takes some memory, or the GPU is another program's alone
+            fault = first_line(error)
+        told = {"title": one.name, "capability": [one.major, one.minor], "fault": fault}
+        gpus.append({**told, "free_bytes": free, "total_bytes": total})
     return {"usable": usable, "reason": reason, "gpus": gpus, "built_for": torch.cuda.get_arch_list()}
 
 

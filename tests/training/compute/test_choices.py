@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from training.compute.machine import group_bytes, this_machine, usable_cores
 from training.compute.plan import needed_bytes
 from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe, run_of
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.task import task_of
 
@@ -240,6 +241,21 @@ def test_checkpointing_takes_less_memory_and_computes_the_same():
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(BadInput, match="finds no device"):
         this_machine(name)
+
+
+def test_a_gpu_that_cannot_even_be_asked_for_its_memory(monkeypatch):
+    """CUDA needs some for itself; PyTorch's error was a traceback."""
+    names = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=16 * GIB)
+
+    def full(device):
+        raise torch.OutOfMemoryError("CUDA error: out of memory\nCUDA kernel errors might be reported later.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: names)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    with pytest.raises(TrainingError, match="Tesla T4 cannot be used: CUDA error: out of memory"):
+        this_machine()
 
 
 def group(folder, limit, used, *, version=2):

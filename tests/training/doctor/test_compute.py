@@ -42,8 +42,9 @@ def gpus(*ones, reason=""):
     return {"usable": bool(ones), "reason": reason, "gpus": list(ones), "built_for": BUILT_FOR}
 
 
-def gpu(title="Tesla T4", capability=(7, 5), free=15 * GIB, total=16 * GIB):
-    return {"title": title, "capability": list(capability), "free_bytes": free, "total_bytes": total}
+def gpu(title="Tesla T4", capability=(7, 5), free=15 * GIB, total=16 * GIB, fault=None):
+    told = {"title": title, "capability": list(capability), "fault": fault}
+    return {**told, "free_bytes": free, "total_bytes": total}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,27 @@ def test_a_pytorch_that_does_not_load(tmp_path, monkeypatch, source, name, words
         assert (check_node(shared).name, check_node(shared).level) == (
             ("check-too-slow", "warning") if slow else ("", "skipped")
         )
+
+
+FULL = """
+from types import SimpleNamespace as Names
+__version__, version = "2.13.0+cu128", Names(cuda="12.8", hip=None)
+def mem_get_info(number):
+    raise RuntimeError("CUDA error: out of memory\\nCUDA kernel errors might be reported at some other call.")
+cuda = Names(is_available=lambda: True, device_count=lambda: 1, get_arch_list=lambda: ["sm_75"],
+             mem_get_info=mem_get_info, get_device_properties=lambda number: Names(
+                 name="Tesla T4", major=7, minor=5, total_memory=16 << 30))
+"""
+
+
+def test_a_gpu_whose_memory_is_all_taken(tmp_path, monkeypatch):
+    """As by a server of a language model: CUDA has none to begin with, so PyTorch cannot even ask what is free."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(FULL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Shared(Asked(), limit_seconds=30) as shared:
+        (found,) = check_gpu(shared)
+    assert found.name == "gpu-not-available" and "CUDA error: out of memory" in found.found
 
 
 def test_a_pytorch_that_loads_slowly_does_not_hang(tmp_path, monkeypatch):
