@@ -192,7 +192,10 @@ class TextFile:
             raise BadInput(f"{self._path} has the columns {schema.names}. Give that of the text with --text-column.")
         for name in (self._column, "split"):
             if schema.names.count(name) > 1:
-                raise BadInput(f"{self._path} has more than one column {name!r}. Rename all of them but one.")
+                raise BadInput(
+                    f"{self._path} has more than one column {name!r}.",
+                    cure="Rename all of them but one, or leave it out.",
+                )
         kind = schema.field(self._column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise BadInput(
