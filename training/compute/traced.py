@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from training.errors import BadInput
+from training.errors import BadInput, first_line
 from training.model.live_bytes import LiveBytes, fake_tensors
 from training.task import Task
 
@@ -98,7 +98,7 @@ class TracedSteps:
         except (RuntimeError, TypeError, NotImplementedError) as error:
             raise BadInput(
                 "The memory of this recipe's model cannot be estimated, because neither the calculator knows it nor "
-                f"can a step be traced: {str(error).splitlines()[0].rstrip('.')}.",
+                f"can a step be traced: {first_line(error).rstrip('.')}.",
                 cure="Ask the author of the task: what its model computes must not depend on the values of tensors.",
             ) from None
 

@@ -226,6 +226,20 @@ class Deciding(torch.nn.Module):
         return self.weight if self.weight.sum() > 0 else None
 
 
+class Unfinished(Deciding):
+    """Says nothing about what it lacks."""
+
+    def forward(self, *inputs, stored_layers=None):
+        raise NotImplementedError
+
+
+def test_a_model_that_does_not_say_why_it_cannot_be_traced_is_refused_too(monkeypatch):
+    task = task_of(load_recipe("demo"))
+    monkeypatch.setattr(task, "build_model", Unfinished)
+    with pytest.raises(BadInput, match="nor can a step be traced: NotImplementedError"):
+        TracedSteps(task).peak(1, 0, torch.float32)
+
+
 def test_a_model_that_cannot_be_traced_is_refused_in_one_sentence(monkeypatch):
     task = task_of(load_recipe("demo"))
     monkeypatch.setattr(task, "build_model", Deciding)
