@@ -282,13 +282,18 @@ def make_optimizer(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
 
 
 def most_loaded(setup: Setup, build: Callable[[Setup], torch.nn.Module]) -> int:
-    """The member to which ZeroRedundancyOptimizer gives the most bytes; the first, if it is not used."""
+    """The member whose part of ZeroRedundancyOptimizer's state takes the most bytes; the first, if it is not used."""
     if setup.sharding != "zero-1":
         return 0
     with group_of(setup.gpus):
         parts = make_optimizer(setup, trained_by(build(setup)))._partition_parameters()
-    # Parts with as many values take different numbers of blocks.
-    sizes = [sum(rounded(p.numel() * p.itemsize) for group in part for p in group["params"]) for part in parts]
+    # Parts with as many values take different numbers of blocks, and fused AdamW counts each tensor's steps on the GPU.
+    moments = 2 if setup.optimizer == "adamw" else 1
+    counted = rounded(4) if setup.optimizer == "adamw" and setup.optimizer_impl == "fused" else 0
+    sizes = [
+        sum(moments * rounded(p.numel() * p.itemsize) + counted for group in part for p in group["params"])
+        for part in parts
+    ]
     return sizes.index(max(sizes))
 
 

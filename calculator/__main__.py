@@ -37,7 +37,10 @@ COMMANDS = {
     "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
     "inference": ("The memory of generating text: weights, and cached tokens.", inference_report),
     "fit": ("Settings with which a model can be trained on a GPU, as code for transformers' Trainer.", fit_report),
-    "schema": ("The JSON schema of what `--json` prints, and of a setup, which is a line of `batch`.", schema_report),
+    "schema": (
+        "The JSON schema of an estimate (`MODEL --json`), and of a setup, a line of `batch`.",
+        schema_report,
+    ),
 }
 """Of the commands beside an estimate, what each says, and the module that adds its flags and runs it."""
 

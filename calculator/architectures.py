@@ -223,7 +223,20 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {trained}.")
     if isinstance(config.get("text_config"), Mapping) and kind not in ("gemma3", *HYBRIDS_WITH_PICTURES):
         raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
+    quantization_of(config)  # read here, so that `calculator.page.models.used_part` keeps it
     return readers[kind](config)
+
+
+def quantization_of(config: Mapping[str, object] | None) -> str | None:
+    """How a config says that its weights are quantized, such as "awq"; None if it does not.
+
+    >>> quantization_of({"quantization_config": {"quant_method": "awq", "bits": 4}})
+    'awq'
+    """
+    told = (config or {}).get("quantization_config")
+    if not isinstance(told, Mapping):
+        return None
+    return f"{told.get('quant_method') or 'in a way that it does not name'}"[:40]
 
 
 _SIGNS = (

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from calculator.adapters import IN_32_BITS, Lora, adapter_tensors, adapter_values, frozen_adapter_values, frozen_blocks
-from calculator.architectures import Architecture
+from calculator.architectures import Architecture, quantization_of
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
 from calculator.low_rank import DEFAULT_RANKS
@@ -609,6 +609,11 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         notes.append(
             "Tokens are sorted by expert, so that the most uneven routing takes as much memory as an even one "
             "(transformers' grouped_mm)."
+        )
+    if method := quantization_of(setup.config):
+        notes.append(
+            f"The config says that its weights are quantized ({method}). That is not read: weights count in the "
+            "precision that is asked for."
         )
     if sees_pictures(setup):
         notes.append("Only the text model is counted, not the vision tower that is published with it.")

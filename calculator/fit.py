@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
+from calculator.adapters import FAMILIES_IN_4_BITS, FAMILIES_WITH_ADAPTERS
 from calculator.devices import DEVICES, Device
 from calculator.eight_bit import tokens_at_once
 from calculator.errors import BadSetup
@@ -306,8 +307,17 @@ def advice(setup: Setup, device: Device) -> dict:
         sentence = f"Ways to make it fit the {device.title}, those first that change least about the training:"
     else:
         sentence = f"No set of the techniques counted here makes it fit the {device.title}; {_larger(setup, device)}."
-        sentence += _among_more(setup, device)
+        sentence += _among_more(setup, device) + _in_4_bits(setup)
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
+
+
+def _in_4_bits(setup: Setup) -> str:
+    """A sentence about weights of 4 bits, where they exist but no rule for them is known."""
+    architecture = resolve(setup)
+    family, published = architecture.family, architecture.released
+    if family not in FAMILIES_WITH_ADAPTERS or family in FAMILIES_IN_4_BITS or not published:
+        return ""
+    return f" QLoRA, with weights of 4 bits, may fit; it is not counted for {architecture.name}."
 
 
 def _cost(techniques: tuple[Technique | None, ...]) -> tuple:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from calculator.architectures import PRESETS
+from calculator.architectures import PRESETS, quantization_of
 from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
 from calculator.fit import MORE_GPUS, Fit, largest_micro_batch, suggestions, verdict
@@ -62,6 +63,11 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
         raise BadSetup(
             f"No weights of {named['model']} are published, so there is nothing to load; give another model."
         )
+    if method := quantization_of(named.get("config")):
+        raise BadSetup(
+            f"The config says that its weights are quantized already ({method}); give the config.json of the model "
+            "that they were made of."
+        )
     setup = _first_setup(device, **named, **flags)
     setup, judged, techniques = best(setup, device)
     code = training_code(setup, HUB.get(setup.model, "path/to/the/model"))
@@ -84,7 +90,9 @@ def _first_setup(device: Device, *, precision: str | None, sequence_length: int 
     if architecture.family == "text-to-image":
         raise BadSetup("Trainer has no text-to-image models; give another model.")
     usual = min(architecture.sequence_length, USUAL_LENGTH)
-    return replace(setup, sequence_length=usual if sequence_length is None else sequence_length)
+    # transformers refuses to load a model with fused attention if its code has none.
+    attention = "sdpa" if architecture.fusable else "eager"
+    return replace(setup, attention=attention, sequence_length=usual if sequence_length is None else sequence_length)
 
 
 def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
@@ -126,12 +134,12 @@ def _refusal(setup: Setup, device: Device) -> str:
 def _can_divide(setup: Setup, gpus: int, device: Device) -> bool:
     """Whether so many GPUs suffice with what saves most, which spares a search through all that could be combined."""
     strongest = {"gpus": gpus, "sharding": "zero-3", "checkpointing": True}
-    for changes in (
-        {"precision": "bf16" if device.bfloat16 else setup.precision},
-        {"lora_rank": LORA_RANK, "base_bits": 16},
+    for changes, loss in itertools.product(
+        ({"precision": "bf16" if device.bfloat16 else setup.precision}, {"lora_rank": LORA_RANK, "base_bits": 16}),
+        ("liger", "whole"),
     ):
         try:
-            if verdict(replace(setup, **strongest, **changes), device).fits:
+            if verdict(replace(setup, loss=loss, **strongest, **changes), device).fits:
                 return True
         except BadSetup:  # one of them is not counted for this model
             continue

@@ -52,6 +52,13 @@ class InferenceMemory:
         return self.total - (self.overhead if device.unified else 0)
 
 
+PROMPT = (
+    "Reading the prompt takes more for a moment, which is not counted: the activations of all its tokens, or of as "
+    "many as the program reads at once."
+)
+"""What an answer says beside its figures."""
+
+
 def model_of(setup: Setup) -> Architecture:
     """The model of a setup, also if its training is refused.
 

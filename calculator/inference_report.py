@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 from calculator.architecture import Architecture
+from calculator.architectures import quantization_of
 from calculator.devices import device_named
 from calculator.errors import BadSetup
-from calculator.inference import ITEMSIZES, inference_memory, largest_batch, longest_context, model_of
+from calculator.inference import ITEMSIZES, PROMPT, inference_memory, largest_batch, longest_context, model_of
 from calculator.names import gpu_of, preset_of
 from calculator.page.words import show_bytes
 from calculator.setups import Setup
@@ -60,7 +61,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     """
     as_json, gpu = flags.pop("json"), flags.pop("gpu")
     setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
-    answer = answered(model_of(setup), gpu, **flags)
+    answer = answered(model_of(setup), gpu, **flags) | {"notes": notes(setup.config)}
     return json.dumps(answer) if as_json else _report(answer)
 
 
@@ -83,6 +84,17 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
     }
 
 
+def notes(config: Mapping[str, object] | None) -> list[str]:
+    """Sentences about what is not counted."""
+    found = [PROMPT]
+    if method := quantization_of(config):
+        found.append(
+            f"The config says that its weights are quantized ({method}). That is not read: they count as "
+            "--weights says."
+        )
+    return found
+
+
 def _report(answer: Mapping[str, object]) -> str:
     lines = [f"{answer['model']}: {answer['batch']} x {answer['length']:,} tokens", ""]
     names = {"weights": "Weights", "cache": "Cached keys and values", "overhead": "CUDA itself", "total": "Total"}
@@ -100,4 +112,4 @@ def _report(answer: Mapping[str, object]) -> str:
             f"Longest context that fits, all else unchanged: {answer['longest_context']:,} tokens.",
             f"Largest batch that fits, all else unchanged: {answer['largest_batch']:,}.",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *answer["notes"]])

@@ -839,12 +839,7 @@ class Operations(Tape):
         self.name = "fused attention"
         count = result_count or query.count
         result = Tensor(self.new(count, itemsize), count, itemsize)
-        summed = length if flash else -(-length // 32) * 32
-        if not flash and query.node is None and key.node is None and value.node is None:
-            # The other kernel makes no sums that backward will not read (pytorch, aten/src/ATen/native/transformers/
-            # attention.cpp, should_compute_logsumexp).
-            summed = 0
-        sums = self.new(rows * summed, 4)
+        sums = self.new(rows * (length if flash else _padded_sums(length, query, key, value)), 4)
         random_state = (self.new(1, 8), self.new(1, 8))
         kept = (query.kept, key.kept, value.kept, result.storage, sums, *random_state)
         operands, fits = (query, key, value), ()
@@ -854,6 +849,12 @@ class Operations(Tape):
             fits = ((), (), (), _fit(bias, bias_count, itemsize))
         result.node = self.record("fused attention", operands, kept, backward, fits)
         return result
+
+
+def _padded_sums(length: int, *operands: Tensor) -> int:
+    """How many sums memory-efficient attention makes for a head: none if no operand needs a gradient (pytorch,
+    aten/src/ATen/native/transformers/attention.cpp, should_compute_logsumexp)."""
+    return -(-length // 32) * 32 if any(one.node is not None for one in operands) else 0
 
 
 def _attention_workspace(itemsize: int, rows: int, length: int, head_dim: int, expanded: int) -> int:

@@ -1,4 +1,4 @@
-"""`python -m calculator schema`: what `--json` prints and what a line of `batch` holds, as a JSON schema."""
+"""`python -m calculator schema`: an estimate as `--json` prints it, and a line of `batch`, as a JSON schema."""
 
 from __future__ import annotations
 

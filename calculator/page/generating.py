@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from calculator.architecture import Architecture
 from calculator.devices import Device, smallest_first
 from calculator.errors import BadSetup
-from calculator.inference import InferenceMemory, inference_memory, largest_batch, longest_context
+from calculator.inference import PROMPT, InferenceMemory, inference_memory, largest_batch, longest_context
 from calculator.page.words import show_bytes, show_count, show_left
 from calculator.stored import unpacked_bytes
 
@@ -57,7 +57,7 @@ def _note(asked: Mapping[str, object], memory: InferenceMemory, unpacked: int) -
     return (
         f"{sequences} of {show_count(asked['length'])} tokens: {show_bytes(memory.total)}, of which weights "
         f"{show_bytes(memory.weights)}, cached keys and values {show_bytes(memory.cache)}, and CUDA itself "
-        f"{show_bytes(memory.overhead)}.{more}"
+        f"{show_bytes(memory.overhead)}.{more} {PROMPT}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calculator.adapters import FAMILIES_WITH_ADAPTERS
-from calculator.architectures import Architecture, from_config
+from calculator.architectures import Architecture, from_config, quantization_of
 from calculator.eight_bit import odd_matrix
 from calculator.setups import FAMILIES_IN_FP8, FAMILIES_OF_LIGER, FAMILIES_WITH_PACKS, OFFLOADED_FAMILY
 
@@ -43,6 +43,8 @@ def used_part(config: dict) -> dict:
     used = {key: config[key] for key in watched.asked if key in config}
     # Of a thousand names of classes, only their number counts, and an address has no room for the names.
     names = used.pop("id2label", None)
+    method = quantization_of(config)
+    used |= {"quantization_config": {"quant_method": method}} if method else {}
     return used | ({"num_labels": len(names)} if names is not None else {})
 
 

@@ -213,6 +213,9 @@ def test_the_page_offers_sizes_of_pictures_and_lengths_of_texts():
     assert own["pictures"] and own["texts"]
     assert own["placeholders"]["image_size"] == "1024" and own["placeholders"]["sequence_length"] == "512"
     assert used_part({**FLUX, "_diffusers_version": "0.30.0"}) == FLUX
+    quantized = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
+    kept = FLUX | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    assert used_part({**FLUX, "quantization_config": quantized}) == kept
     for along in ("image_size", "sequence_length", "micro_batch_size"):
         assert len(swept(Setup(model="sd3-medium"), along)["points"]) > 2
 

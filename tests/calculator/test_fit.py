@@ -136,6 +136,9 @@ def test_nothing_makes_a_model_fit_whose_weights_alone_do_not():
     advised = advice(Setup(model="gpt3-175b", precision="bf16", shared_groups=90), T4)
     assert advised["suggestions"] == []
     assert advised["sentence"].startswith("No set of the techniques counted here")
+    # People train it so, though no rule for it is known here.
+    flux = advice(Setup(model="flux-dev", lora_rank=8), device_named("cuda-8gb"))
+    assert "QLoRA, with weights of 4 bits, may fit; it is not counted for flux-dev." in flux["sentence"]
 
 
 def test_unified_memory_gains_nothing_from_offloading():

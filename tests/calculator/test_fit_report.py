@@ -283,6 +283,7 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
         ("fit gpt3-1.3b --gpu t4", "No weights of gpt3-1.3b are published"),
         ("fit dalle-2021 --gpu t4", "No weights of dalle-2021 are published"),
         ("fit llama-3.1-70b --gpu t4", "smaller model, or give --gpus 64."),
+        ("fit gemma-3-27b --gpu rtx-3060", "smaller model, or give --gpus 16."),
         (
             "fit llama-3.1-70b --gpu t4 --gpus 2",
             "No settings of Trainer or FSDP2 make llama-3.1-70b fit 2 of the Tesla",
@@ -357,3 +358,27 @@ def test_a_swarm_takes_a_config_and_adapters(tmp_path, capsys):
         trained.append(json.loads(capsys.readouterr().out)["parameters"])
     setups = [{}, {"lora_rank": 3}, {"lora_rank": 3, "lora_freeze_a": True}]
     assert trained == [estimate(Setup(config=config, **one)).trained_parameters for one in setups]
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "gpt-j-6b", "gpt2", "gemma-3-1b", "qwen3-0.6b"])
+def test_fused_attention_is_asked_for_only_where_the_models_code_has_it(name, capsys):
+    """transformers refuses to load other models with it."""
+    transformers = pytest.importorskip("transformers")
+    kind = {"gemma-2-2b": "Gemma2", "gpt-j-6b": "GPTJ", "gpt2": "GPT2", "gemma-3-1b": "Gemma3", "qwen3-0.6b": "Qwen3"}
+    suffix = "LMHeadModel" if name == "gpt2" else "ForCausalLM"
+    has_it = getattr(transformers, kind[name] + suffix)._supports_sdpa
+    assert main(["fit", name, "--gpu", "h200"]) == 0
+    asked = "sdpa" if has_it else "eager"
+    assert f'attn_implementation="{asked}"' in capsys.readouterr().out
+
+
+def test_code_is_not_written_for_a_checkpoint_that_is_quantized(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    config = {"model_type": "llama", **SIZES["llama"], "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path.write_text(json.dumps(config))
+    assert main(["fit", "--config", str(path), "--gpu", "t4"]) == 2
+    assert "quantized already (gptq); give the config.json of the model that they were made of." in (
+        " ".join(capsys.readouterr().err.split())
+    )
+    assert main(["--config", str(path), "--sequence-length", "16"]) == 0
+    assert "weights are quantized (gptq). That is not read" in capsys.readouterr().out

@@ -179,10 +179,18 @@ def test_command_line_says_what_fits(capsys, tmp_path):
     assert main(["inference", "llama-3.1-8b", "--length", "8192", "--gpu", "rtx-4090"]) == 0
     said = capsys.readouterr().out
     assert "1.00 GiB" in said and "Longest context that fits" in said
+    assert "Reading the prompt takes more for a moment, which is not counted" in said
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", **CASES["llama"]}))
     assert main(["inference", "--config", str(path), "--length", "30", "--batch", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cache"] == 3 * 30 * 4 * 2 * 2 * 12 * 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["cache"] == 3 * 30 * 4 * 2 * 2 * 12 * 2
+    assert len(answer["notes"]) == 1
+    path.write_text(
+        json.dumps({"model_type": "llama", **CASES["llama"], "quantization_config": {"quant_method": "awq"}})
+    )
+    assert main(["inference", "--config", str(path), "--length", "30"]) == 0
+    assert "its weights are quantized (awq). That is not read: they count as --weights says." in capsys.readouterr().out
     assert main(["inference", "llama-3.2-3b", "--length", "4096", "--gpu", "apple-16gb", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["overhead"] == 0 and answer["total"] == answer["weights"] + answer["cache"]  # it has no CUDA

@@ -91,7 +91,7 @@ def test_step_with_adapters(step):
 
 @pytest.mark.parametrize(
     "off, step",
-    [*((0.03, step) for step in TOGETHER), *((0.003, step) for step in REDRAWN)],
+    [*((0.03, step) for step in TOGETHER), *((0.005, step) for step in REDRAWN)],
     ids=lambda value: _name(value) if isinstance(value, dict) else "",
 )
 def test_step_of_tensor_parallelism_or_drawn_anew(off, step):
