@@ -11,6 +11,7 @@ from calculator.devices import DEVICES, Device
 from calculator.eight_bit import tokens_at_once
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
+from calculator.parameters import count_parameters
 from calculator.setups import Setup, resolve, shortest_sequence
 from calculator.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
@@ -307,15 +308,18 @@ def advice(setup: Setup, device: Device) -> dict:
         sentence = f"Ways to make it fit the {device.title}, those first that change least about the training:"
     else:
         sentence = f"No set of the techniques counted here makes it fit the {device.title}; {_larger(setup, device)}."
-        sentence += _among_more(setup, device) + _in_4_bits(setup)
+        sentence += _among_more(setup, device) + _in_4_bits(setup, device)
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
 
 
-def _in_4_bits(setup: Setup) -> str:
-    """A sentence about weights of 4 bits, where they exist but no rule for them is known."""
+def _in_4_bits(setup: Setup, device: Device) -> str:
+    """A sentence about weights of 4 bits, where they help and would fit, but no rule for them is known."""
     architecture = resolve(setup)
     family, published = architecture.family, architecture.released
     if family not in FAMILIES_WITH_ADAPTERS or family in FAMILIES_IN_4_BITS or not published:
+        return ""
+    # Experts stay in 16 bits, see `calculator.stored`.
+    if architecture.num_experts or count_parameters(architecture) / 2 > device.usable_bytes:
         return ""
     return f" QLoRA, with weights of 4 bits, may fit; it is not counted for {architecture.name}."
 

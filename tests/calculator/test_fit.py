@@ -139,6 +139,8 @@ def test_nothing_makes_a_model_fit_whose_weights_alone_do_not():
     # People train it so, though no rule for it is known here.
     flux = advice(Setup(model="flux-dev", lora_rank=8), device_named("cuda-8gb"))
     assert "QLoRA, with weights of 4 bits, may fit; it is not counted for flux-dev." in flux["sentence"]
+    for model, gpu in (("flux-dev", "cuda-4gb"), ("mixtral-8x7b", "cuda-48gb")):  # nor would these weights fit
+        assert "QLoRA" not in advice(Setup(model=model, lora_rank=8), device_named(gpu))["sentence"]
 
 
 def test_unified_memory_gains_nothing_from_offloading():
