@@ -62,6 +62,8 @@ class Suggestion:
     """Recomputation as a share of a step's computation: 0.33 is a third more."""
     seconds_per_update: float
     """Time of the transfer between host and GPU, once per optimizer step."""
+    costs: str
+    """What it costs and what it changes about the training, in words."""
     verdict: Fit
     sentence: str
 
@@ -355,14 +357,15 @@ def _suggestion(setup: Setup, device: Device, chosen: list[Technique]) -> Sugges
     moves = any(technique.rank in (BUS, BUS_IN_PASSES) for technique in chosen)
     seconds = result.transfer.seconds if moves else 0.0
     titles = tuple(technique.title for technique in chosen)
-    needs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}"
+    needs, costs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}", _costs(changed, chosen, seconds)
     return Suggestion(
         techniques=titles,
         changes=changes,
         extra_computation=sum(technique.extra_computation for technique in chosen),
         seconds_per_update=seconds,
+        costs=costs,
         verdict=judged,
-        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_costs(changed, chosen, seconds)}.",
+        sentence=f"With {_listed(titles)} it needs {needs}; cost: {costs}.",
     )
 
 

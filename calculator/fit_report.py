@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from calculator.architectures import PRESETS, quantization_of
 from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
-from calculator.fit import MORE_GPUS, Fit, largest_micro_batch, suggestions, verdict
+from calculator.fit import MORE_GPUS, Fit, Suggestion, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
 from calculator.names import HUB, gpu_of
 from calculator.setups import DIVIDED, PRECISIONS, Setup, resolve
@@ -69,16 +69,17 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
             "that they were made of."
         )
     setup = _first_setup(device, **named, **flags)
-    setup, judged, techniques = best(setup, device)
+    setup, judged, changed = best(setup, device)
+    techniques, costs = (changed.techniques, changed.costs) if changed else ((), "")
     code = training_code(setup, HUB.get(setup.model, "path/to/the/model"))
     if as_json:
         settings = {name: value for name, value in asdict(setup).items() if value is not None}
-        return json.dumps({"setup": settings, "techniques": techniques, "verdict": judged.as_dict(), "snippet": code})
+        told = {"setup": settings, "techniques": techniques, "costs": costs, "verdict": judged.as_dict()}
+        return json.dumps({**told, "snippet": code})
     how = f" with {', '.join(techniques)}" if techniques else " as it is"
-    head = (
-        f"# Trained{how}: {setup.micro_batch_size} x {setup.sequence_length} tokens in a pass.\n# {judged.sentence}\n"
-    )
-    return head + "".join(f"# {note}\n" for note in judged.notes) + "\n" + code
+    said = [f"Trained{how}: {setup.micro_batch_size} x {setup.sequence_length} tokens in a pass.", judged.sentence]
+    said += [f"Cost: {costs}."] if costs else []
+    return "".join(f"# {sentence}\n" for sentence in (*said, *judged.notes)) + "\n" + code
 
 
 def _first_setup(device: Device, *, precision: str | None, sequence_length: int | None, **flags: object) -> Setup:
@@ -95,26 +96,27 @@ def _first_setup(device: Device, *, precision: str | None, sequence_length: int 
     return replace(setup, attention=attention, sequence_length=usual if sequence_length is None else sequence_length)
 
 
-def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
-    """The setup with the fewest changes that fits, its verdict, and the names of what was changed.
+def best(setup: Setup, device: Device) -> tuple[Setup, Fit, Suggestion | None]:
+    """The setup with the fewest changes that fits, its verdict, and what was changed, if anything was.
 
     Its micro-batch is the largest power of two that is not tight, at most `LARGEST_BATCH`.
 
     Raises:
         BadSetup: If none fits.
     """
-    techniques: tuple[str, ...] = ()
+    changed = None
     if verdict(setup, device).standing != "fits":
         found = suggestions(setup, device, allowed=can_be_written)
         if not found:
             raise BadSetup(_refusal(setup, device))
-        setup, techniques = replace(setup, **found[0].changes), found[0].techniques
+        changed = found[0]
+        setup = replace(setup, **changed.changes)
     size = min(largest_micro_batch(setup, device), LARGEST_BATCH)
     size = 1 << size.bit_length() - 1
     while size > 1 and verdict(replace(setup, micro_batch_size=size), device).standing != "fits":
         size //= 2
     setup = replace(setup, micro_batch_size=size)
-    return setup, verdict(setup, device), techniques
+    return setup, verdict(setup, device), changed
 
 
 def _refusal(setup: Setup, device: Device) -> str:

@@ -264,7 +264,7 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
     device = device_named(gpu)
     first = Setup(model=model, sequence_length=512, precision="amp-bf16" if device.bfloat16 else "amp-fp16")
     try:
-        setup, judged, techniques = best(first, device)
+        setup, judged, changed = best(first, device)
     except BadSetup as refused:
         assert str(refused).startswith("No settings of Trainer make")
         assert not suggestions(first, device, allowed=can_be_written)
@@ -272,7 +272,7 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
     assert judged == verdict(setup, device) and judged.fits
     assert setup.precision in PRECISIONS_OF_TRAINER and not setup.offload_optimizer
     assert isinstance(setup.checkpointing, bool) and setup.shared_groups is None
-    assert bool(techniques) == (verdict(first, device).standing != "fits")
+    assert (changed is not None) == (verdict(first, device).standing != "fits")
     twice = verdict(replace(setup, micro_batch_size=2 * setup.micro_batch_size), device)
     assert setup.micro_batch_size == 64 or twice.standing != "fits"
 
@@ -382,3 +382,14 @@ def test_code_is_not_written_for_a_checkpoint_that_is_quantized(capsys, tmp_path
     )
     assert main(["--config", str(path), "--sequence-length", "16"]) == 0
     assert "weights are quantized (gptq). That is not read" in capsys.readouterr().out
+
+
+def test_what_the_settings_cost_is_said_above_the_code(capsys):
+    assert main(["fit", "gemma-3-4b", "--gpu", "cuda-24gb"]) == 0
+    said = capsys.readouterr().out
+    assert "# Cost: about 33 % more computation, updates that are small beside their weight are rounded away" in said
+    assert "which needs its own learning rate.\n" in said
+    assert main(["fit", "llama-3.1-8b", "--gpu", "rtx-4090", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["costs"].startswith("only adapters are trained")
+    assert main(["fit", "gpt2", "--gpu", "h200"]) == 0
+    assert "# Cost" not in capsys.readouterr().out

@@ -115,8 +115,8 @@ def test_the_code_of_fit_asks_for_the_loss_alone():
     import transformers
 
     device = device_named("cuda-20gb")
-    setup, judged, techniques = best(replace(LONG, sequence_length=16384), device)
-    assert techniques == ("a loss in pieces",) and judged.need_bytes == need_bytes(setup, device)
+    setup, judged, changed = best(replace(LONG, sequence_length=16384), device)
+    assert changed.techniques == ("a loss in pieces",) and judged.need_bytes == need_bytes(setup, device)
     code = training_code(setup, "path")
     assert "pip install liger-kernel" in code
     written = code[code.index("TrainingArguments(") : code.index(")\n# Each sample") + 1]
