@@ -14,7 +14,7 @@ from calculator.setups import FAMILIES_IN_FP8, FAMILIES_WITH_PACKS
 from calculator.sizes import Formulas, Size
 from calculator.timeline import Options
 
-COURSES, SIZES = 60, 12
+COURSES, SIZES = 60, 24
 MODELS = ("gpt2", "bert-base", "t5-small", "t5-3b", "gpt-j-6b", "dalle-2021")
 DECODERS = (
     "llama-3.2-1b",

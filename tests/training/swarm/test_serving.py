@@ -88,8 +88,9 @@ def test_who_takes_less_than_a_slow_link_carries_is_given_up(pause_seconds, whol
 
 @pytest.mark.swarm
 def test_over_a_real_connection_the_state_of_a_newcomer_that_reads_nothing_is_dropped(monkeypatch):
-    monkeypatch.setattr(serving, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(serving, "SLOWEST_READER_BYTES_PER_SECOND", LARGE_BYTES)
+    # Long enough that both have begun before the first is given up, on a busy machine too.
+    monkeypatch.setattr(serving, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(serving, "SLOWEST_READER_BYTES_PER_SECOND", LARGE_BYTES / 5)
 
     async def read_nothing():
         service = donor(LARGE_BYTES)
