@@ -415,12 +415,14 @@ def recorded(path: Path) -> Iterator[tuple[Setup, dict | None]]:
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = parser_of(__doc__)
-    parser.add_argument("--diffusion", action="store_true", help="draw diffusion transformers instead of ViT")
-    parser.add_argument("--lora", action="store_true", help="draw diffusion transformers with LoRA's adapters")
-    parser.add_argument("--vit-lora", action="store_true", help="draw ViT with LoRA's adapters")
+    for flag, drawn, words in (
+        ("--diffusion", draw_diffusion, "draw diffusion transformers instead of ViT"),
+        ("--lora", draw_adapted, "draw diffusion transformers with LoRA's adapters"),
+        ("--vit-lora", draw_adapted_vit, "draw ViT with LoRA's adapters"),
+    ):
+        parser.add_argument(flag, dest="draw", action="store_const", const=drawn, default=draw, help=words)
     flags = parser.parse_args(arguments)
-    kinds = {flags.diffusion: draw_diffusion, flags.lora: draw_adapted, flags.vit_lora: draw_adapted_vit}
-    draw_and_trace(flags, kinds.get(True, draw), trace)
+    draw_and_trace(flags, flags.draw, trace)
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:

@@ -133,6 +133,18 @@ DIFFUSION_MODULES = {
     "head": "proj_out",
 }
 """Our names of a diffusion transformer's linear modules, and the ends of their paths in diffusers."""
+MODULES_OF_FAMILIES = {
+    "mixture": MODULES_BESIDE_EXPERTS,
+    "deepseek": LATENT_MODULES,
+    "gpt2": GPT2_MODULES,
+    "gptj": GPTJ_MODULES,
+    "bert": BERT_MODULES,
+    "t5": T5_MODULES,
+    "vit": VIT_MODULES,
+    "flux": DIFFUSION_MODULES,
+    "sd3": DIFFUSION_MODULES,
+}
+"""Those of the families that have other names than `MODULES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +197,9 @@ def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     peft's "all-linear" means.
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
-    of_families = {"mixture": MODULES_BESIDE_EXPERTS, "gpt2": GPT2_MODULES, "gptj": GPTJ_MODULES, "bert": BERT_MODULES}
-    of_families |= {
-        "deepseek": LATENT_MODULES,
-        "t5": GATED_T5_MODULES if architecture.gated else T5_MODULES,
-        "vit": VIT_MODULES,
-    }
-    names = of_families.get(architecture.family, DIFFUSION_MODULES if architecture.diffuses else MODULES)
+    names = MODULES_OF_FAMILIES.get(architecture.family, MODULES)
+    if names is T5_MODULES and architecture.gated:
+        names = GATED_T5_MODULES
     if architecture.joined_projections:
         names = {**names, "feed_forward.in": "gate_up_proj"}
     modules: dict[str, tuple[str, ...]] = {}

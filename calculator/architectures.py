@@ -223,7 +223,6 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {trained}.")
     if isinstance(config.get("text_config"), Mapping) and kind not in ("gemma3", *HYBRIDS_WITH_PICTURES):
         raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
-    quantization_of(config)  # read here, so that `calculator.page.models.used_part` keeps it
     return readers[kind](config)
 
 
