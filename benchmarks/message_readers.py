@@ -56,10 +56,9 @@ def records() -> Reader:
     from training.swarm.bounds import unpack
     from training.swarm.dht import record_validators
     from training.swarm.progress import progress_validator
-    from training.swarm.shared_pass import pass_validator
 
     identity = new_identity()
-    mine = [*record_validators("demo", identity), progress_validator("demo"), pass_validator("demo")]
+    mine = [*record_validators("demo", identity), progress_validator("demo")]
     validators, place = CompositeValidator(mine), pack(identity.signer().local_public_key)
     told = told_in_records(identity)
     keys = [DHTID.generate(f"demo_{name}").to_bytes() for name in told]
@@ -95,7 +94,6 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
     from training.swarm.lineage import Word
     from training.swarm.metrics import PeerRecord, RecentEpoch
     from training.swarm.progress import PeerProgress
-    from training.swarm.shared_pass import PassRecord, _word_of
 
     peer = identity.peer_id
     record = PeerRecord(
@@ -108,12 +106,6 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
         **{"peer_id": peer.to_bytes(), "epoch": 7, "samples_accumulated": 12, "samples_per_second": 1.5},
         **{"time": 1.7e9, "client_mode": False},
     )
-    done = {"done": [5, 9], "claims": [20, 30], "wishes": [], "claimed_until": 1.7e9}
-
-    def word_of(value: object) -> None:
-        with suppress(ValueError):  # numbers that are no pieces
-            _word_of(PassRecord.parse_obj(value), str(peer))
-
     return {
         "metrics": (record.dict(), lambda value: finite(PeerRecord.parse_obj(value).dict())),
         "recipe": ("e" * 16, functools.partial(expect, str)),
@@ -121,7 +113,6 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
         "lineage": (f"{'a' * 16} 7", Word.read),
         "site": ("https://run.example", functools.partial(expect, str)),
         "progress": (progress.dict(), lambda value: value and finite(PeerProgress.parse_obj(value).dict())),
-        "samples": ({"order": "b" * 16, **done}, word_of),
     }
 
 

@@ -56,7 +56,7 @@ ONLY_FOR = {
 NOT_IN_DIGEST = {
     "title": True,
     "description": True,
-    "data": {"shards", "order"},
+    "data": {"shards"},
     "swarm": {"max_epochs_alone"},
     "monitor": True,
     "membership": True,
@@ -220,10 +220,6 @@ class DataConfig(Section):
     """Pictures with shorter captions are left out."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 2.0
     """Pictures that are longer or wider than this are left out."""
-    order: Literal["own", "shared"] = "own"
-    """`own`: each peer takes all samples in a random order of its own. `shared`: the peers share one pass after
-    another, and each sample is taken by one of them; every ten seconds each peer says in the DHT how far it is, and
-    reads what the others say."""
     shuffle_buffer: Positive = 8192
     """Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole
     set."""

@@ -92,15 +92,13 @@ class Order:
     """
 
     def __init__(self, block_rows: Sequence[int], *, window_samples: int, content: str = ""):
-        self._rows, self._content = np.asarray(block_rows, dtype=np.int64), content
+        self._rows = np.asarray(block_rows, dtype=np.int64)
         self._passes: OrderedDict[str, _Layout] = OrderedDict()
         if not len(self._rows) or self._rows.min() < 1:
             raise ValueError("an order needs blocks with samples")
         self.samples = int(self._rows.sum())
         """Samples of a pass."""
         self.window_blocks = max(1, window_samples // int(self._rows.max()))
-        self.largest_window = self.window_blocks * int(self._rows.max())
-        """No window has more samples."""
         described = self._rows.tobytes() + f"{self.window_blocks} {content}".encode()
         self.digest = hashlib.sha256(described).hexdigest()[:16]
         """Differs between sets: a position means something in its own order only."""
@@ -131,20 +129,6 @@ class Order:
             blocks = tuple(window.blocks[one] for one in used)
             yield replace(window, blocks=blocks, picks=np.stack([at.reshape(-1), picks[:, 1]], axis=1))
             begin += len(picks)
-
-    def window_around(self, seed: int, sample: int) -> tuple[int, int]:
-        """Where the window of a sample begins and ends, all counted through all passes."""
-        finished, position = divmod(sample, self.samples)
-        ends = self._layout(f"{seed}/{finished}").window_ends
-        at = bisect_right(ends, position)
-        first = finished * self.samples
-        return first + (ends[at - 1] if at else 0), first + ends[at]
-
-    def in_windows(self, most: int) -> Order:
-        """The order of the same samples in windows so small that there are `most` of them, if there are so many
-        blocks."""
-        samples = min(self.largest_window, -(-self.samples // most))
-        return Order(self._rows, window_samples=samples, content=self._content)
 
     def _layout(self, key: str) -> _Layout:
         """How the blocks of a pass are arranged; the passes used last are kept. Two threads may ask at once."""

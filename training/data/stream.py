@@ -30,7 +30,6 @@ from training.data.layouts import TextRows
 from training.data.order import Order, Place, Window
 from training.data.sets import Shards
 from training.data.shards import check_fit, check_text_fit
-from training.data.shared import SharedPass
 from training.data.source import TRIES, MissingError, UnreachableError, pause_seconds
 from training.errors import BadInput
 
@@ -225,7 +224,6 @@ class SampleStream:
         place: Of the first sample.
         micro_batch_size: B.
         tell: Called with a sentence when something is wrong, and when it is right again.
-        shared: The pass from which it gets its windows; None: an order of its own.
     """
 
     def __init__(
@@ -235,9 +233,8 @@ class SampleStream:
         place: Place,
         micro_batch_size: int,
         tell: Callable[[str], None] = lambda text: None,
-        shared: SharedPass | None = None,
     ):
-        self.order = samples.order if shared is None else shared.order
+        self.order = samples.order
         self.place = place
         """Of the sample that comes next; all before it were given, except those skipped."""
         self.numbers: tuple[int | None, ...] = ()
@@ -251,7 +248,7 @@ class SampleStream:
         for _ in range(self._threads):
             # Daemons: a program that ends does not wait for a server that is silent.
             threading.Thread(target=self._work, daemon=True, name="samples").start()
-        self._windows = samples.order.windows(place) if shared is None else shared.windows()
+        self._windows = samples.order.windows(place)
         self._last: _Loading | None = None
         self._ready: queue.Queue[_Ready | Exception] = queue.Queue(BATCHES_AHEAD)
         threading.Thread(target=self._assemble, daemon=True, name="batches").start()

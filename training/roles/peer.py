@@ -25,10 +25,8 @@ from training.processes.role import StopRequest
 from training.swarm.dht import full_addresses
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
-from training.swarm.lineage import run_prefix
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
-from training.swarm.shared_pass import PassBoard
 from training.task import task_of
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
@@ -258,7 +256,7 @@ def _make_validator(
         read=samples.stream.one,
         order=samples.stream.order.digest,
         set_samples=samples.stream.order.samples,
-        own_seed=samples.stream.place.seed if loop.run.data.order == "own" else None,
+        own_seed=samples.stream.place.seed,
         momentum=optimizer.gradients.momentum,
         share=loop.run.swarm.check_share,
         is_delayed=loop.run.swarm.delay_gradient_averaging,
@@ -307,7 +305,6 @@ def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> No
     seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
     size, file = loop.choices.micro_batch_size, loop.contribution_file.with_name(PLACE_FILE)
     try:
-        prefix = run_prefix(loop.run.run_id, loop.optimizer.lineage)
         samples = own_samples(
             loop.run,
             loop.settings,
@@ -315,7 +312,6 @@ def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> No
             seed=seed,
             micro_batch_size=size,
             tell=loop.notices.warn,
-            open_board=lambda order: PassBoard(connection.dht, connection.identity, prefix=prefix, order=order),
         )
         with closing(samples):  # else its threads would fetch on beside those of another lineage
             loop.train(samples, stop)

@@ -74,9 +74,9 @@ it on disk and announce it with the newest epoch that they have seen (server_lin
 - Whatever comes is unpacked by `bounds.unpack`, to a limited depth and size; bounds.py also says which records a node
   stores at all. quota.py limits how often one peer may ask for the state. A state that one peer sends is compared with
   what others have (witnesses.py).
-- Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, shared_pass.py (samples that are
-  done or claimed, if the peers share a pass), and hivemind's own keys for groups and offers of states, which peers sign
-  as well (matchmaking.py, serving.py). nearest.py remembers on which nodes they lie.
+- Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, and hivemind's own
+  keys for groups and offers of states, which peers sign as well (matchmaking.py, serving.py). nearest.py remembers on
+  which nodes they lie.
 
 # hivemind
 

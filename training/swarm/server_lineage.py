@@ -31,7 +31,6 @@ from training.swarm.lineage import (
 from training.swarm.metrics import PeerRecord, believable, read_records
 from training.swarm.progress import progress_validator
 from training.swarm.servers import Servers
-from training.swarm.shared_pass import pass_validator
 
 LOOK_SECONDS = 4.0
 """How often a server looks what others announce, and tells of new epochs."""
@@ -216,6 +215,6 @@ class ServerLineage:
         self._check_progress()
 
     def _check_progress(self) -> None:
-        """From now on this node refuses what is no progress of a peer of this lineage, or no word of its samples."""
+        """Makes this node refuse records under this lineage's progress key that are not a peer's progress."""
         prefix = run_prefix(self._run.run_id, self.lineage)
-        self._dht.add_validators([progress_validator(prefix), pass_validator(prefix)])
+        self._dht.add_validators([progress_validator(prefix)])

@@ -198,7 +198,6 @@ class TrainingLoop:
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
             update_samples=report.update_samples,
-            data_pass_done=self.samples.pass_done,
             **{f"data_{name}": value for name, value in asdict(since).items()},
         )
         # After the log: what a peer that is killed here has told the others is then in its log, too.

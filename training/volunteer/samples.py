@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +10,14 @@ from pathlib import Path
 from training.config import RunConfig
 from training.data.order import Place, read_place
 from training.data.sets import open_shards
-from training.data.shared import PIECES, Board, Ledger, SharedPass
-from training.data.stream import Batch, Samples, SampleStream, TextBatch
+from training.data.stream import Batch, SampleStream, TextBatch
 from training.errors import reason_of
 from training.swarm.identity import Identity
 from training.task import task_of
 from training.volunteer.settings import PeerSettings
 
 PLACE_FILE = "place"
-"""File of the state folder in which a peer keeps its place,"""
-SHARED_FILE = "shared-pass.json"
-"""and the one in which it keeps what is done of a pass that is shared."""
+"""File of the state folder in which a peer keeps its place."""
 
 
 class OwnSamples:
@@ -35,18 +31,10 @@ class OwnSamples:
         stream: From the kept place on.
         file: Where the place is kept.
         tell: Called with a sentence if it cannot be kept.
-        shared: The pass that the stream takes its samples from, which keeps what is done by itself; None: an order of
-            its own.
     """
 
-    def __init__(
-        self,
-        stream: SampleStream,
-        file: Path,
-        tell: Callable[[str], None],
-        shared: SharedPass | None = None,
-    ):
-        self.stream, self._file, self._tell, self._shared = stream, file, tell, shared
+    def __init__(self, stream: SampleStream, file: Path, tell: Callable[[str], None]):
+        self.stream, self._file, self._tell = stream, file, tell
         self._is_told = False
         self._left, self._added = 0, 0
         self._behind: deque[tuple[int, Place]] = deque()
@@ -81,21 +69,11 @@ class OwnSamples:
         if place is not None:
             self._keep(place)
 
-    @property
-    def pass_done(self) -> float | None:
-        """How much of the shared pass is done, by all peers; None without one."""
-        return None if self._shared is None else self._shared.share_done
-
     def close(self) -> None:
         """Stops fetching; no batch can be had afterwards."""
         self.stream.close()
-        if self._shared is not None:
-            self._shared.close()
 
     def _keep(self, place: Place) -> None:
-        if self._shared is not None:
-            self._shared.reached(place)
-            return
         try:
             place.write(self._file, order=self.stream.order)
         except OSError as error:
@@ -115,7 +93,6 @@ def own_samples(
     seed: int,
     micro_batch_size: int,
     tell: Callable[[str], None],
-    open_board: Callable[[str], Board] | None = None,
 ) -> OwnSamples:
     """Samples of the training split, from the kept place on; without one, from the beginning of an order of their own.
 
@@ -126,38 +103,16 @@ def own_samples(
         seed: Decides the order if no place is kept.
         micro_batch_size: Samples of a batch.
         tell: Called with a sentence when something is wrong.
-        open_board: Opens the place where the run's peers share a pass over an order with this digest, if the recipe
-            says that they do; None: this peer takes samples in its own order all the same.
 
     Raises:
         BadInput: If the shards cannot be used.
     """
     task, source = task_of(run), settings.shards or run.data.shards
     samples = task.samples(open_shards(source, "train", kind=task.kind, cache_gb=settings.cache_gb))
-    if run.data.order == "shared" and open_board is not None:
-        return _shared_samples(run, samples, file, open_board, micro_batch_size=micro_batch_size, tell=tell)
     place = read_place(file, order=samples.order)
     if place is None or (settings.seed is not None and place.seed != seed):
         place = Place(seed=seed)
     return OwnSamples(SampleStream(samples, place=place, micro_batch_size=micro_batch_size, tell=tell), file, tell)
-
-
-def _shared_samples(
-    run: RunConfig,
-    samples: Samples,
-    file: Path,
-    open_board: Callable[[str], Board],
-    *,
-    micro_batch_size: int,
-    tell: Callable[[str], None],
-) -> OwnSamples:
-    """Samples of the pass that the run's peers share."""
-    order, seed = samples.order.in_windows(PIECES), run.seed % 2**32
-    board = open_board(order.digest)
-    ledger = Ledger(order, seed=seed, peer=board.peer, chance=random.Random())
-    shared = SharedPass(ledger, board, file=file.with_name(SHARED_FILE), tell=tell).start()
-    stream = SampleStream(samples, place=Place(seed=seed), micro_batch_size=micro_batch_size, tell=tell, shared=shared)
-    return OwnSamples(stream, file, tell, shared)
 
 
 def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:

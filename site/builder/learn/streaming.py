@@ -30,26 +30,6 @@ def stream_facts() -> str:
     return f"{facts['date']}, {facts['machine']['cores']} cores, load {facts['machine']['load']} when the program ended"
 
 
-def one_pass_table() -> str:
-    """HTML table: the share of samples that simulated peers repeat while they share a pass."""
-    rows = []
-    for one in record("one_pass")["results"]:
-        case = f"{one['peers']} peers, {one['samples'] / 1e6:g} million samples"
-        rows.append((case, f"{100 * one['leaving']:.0f} %", f"{100 * one['max']:.2f} %"))
-    return stacked("A shared pass", ("Swarm and set", "Leave, as many join", "Repeated"), rows)
-
-
-def one_pass_facts() -> str:
-    """How the shared pass was measured."""
-    facts = record("one_pass")
-    hours = [one["hours"] for one in facts["results"]]
-    return (
-        f"Simulated by `benchmarks/one_pass.py` with the trainer's own code, {facts['date']}: peers of 2 to 50 samples "
-        "a second, whose words reach the others after up to a second; half of those that leave are killed. A pass took "
-        f"{min(hours):.1f} to {max(hours):.1f} hours of simulated time."
-    )
-
-
 def _value(value: float, unit: str) -> str:
     if unit == "bytes":
         return show_bytes(round(value))

@@ -237,30 +237,6 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/data-streaming.md",
-        sentence='With `order = "shared"`, volunteers share a pass: each sample is taken by one of them. What a '
-        "volunteer has done survives it, its claim ends soon, and after a restart it goes on with its own piece.",
-        tests=(
-            "training/volunteer/test_sharing.py::test_peers_that_are_killed_and_join_share_a_pass",
-            "training/roles/test_peer.py::test_peers_share_a_pass",
-            "training/data/test_shared.py",
-            "training/swarm/test_shared_pass.py",
-        ),
-        records=("one_pass",),
-        not_known="How much a swarm of fifty real machines repeats: the record is a simulation with the trainer's own "
-        "code.",
-    ),
-    Claim(
-        page="challenges/data-streaming.md",
-        sentence="A volunteer that lies about what it has claimed holds up little; one that lies about what is done "
-        "makes others leave samples out.",
-        tests=(
-            "training/data/test_shared.py::test_who_claims_everything_holds_little",
-            "training/data/test_shared.py::test_a_claim_whose_peer_does_not_come_further_ends",
-            "training/data/test_shared.py::test_a_liar_leads_nobody_further_than_the_horizon",
-        ),
-    ),
-    Claim(
-        page="challenges/data-streaming.md",
         sentence="The page shows how this trainer's stream does beside `datasets` and the 2021 pipeline.",
         records=("streaming",),
         not_known="Random codes and captions of random words; a simulated link. Other work ran on the machine.",

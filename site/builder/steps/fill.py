@@ -34,7 +34,6 @@ from builder.learn import (
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.page.words import show_count
-from training.data import shared
 from training.data.cache import CACHE_GB
 from training.trust.policy import BANS_EVERY_SECONDS, Policy
 
@@ -137,7 +136,6 @@ def _calls() -> dict:
         "recipe_tables": recipes.recipe_tables,
         "replay": replay,
         "samples_a_second": figures.samples_a_second,
-        "shared_pass": shared,
         "simulation_cases": simulations.simulation_cases,
         "simulation_error": simulations.simulation_error,
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,

@@ -20,7 +20,6 @@ from tests.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
 from training.compute.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
-from training.data.shared import REPORT_SECONDS
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
@@ -303,29 +302,6 @@ def own_run(tmp_path, shards):
     """A run in which nobody has trained yet."""
     with begun(Run, tmp_path, shards) as run:
         yield run
-
-
-def test_peers_share_a_pass(own_run):
-    """Of 64 samples, which they pass many times."""
-    run = own_run
-    shared = run.folder / "shared.toml"
-    shared.write_text(tiny_recipe(**{'order = "own"': 'order = "shared"'}))
-    programs = {name: run.join(name, recipe=shared) for name in ("carl", "dora")}
-    for name in programs:
-        assert 0 <= run.event(name, "epoch", number=3)["data_pass_done"] <= 1
-    done = []
-    for name, program in programs.items():
-        program.send_signal(signal.SIGINT)
-        assert program.wait(20) == 0, run.log(name)
-        kept = json.loads((run.folder / name / "shared-pass.json").read_text())
-        done.append(sum(end - begin for begin, end in kept["done"]))
-        assert not (run.folder / name / "place").exists()
-        if name == "carl":
-            time.sleep(REPORT_SECONDS + 2)  # by then the other one has looked
-    contributions = [json.loads((run.folder / name / "contribution.json").read_text()) for name in programs]
-    samples = [one["samples"] for one in contributions]
-    # The second one has heard what the first one has done; with an order of its own it would know its own samples only.
-    assert done[1] >= samples[1] + samples[0] / 2
 
 
 def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):

@@ -31,8 +31,6 @@ from hivemind.utils.serializer import MSGPackSerializer
 from members import HOUR_SECONDS, LINEAGE, bans, closed_run, over, ticket
 
 from tests.programs import until
-from training.data.ranges import Ranges
-from training.data.shared import Word as PassWord
 from training.errors import TrainingError
 from training.swarm.admission import Admission
 from training.swarm.alignment import AlignmentState
@@ -51,7 +49,6 @@ from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.progress import Progress
 from training.swarm.service import Service
 from training.swarm.serving import StateService, offers_key
-from training.swarm.shared_pass import PassBoard
 from training.swarm.tokens import tell_tokens, told_tokens
 from training.swarm.witnesses import SEED_BYTES
 from training.swarm.witnesses import ask as ask_witnesses
@@ -66,7 +63,6 @@ UNINVITED = ["no ticket", "expired", "another's", "another run's", "another key'
 MODEL = torch.nn.Linear(30, 20)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
 SEARCH_SECONDS, RECORD_SECONDS = 12.0, 5.0
-SAMPLES = {"order": "0" * 16, "done": [0, 5], "claims": [], "wishes": [], "claimed_until": 1.0}
 PROGRESS = {"epoch": 3, "samples_accumulated": 5, "samples_per_second": 1.0, "time": 1.0, "client_mode": False}
 RECORDS = {
     ("dht.py", "_recipe"): ("demo_recipe", RUN.digest),
@@ -75,7 +71,6 @@ RECORDS = {
     ("lineage.py", "_site"): ("demo_site", "https://localhost/"),
     ("metrics.py", "_metrics"): ("demo_metrics", lambda peer: metrics_of(peer).dict()),
     ("progress.py", "self.key"): (f"{PREFIX}_progress", lambda peer: PROGRESS | {"peer_id": peer.id.to_bytes()}),
-    ("shared_pass.py", "_samples"): (f"{PREFIX}_samples", SAMPLES),
     ("serving.py", "offers_key(self._prefix)"): (offers_key(STATE), 0.0),
     ("matchmaking.py", "PatientKeyManager"): (f"{STATE}.0b", False),
 }
@@ -300,21 +295,6 @@ def test_nobody_believes_a_record_of_the_uninvited(world, kind):
         time.sleep(2)
         assert own.look_around()[0] == 0
         progress.shutdown()
-
-
-@pytest.mark.swarm
-@pytest.mark.parametrize("kind", UNINVITED)
-def test_nobody_believes_what_the_uninvited_say_of_a_shared_pass(world, kind):
-    eve = uninvited(world, kind)
-    boards = {
-        peer.id: PassBoard(peer.dht, peer.identity, prefix=PREFIX, order="0" * 16)
-        for peer in (world.ada, world.bob, eve)
-    }
-    for board in boards.values():
-        word = {"done": Ranges([(0, 10**9)]), "claims": (), "wishes": (), "claimed_until": time.time() + 60}
-        board.post(PassWord(peer=board.peer, **word))
-    until(lambda: [word.peer for word in boards[world.ada.id].look()] == [str(world.bob.id)], within=30)
-    assert [word.peer for word in boards[world.bob.id].look()] == [str(world.ada.id)]
 
 
 async def send_records(eve, peer, *, with_ticket):

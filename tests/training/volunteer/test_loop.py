@@ -35,7 +35,7 @@ def loop_that_prints_to(printed, folder, *, waiting_seconds=0.0):
         reporter=SimpleNamespace(status=PeerStatus(), end_epoch=lambda status, samples: None),
         contribution_file=folder / "contribution.json",
         notices=Notices(events=EventLog(folder / "events.jsonl"), console=Console(file=printed, width=400)),
-        samples=SimpleNamespace(stream=stream, pass_done=None),
+        samples=SimpleNamespace(stream=stream),
     )
 
 
