@@ -490,14 +490,14 @@ def facts_of_states() -> Reader:
 
     from training.errors import TrainingError
     from training.swarm.coroutine import wait_for_result
-    from training.swarm.download import Landing, _Download
+    from training.swarm.download import _Download
     from training.swarm.lineage import Lineage
     from training.swarm.serving import StateService
 
     shapes, lineage = [torch.Size((3, 2)), torch.Size((4,))], Lineage(id="a" * 16)
     download = _Download(
         **{"prefix": "demo", "lineage": lineage, "service": StateService, "shapes": shapes, "chunk_seconds": 5.0},
-        **{"max_bytes": 10**6, "epochs": range(3, 400), "landing": Landing(), "admission": None},
+        **{"max_bytes": 10**6, "epochs": range(3, 400), "inspect": lambda *_: None, "admission": None},
     )
     tensors = [serialize_torch_tensor(torch.ones(shape)) for shape in (*shapes, *shapes)]
     state = [{"type": "value", "value": 7}, {"type": "tensor", "index": 0}, {"type": "tensor", "index": 1}]

@@ -148,7 +148,6 @@ def peer(
     import torch
 
     from training.swarm.dht import start_dht
-    from training.swarm.early import EarlyDownload
     from training.swarm.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
 
@@ -160,9 +159,6 @@ def peer(
     dht = hivemind.DHT(start=True, **where) if stack == "2021" else start_dht(run, identity, **where)
     say(event="ready", time=time.monotonic(), addresses=[str(a) for a in dht.get_visible_maddrs()])
     model = _model()
-    early = None
-    if late and stack != "2021":
-        early = EarlyDownload(dht, run, shapes=[parameter.shape for parameter in model])
     if stack == "2021":
         optimizer = _optimizer_2021(model, run, dht, peers)
     else:
@@ -170,7 +166,7 @@ def peer(
     say(event="built", time=time.monotonic())
     stop.listen()
     while late and not optimizer.local_epoch:
-        optimizer.load_state_from_peers(*([early] if early else []))
+        optimizer.load_state_from_peers()
     _train(stack, model, optimizer, speed, stop)
     if stack != "2021":
         optimizer.say_goodbye()

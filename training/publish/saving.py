@@ -28,7 +28,7 @@ from training.processes.events import EventLog
 from training.publish.history import History
 from training.storage.whole import delete_drafts, reserve_space
 from training.swarm.dht import DHT
-from training.swarm.download import BadState, Landing, TrainingState, download_state
+from training.swarm.download import BadState, TrainingState, download_state
 from training.swarm.host import initialize_state, load_optimizer_state
 from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.quoted import quoted
@@ -240,7 +240,7 @@ class Saver:
             total_seconds=seconds,
             max_bytes=STATE_BYTES + STATE_BYTES_PER_PARAMETER * self.parameters,
             epochs=range(wanted_epoch, self._epoch() + EPOCHS_AHEAD),
-            landing=_Inspection(self._names, self._good, self._epoch()),
+            inspect=_Inspection(self._names, self._good, self._epoch()),
             asked_last=self._bad_donors,
             on_fault=self._note_fault,
         )
@@ -273,7 +273,7 @@ class Saver:
             parameter.copy_(tensor)
 
 
-class _Inspection(Landing):
+class _Inspection:
     """Compares a donor's weights with the last good checkpoint's as they come; a fault ends the download.
 
     The downloading itself refuses numbers that are not finite.
@@ -282,25 +282,20 @@ class _Inspection(Landing):
     def __init__(self, names: Sequence[str], good: Norms | None, epoch: int):
         self._names, self._good, self._epoch = names, good, epoch
 
-    def begin(self) -> None:
-        """Forgets what the donor before has sent."""
-        self._count, self._squares = 0, 0.0
-
-    def put(self, tensor: Tensor) -> Tensor:
-        """The tensor itself.
+    def __call__(self, number: int, tensor: Tensor) -> None:
+        """Compares one tensor, and with the last parameter the norm of all.
 
         Raises:
             BadState: If it is not good.
         """
-        if self._good is not None and self._count < len(self._names):
-            self._squares += float(tensor.float().norm()) ** 2
-            fault = self._good.fault_of(self._names[self._count], tensor, self._epoch)
-            if self._count == len(self._names) - 1:
-                fault = fault or self._good.fault_of_all(self._squares**0.5, self._epoch)
-            if fault:
-                raise BadState(f"sent weights that are not good: {fault}", cure="Nothing: another peer is asked.")
-        self._count += 1
-        return tensor
+        if self._good is None or number >= len(self._names):
+            return
+        self._squares = float(tensor.float().norm()) ** 2 + (self._squares if number else 0.0)
+        fault = self._good.fault_of(self._names[number], tensor, self._epoch)
+        if number == len(self._names) - 1:
+            fault = fault or self._good.fault_of_all(self._squares**0.5, self._epoch)
+        if fault:
+            raise BadState(f"sent weights that are not good: {fault}", cure="Nothing: another peer is asked.")
 
 
 def _no_room(folder: Path, error: Exception) -> NoRoom:

@@ -23,7 +23,6 @@ from training.processes.events import EventLog
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
 from training.swarm.dht import full_addresses
-from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
@@ -106,7 +105,6 @@ def run_peer(
     belonging = Belonging(connection, state_dir, notices)
     membership.bind(belonging.lineage)
     stop = membership.until_refused(stop)
-    early = connection.download_early(belonging.lineage) if settings.resume is None else None
     manifest = connection.own_manifest()
     tokens = manifest.tokens_digest
     connection.check_tokens(tokens)
@@ -127,10 +125,10 @@ def run_peer(
     reporter.update(PeerStatus(contribution=Contribution.read(peer.contribution_file)))
     epoch = 0
     try:
-        epoch = peer.take_part(settings.resume, early, stop)
+        epoch = peer.take_part(settings.resume, stop)
         while belonging.is_left and not stop.asked:
             peer.go_over(epoch)
-            epoch = peer.take_part(None, connection.download_early(belonging.lineage), stop)
+            epoch = peer.take_part(None, stop)
     finally:
         connection.redial.stop()
         reporter.leave()
@@ -169,7 +167,7 @@ class _Peer:
             codec_digest=self.manifest.codec_digest,
         )
 
-    def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: MemberStop) -> int:
+    def take_part(self, resume: Path | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
         connection, belonging = self.connection, self.belonging
         run, settings = connection.run, connection.settings
@@ -190,15 +188,12 @@ class _Peer:
                 optimizer,
                 run,
                 belonging=belonging,
-                early=early,
                 resume=resume,
                 kept=self.kept,
                 shards=connection.shards,
                 stop=until,
                 console=self.notices.console,
             )
-            if early is not None:
-                early.drop()
             if source is not None:
                 connection.check_tokens(
                     self.manifest.tokens_digest

@@ -34,8 +34,8 @@ With awaited gradients, the peer waits for 4 and 5 (and for 6 unless `delay_opti
 computes during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each is a
 file in strategies/.
 
-A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients, an averager of
-parameters, and at its start one that downloads the state.
+A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients and an averager
+of parameters.
 
 # How a peer's weights compare with the others'
 
@@ -43,7 +43,7 @@ parameters, and at its start one that downloads the state.
     DRIFTED  --- a round of parameters was whole, or a state was loaded ----------------> ALIGNED
     either   --- the others have gone on without it ------------------------------------> BEHIND
     BEHIND   --- few epochs: it goes on with theirs ------------------------------------> DRIFTED
-    BEHIND   --- many: it downloads a state (download.py, early.py, from serving.py) ----> ALIGNED or DRIFTED
+    BEHIND   --- many: it downloads a state (download.py, from serving.py) --------------> ALIGNED or DRIFTED
     BEHIND   --- nobody else trains any more -------------------------------------------> ALIGNED
 
 alignment.py has the table; optimizer.py, exchange.py, updates.py and catching_up.py tell it what happened.

@@ -16,8 +16,7 @@ from training.errors import TrainingError
 from training.optim.groups import parameter_groups
 from training.optim.saved import load_optimizer_tensors
 from training.swarm.alignment import AlignmentState, Event
-from training.swarm.download import TrainingState, download_newer_state
-from training.swarm.early import EarlyDownload
+from training.swarm.download import download_newer_state
 from training.swarm.host import Host
 from training.swarm.lineage import Lineage
 from training.swarm.progress import Progress
@@ -86,7 +85,7 @@ class CatchingUp:
         self._go_on(newest_epoch, Event.SKIPPED_EPOCHS)
         return True
 
-    def load_state_from_peers(self, oldest_epoch: int, early: EarlyDownload | None = None) -> bool:
+    def load_state_from_peers(self, oldest_epoch: int) -> bool:
         """Downloads the run's state from a peer; returns whether that succeeded. Every wait has a time-out.
 
         A download may take longer than an epoch. The peer then continues with the epoch that the others have reached,
@@ -94,19 +93,16 @@ class CatchingUp:
 
         Args:
             oldest_epoch: An older state is not accepted.
-            early: A download that has already begun; its state is used, unless it is too old by now.
         """
         # An update that is still under way would otherwise move the downloaded weights.
         self._let_rounds_end()
-        state = early.take() if early is not None else None
-        if state is None or not self.is_as_good_as_new(state, oldest_epoch):
-            try:
-                state = download_newer_state(
-                    self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch, lineage=self._lineage
-                )
-            except TrainingError as error:
-                self._go_without_state(str(error))
-                return False
+        try:
+            state = download_newer_state(
+                self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch, lineage=self._lineage
+            )
+        except TrainingError as error:
+            self._go_without_state(str(error))
+            return False
         self.last_download = (state.received_bytes, state.seconds)
         try:
             self._host.load_state(state.tensors, state.optimizer_metadata, state.epoch)
@@ -120,17 +116,6 @@ class CatchingUp:
         is_older = newest_epoch > state.epoch or state.wants_weights
         self._go_on(newest_epoch, Event.LOADED_OLDER_STATE if is_older else Event.LOADED_STATE)
         return True
-
-    def is_as_good_as_new(self, state: TrainingState, oldest_epoch: int) -> bool:
-        """Whether a state downloaded earlier can be used: not if it is several epochs old, and arrived longer ago than
-        a new download would take."""
-        if state.epoch < oldest_epoch:
-            return False
-        if time.monotonic() - state.ended <= state.seconds:  # a new download would take longer than that
-            return True
-        with suppress(TimeoutError):
-            return self._progress.look_around()[0] - state.epoch <= CATCH_UP_EPOCHS
-        return False
 
     def load_checkpoint(
         self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool

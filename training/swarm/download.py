@@ -65,8 +65,6 @@ class TrainingState:
     received_bytes: int = 0
     seconds: float = 0.0
     """From the first message to the last."""
-    ended: float = 0.0
-    """When the last one came, by `time.monotonic`."""
 
 
 class _TensorEntry(BaseModel):
@@ -122,20 +120,6 @@ class OtherWeights(BadState):
     """Most of the other donors do not have a donor's weights."""
 
 
-class Landing:
-    """Where a donor's tensors are put as they come: each stays where it was read."""
-
-    def begin(self) -> None:
-        """A donor begins to send; what the one before it sent is dropped."""
-
-    def arrived(self, received_bytes: int) -> None:
-        """So many bytes of this donor's state have arrived."""
-
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in its place; an exception ends this donor's download."""
-        return tensor
-
-
 def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]:
     """Peers that offer their state, in random order: the priority that each claims for itself is ignored.
 
@@ -164,7 +148,6 @@ def download_newer_state(
     shapes: Sequence[torch.Size],
     first_epoch: int,
     lineage: Lineage | None = None,
-    landing: Landing | None = None,
 ) -> TrainingState:
     """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
     return download_state(
@@ -176,7 +159,6 @@ def download_newer_state(
         total_seconds=DOWNLOAD_SECONDS,
         max_bytes=most_state_bytes(shapes),
         epochs=range(first_epoch, run.schedule.total_epochs + 1),
-        landing=landing,
     )
 
 
@@ -201,7 +183,7 @@ def download_state(
     max_bytes: int,
     epochs: range,
     service: type[ServicerBase] = StateService,
-    landing: Landing | None = None,
+    inspect: Callable[[int, torch.Tensor], None] = lambda number, tensor: None,
     asked_last: Container[str] = (),
     on_fault: Callable[[str, Exception], None] = lambda donor, error: None,
 ) -> TrainingState:
@@ -217,7 +199,8 @@ def download_state(
         max_bytes: A donor that sends more is given up.
         epochs: A state of another epoch is refused, before its tensors are sent.
         service: Class that answers at the donor; its name is part of the protocol.
-        landing: Where tensors are put; None: nowhere in particular.
+        inspect: Called with the number of each tensor and the tensor as soon as it has come; an error ends this donor's
+            download. Each donor's first tensor has the number 0.
         asked_last: Donors that are asked only if no other sends a sound state.
         on_fault: Called with each donor that sends none, and why.
 
@@ -236,7 +219,7 @@ def download_state(
         chunk_seconds=chunk_seconds,
         max_bytes=max_bytes,
         epochs=epochs,
-        landing=landing or Landing(),
+        inspect=inspect,
         admission=admission_of(dht),
     )
     in_turn = sorted(donors, key=lambda donor: str(donor) in asked_last)
@@ -306,7 +289,7 @@ class _Download:
     chunk_seconds: float
     max_bytes: int
     epochs: range
-    landing: Landing
+    inspect: Callable[[int, torch.Tensor], None]
     admission: Admission | None
 
     async def ask(self, dht: DHT, donor: PeerID, donors: Sequence[PeerID], total_seconds: float) -> TrainingState:
@@ -349,14 +332,12 @@ class _Download:
             return await self._take(stream, donor)
 
     async def _take(self, stream: AsyncIterator[averaging_pb2.DownloadData], donor: PeerID) -> TrainingState:
-        self.landing.begin()
         facts, guest, parts, tensors, received, began = None, None, [], [], 0, None
         async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
             began = began or time.monotonic()
             received += message.ByteSize()  # of all its fields: each of them is kept until the tensor is read
             if received > self.max_bytes:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
-            self.landing.arrived(received)
             seconds = time.monotonic() - began
             if seconds > SLOW_SECONDS and received < SLOWEST_BYTES_PER_SECOND * seconds:
                 raise TrainingError(
@@ -383,7 +364,6 @@ class _Download:
             if facts is not None and len(tensors) == len(self.shapes) + facts.moments:
                 # The donor keeps the stream open until its reader closes it (`streams`): to read on would be to wait.
                 break
-        ended = time.monotonic()
         if facts is None:
             raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")
         state = TrainingState(
@@ -393,8 +373,7 @@ class _Download:
             donor=str(donor),
             wants_weights=facts.wants_weights,
             received_bytes=received,
-            seconds=ended - began,
-            ended=ended,
+            seconds=time.monotonic() - began,
         )
         _check_count(state, len(self.shapes))
         return state
@@ -417,7 +396,8 @@ class _Download:
             raise TrainingError("sent parameters of another model", cure="Nothing: another peer is asked.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise BadState("sent numbers that are not finite", cure="Nothing: another peer is asked.")
-        return self.landing.put(tensor)
+        self.inspect(number, tensor)
+        return tensor
 
 
 def _moments(optimizer_metadata: list[dict]) -> int:

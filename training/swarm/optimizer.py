@@ -20,7 +20,6 @@ from training.swarm.catching_up import CatchingUp
 from training.swarm.clipping import FULL_WEIGHT, clipping_of_gradients, clipping_of_parameters
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import check_node
-from training.swarm.early import EarlyDownload
 from training.swarm.epochs import MOST_BATCHES, EpochEnd, EpochReport
 from training.swarm.exchange import Exchange
 from training.swarm.host import Host
@@ -261,12 +260,12 @@ class SwarmOptimizer:
         if not self.catching_up.skip_epochs(self.local_epoch):
             self.load_state_from_peers()
 
-    def load_state_from_peers(self, early: EarlyDownload | None = None, *, oldest_epoch: int = 0) -> bool:
-        """Takes the state of the run from a peer; whether one gave it. See `CatchingUp.load_state_from_peers`."""
+    def load_state_from_peers(self, *, oldest_epoch: int = 0) -> bool:
+        """Downloads the run's state. Returns False if no peer sent it; see `CatchingUp.load_state_from_peers`."""
         # With delayed updates, the update by which an epoch began may still be under way. A donor in this peer's epoch
         # then offers a state of one epoch less, which is no older than this peer's own.
         oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, oldest_epoch)
-        return self.catching_up.load_state_from_peers(oldest_epoch, early)
+        return self.catching_up.load_state_from_peers(oldest_epoch)
 
     def load_checkpoint(
         self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool = False

@@ -27,7 +27,6 @@ from training.errors import TrainingError
 from training.swarm.catching_up import CATCH_UP_EPOCHS
 from training.swarm.clocks import time_of_day
 from training.swarm.dht import check_node
-from training.swarm.early import EarlyDownload
 from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.signs_of_life import any_answers
@@ -59,7 +58,6 @@ def arrive(
     run: RunConfig,
     *,
     belonging: Belonging,
-    early: EarlyDownload | None = None,
     resume: Path | None,
     kept: KeptWeights,
     shards: str,
@@ -74,7 +72,6 @@ def arrive(
         optimizer: A new one, without any state.
         run: The recipe.
         belonging: The lineage that this peer joins, and who knows of it.
-        early: A download of the run's state that has already begun.
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
         kept: What this peer has kept of the run.
         shards: Folder or URL of the shards that it will train on.
@@ -100,7 +97,7 @@ def arrive(
         if may_take_kept and (found := newcomer.take_kept(newest)) is not None:
             return found
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
-        if optimizer.load_state_from_peers(early, oldest_epoch=1):
+        if optimizer.load_state_from_peers(oldest_epoch=1):
             return "the state of another peer"
         waited = time.monotonic() - began
         if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.data.shards import AnyManifest
-from training.optim.groups import parameter_groups
 from training.swarm.admission import Admission
 from training.swarm.dht import DHT, connection_seconds
-from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage
 from training.swarm.listening import settle_ports
 from training.swarm.online import find_run, go_online
 from training.swarm.redial import Redial
@@ -71,12 +68,6 @@ class Connection:
         """
         trusted = self.redial.servers.ids
         check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards, trusted=trusted)
-
-    def download_early(self, lineage: Lineage) -> EarlyDownload:
-        """Begins to download the run's state, if there is one, while the model is being built."""
-        groups = parameter_groups(task_of(self.run).on_paper(), self.run.optimizer)
-        shapes = [parameter.shape for group in groups for parameter in group["params"]]
-        return EarlyDownload(self.dht, self.run, shapes=shapes, lineage=lineage)
 
 
 def connect(

@@ -365,24 +365,19 @@ def come_late(peer: Peer, *, request_timeout_seconds: float):
     come of the recipe's time for a request in both of its averagers.
     """
     from training.swarm import catching_up
-    from training.swarm.early import EarlyDownload
 
-    facts = {"downloads": [], "second downloads": 0, "request timeouts": [], "wanted weights": set()}
-    early, weights = None, {}
-    if peer.name == "second":
+    facts = {"downloads": [], "downloads begun": 0, "request timeouts": [], "wanted weights": set()}
+    weights, is_late = {}, peer.name == "second"
+    if is_late:
         while not any(progress["epoch"] >= 2 for progress in progress_of_all(peer)):
             time.sleep(0.1)
-        shapes = [parameter.shape for parameter in model_of(seed=1).parameters()]
-        early = EarlyDownload(peer.dht, run_with(), shapes=shapes)
 
     def begin(optimizer):
         averagers = (optimizer.gradients, optimizer.parameters)
         facts["request timeouts"] += [averager.settings.request_timeout_seconds for averager in averagers]
-        if early is not None:
-            time.sleep(5)
-            download = catching_up.download_newer_state
-            catching_up.download_newer_state = partial(count, facts, download)
-            assert optimizer.load_state_from_peers(early)
+        if is_late:
+            catching_up.download_newer_state = partial(take_long, facts, catching_up.download_newer_state)
+            assert optimizer.load_state_from_peers()
             facts["downloads"].append(optimizer.host.epoch)
 
     def watch(optimizer):
@@ -395,10 +390,12 @@ def come_late(peer: Peer, *, request_timeout_seconds: float):
     return weights, reports, facts
 
 
-def count(facts: dict, download: Callable, *args, **kwargs):
-    """A download that should not have been necessary."""
-    facts["second downloads"] += 1
-    return download(*args, **kwargs)
+def take_long(facts: dict, download: Callable, *args, **kwargs):
+    """A download that lasts for several epochs of the others."""
+    facts["downloads begun"] += 1
+    state = download(*args, **kwargs)
+    time.sleep(5)
+    return state
 
 
 def progress_of_all(peer: Peer) -> list[dict]:

@@ -18,7 +18,7 @@ from test_members_only import KEY, PREFIX, SEARCH_SECONDS, offer, start
 from tests.programs import until
 from training.errors import TrainingError
 from training.swarm.admission import CUT_SECONDS, Admission, Guest
-from training.swarm.download import Landing, _Download
+from training.swarm.download import _Download
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
 from training.swarm.pipe import Stage
@@ -147,7 +147,7 @@ def test_nobody_takes_the_rest_of_a_state_from_a_donor_that_is_banned(ada, bob):
         chunk_seconds=5.0,
         max_bytes=10**7,
         epochs=range(5),
-        landing=Landing(),
+        inspect=lambda *_: None,
         admission=adas,
     )
 

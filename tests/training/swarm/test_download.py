@@ -21,9 +21,9 @@ from tests.programs import run_program
 from training.errors import TrainingError
 from training.swarm import catching_up, download
 from training.swarm.alignment import AlignmentState
-from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
+from training.swarm.catching_up import CatchingUp
 from training.swarm.coroutine import wait_for_result
-from training.swarm.download import SMALLEST_PART_BYTES, Landing, TrainingState, _check_count, _Download
+from training.swarm.download import SMALLEST_PART_BYTES, TrainingState, _check_count, _Download
 
 PROGRAM = """
 import asyncio, json, os, signal, sys, threading, time
@@ -34,13 +34,11 @@ from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from training.config import load_recipe
 from training.errors import TrainingError
 from training.processes.role import run_role
 from training.swarm import download, engine, serving
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.download import download_state, find_donors
-from training.swarm.early import EarlyDownload
 from training.swarm.host import Host
 from training.swarm.parameters import ParameterAverager, state_codec
 from training.swarm.pipe import AveragerSettings
@@ -108,12 +106,6 @@ download.SLOW_SECONDS = 1.0
 MODEL = torch.nn.Linear(300, 200)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
 PATIENCE_SECONDS = 60
-RUN = load_recipe("demo")
-
-def download_early(dht, first_epoch, patience_seconds=PATIENCE_SECONDS):
-    times = {"next_chunk_timeout_seconds": patience_seconds, "request_timeout_seconds": 0.1}
-    run = RUN.model_copy(update={"swarm": RUN.swarm.model_copy(update=times)})
-    return EarlyDownload(dht, run, shapes=SHAPES, first_epoch=first_epoch)
 
 def role(stop):
     torch.set_num_threads(1)
@@ -153,14 +145,9 @@ def role(stop):
     averager, host, alignment = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
     alignment.note(Event.AVERAGE_TORN)
     await_donors(True)
-    early = [download_early(observer, first_epoch) for first_epoch in (5, 6)]
     short = attempt()
-    came, again = early[0].take(), early[0].take()
-    results["early"] = came.epoch, came.received_bytes == short.received_bytes, came.seconds > 0
-    results["early tensors"] = len(came.tensors) == 8 and all(map(torch.equal, came.tensors, short.tensors))
-    results["early metadata"] = came.optimizer_metadata == short.optimizer_metadata
-    results["nothing more"] = [state is None for state in (again, early[1].take())]
-    results["wants weights"] = state.wants_weights, short.wants_weights, came.wants_weights
+    results["short"] = short.epoch, short.seconds > 0, len(short.tensors)
+    results["wants weights"] = state.wants_weights, short.wants_weights
     lacking = []
     for event in (Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED, Event.LOADED_STATE):
         alignment.note(event)
@@ -227,9 +214,6 @@ def role(stop):
     averager, _, _ = donor(second, epoch=5, cls=Stalling)
     await_donors(True)
     results["stalling"] = attempt(chunk_seconds=1, total_seconds=1000)
-    killed = download_early(observer, 5)
-    killed._process.kill()
-    results["killed"] = killed.take() is None
     averager.offer_state(None)
     await_donors(False)
     serving.DOWNLOADS_IN_A_ROW, messages = 2, send_messages_of_nothing()
@@ -244,11 +228,8 @@ def role(stop):
     die_on_the_way()
     dying, _, _ = donor(first, epoch=5)
     await_donors(True)
-    results["died on the way"] = download_early(observer, 5).take() is None
+    results["died on the way"] = attempt()
     dying._process.join()
-    observer.kill()
-    observer.join()
-    results["without a node"] = download_early(observer, 5, patience_seconds=0.2).take() is None
     print(json.dumps(results), flush=True)
 
 run_role(role)
@@ -273,12 +254,9 @@ def test_download():
     assert results["saved bytes"] == pytest.approx(saved_bytes, abs=300)  # beside the tensors: what describes them
     assert 1e-4 < results["rounding"] < 0.02
     assert results["moments"]
-    assert results["wants weights"] == [False, True, True]  # hivemind's donor says nothing
-    assert results["early"] == [5, True, True]
-    assert results["early tensors"] and results["early metadata"]
-    assert results["nothing more"] == [True, True]  # taken, too new an epoch
-    assert results["killed"] and results["died on the way"] and results["without a node"]
-    assert "Process early-download" not in done.stderr  # so begins what multiprocessing says of an exception
+    assert results["wants weights"] == [False, True]  # hivemind's donor does not report it
+    assert results["short"] == [5, True, 8]
+    assert "No peer has sent a sound state" in results["died on the way"]
     assert "more than 1000 bytes" in results["too many bytes"]
     assert "not at an epoch from 6 to 9" in results["too early"]
     assert "not at an epoch from 0 to 4" in results["too late"]
@@ -298,7 +276,7 @@ def test_download():
 
 def download_of(messages):
     """The state that a donor sends in these messages."""
-    settings = {"prefix": "demo", "lineage": None, "service": None, "landing": Landing(), "admission": None}
+    settings = {"prefix": "demo", "lineage": None, "service": None, "inspect": lambda *_: None, "admission": None}
     settings |= {"shapes": [torch.Size([3])], "chunk_seconds": 5.0, "max_bytes": 10**6, "epochs": range(1, 100)}
     return wait_for_result(_Download(**settings)._take(messages, "Qm"))
 
@@ -404,24 +382,6 @@ def test_a_state_that_was_cut_short_is_not_taken():
     short = TrainingState(epoch=1, tensors=tensors[:1], optimizer_metadata=announced, donor="Qm")
     with pytest.raises(TrainingError, match="sent 1 tensors and announced 2"):
         _check_count(short, 1)
-
-
-@pytest.mark.parametrize(
-    "lain_seconds, newest_epoch, own_epoch, taken",
-    [
-        (9, 50, 0, True),  # a new download would take longer than this one has lain
-        (60, 7 + CATCH_UP_EPOCHS, 0, True),
-        (60, 8 + CATCH_UP_EPOCHS, 0, False),
-        (9, 7, 8, True),  # the update by which the donor's next epoch begins was under way
-        (9, 7, 9, False),
-    ],
-)
-def test_a_state_that_came_early_is_taken_unless_a_new_one_were_better(lain_seconds, newest_epoch, own_epoch, taken):
-    ended = time.monotonic() - lain_seconds
-    state = TrainingState(epoch=7, tensors=(), optimizer_metadata=[], donor="Qm", seconds=10.0, ended=ended)
-    progress = SimpleNamespace(look_around=lambda: (newest_epoch, 2))
-    peer = CatchingUp(None, None, None, progress, None, let_rounds_end=None, begin_epoch=None)
-    assert peer.is_as_good_as_new(state, oldest_epoch=max(own_epoch - 1, 0)) == taken
 
 
 @pytest.mark.parametrize("newest_epoch, others, is_behind", [(100, 1, True), (90, 1, False), (100, 0, False)])

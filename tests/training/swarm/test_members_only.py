@@ -37,7 +37,7 @@ from training.swarm.alignment import AlignmentState
 from training.swarm.auditor import Auditor
 from training.swarm.coroutine import wait_for_result
 from training.swarm.dht import full_addresses, post_recipe, posted_words, start_dht
-from training.swarm.download import Landing, _Download, download_state, find_donors
+from training.swarm.download import _Download, download_state, find_donors
 from training.swarm.engine import open_connection
 from training.swarm.host import Host
 from training.swarm.identity import Identity
@@ -384,7 +384,7 @@ def test_members_take_no_state_from_the_uninvited_and_believe_none_as_a_witness(
 async def take_from(peer, donor):
     """The state that a donor sends, or why it is refused; and its samples as a witness."""
     p2p = await open_connection(peer.dht)
-    wanted = {"lineage": Lineage(id=LINEAGE), "shapes": SHAPES, "epochs": range(5), "landing": Landing()}
+    wanted = {"lineage": Lineage(id=LINEAGE), "shapes": SHAPES, "epochs": range(5), "inspect": lambda *_: None}
     limits = {"chunk_seconds": 10, "max_bytes": 10**7, "service": StateService}
     download = _Download(prefix=PREFIX, **wanted, **limits, admission=peer.admission)
     try:

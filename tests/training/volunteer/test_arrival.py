@@ -75,7 +75,7 @@ class Newcomer:
             raise self.silent
         return bool(set(peers) - set(self.silent))
 
-    def load_state(self, early, *, oldest_epoch):
+    def load_state(self, *, oldest_epoch):
         self.wanted.append(oldest_epoch)
         return self.gives.pop(0) if self.gives else False
 
