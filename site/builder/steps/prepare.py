@@ -75,9 +75,10 @@ def address_of(source: str) -> str:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    modules = {name for name in names if name.endswith(".mjs")}  # their bundles are published
+    # The bundles of the modules are published, and the tables that are made of the data.
+    read_by_the_builder = {name for name in names if name.endswith((".mjs", ".yml"))}
     others = {"__pycache__", *(NOT_PUBLISHED if Path(folder) == PAGES else ())}
-    return modules | (others & set(names))
+    return read_by_the_builder | (others & set(names))
 
 
 def _settings(workplace: Path) -> dict:
