@@ -59,7 +59,7 @@ PROGRESS_RECORD_BYTES = 890
 MESSAGE_BYTES = 4 * 2**20
 """Longest answer of the DHT (hivemind 1.1.12, p2p/p2p_daemon_bindings/control.py, DEFAULT_MAX_MSG_SIZE)."""
 PROGRESS_COPIES = 8
-"""Answers to one read of the progress: from each of 5 replicas and some caches (benchmarks/progress_record.py)."""
+"""Answers to one read of the progress: from each of 5 replicas and some caches, as measured with hivemind 1.1.12."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
 """Longest and shortest time between two reads of the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4

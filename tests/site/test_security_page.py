@@ -128,23 +128,6 @@ def test_the_page_says_what_many_seeds_cost_on_average(open_page, attack, most):
     assert f"{mean:.1f}\u00a0±\u00a0{error:.1f}\u00a0%" in text
 
 
-GUARDED = json.loads((ROOT / "benchmarks" / "results" / "guarded_runs.json").read_text(encoding="utf-8"))
-
-
-def test_all_defences_together_cost_what_is_asked_where_nobody_is_hostile(open_page):
-    """At most a tenth of the time, and 100 MB; the loss is no higher than between two runs of one kind."""
-    found = {one["metric"].removesuffix(" with all defences"): one for one in GUARDED["results"]}
-    assert found["time of an epoch"]["ratio"] <= 1.1
-    assert found["memory of a volunteer"]["ours"] - found["memory of a volunteer"]["peer"] <= 100e6
-    losses = found["loss at the end"]
-    assert losses["ours"] <= 1.03 * losses["peer"]
-    assert found["checks of work"]["ours"] == found["averages without all three"]["ours"] == 0
-    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
-    times = (statistics.fmean(found["time of an epoch"][kind]) for kind in ("seeds", "peer_seeds"))
-    assert "An epoch took {:.1f} s in place of {:.1f} s".format(*times) in text
-    assert "none took place here" in text
-
-
 def checked(beginning: str) -> dict:
     """The result of the record of checks whose name begins so."""
     return next(one for one in CHECKS if one["metric"].startswith(beginning))
@@ -246,14 +229,3 @@ def test_the_record_of_checks_of_work_keeps_what_the_page_says(open_page):
     assert "once in 160\u202f000 sequences" in text.replace("\n", " ")
     for name in failed:
         assert name.removeprefix("hostile: ") in text or name.startswith("honest"), name
-
-
-def test_the_record_of_spoilers_keeps_what_is_asked_and_the_page_shows_it(open_page):
-    """Beside each kind of spoiler the honest get at least nine tenths done."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "spoilers.json").read_text(encoding="utf-8"))["results"]
-    shares = {one["fault"]: one["ours"] / one["peer"] for one in results}
-    assert {"stands still", "answers slowly", "breaks off", "blames all others", "lies as a leader"} < shares.keys()
-    assert min(shares.values()) >= 0.9, shares
-    table = open_page("challenges/security/", scripts=False).get_by_role("region", name="a fourth that spoils averages")
-    for fault, share in shares.items():
-        assert f"{100 * min(share, 1):.0f}\u00a0%" in table.get_by_role("row", name=fault).text_content()

@@ -16,17 +16,9 @@ CHECKS = "audits"
 """The record of checks of reducers,"""
 WORK = "work_checks"
 """that of checks of work,"""
-SPOILERS = "spoilers"
-"""that of peers that spoil averages,"""
-GUARDED = "guarded_runs"
-"""that of what all defences cost together,"""
 MALFORMED = "malformed"
 """and that of malformed inputs."""
-MOST_TIME, MOST_MEMORY_BYTES = 1.1, 100e6
-"""What they may cost where nobody is hostile: time, over that without them, and memory."""
 HOSTILE_OF_25, HOSTILE_OF_53 = 5, 12
-LEAST_THROUGHPUT = 0.9
-"""Of the honest beside a spoiler, over theirs without it."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -117,29 +109,6 @@ def liars() -> dict[str, str]:
     return {**last, "of_53": str(max(silent)), "alternating_of_53": str(len(alternating))}
 
 
-def guarded() -> dict[str, str]:
-    """What all defences together cost a run in which nobody is hostile.
-
-    Raises:
-        ValueError: If it is more than is asked: then the page must say so.
-    """
-    time, memory, loss = (_guarded(name) for name in ("time of an epoch", "memory", "loss at the end"))
-    average = _guarded("time of an average")
-    if time["ratio"] > MOST_TIME or memory["ours"] - memory["peer"] > MOST_MEMORY_BYTES:
-        raise ValueError(f"benchmarks/results/{GUARDED}.json has higher costs than are asked; change the page.")
-    return {
-        "time": f"{100 * (time['ratio'] - 1):+.1f}\u00a0%".replace("-", "\u2212"),
-        "seconds": f"{time['ours']:.1f}\u00a0s",
-        "seconds_without": f"{time['peer']:.1f}\u00a0s",
-        "averaging": f"{1000 * (average['ours'] - average['peer']):.0f}\u00a0ms",
-        "memory": f"{(memory['ours'] - memory['peer']) / 1e6:.0f}\u00a0MB",
-        "loss": f"{loss['ours']:.2f}",
-        "loss_without": f"{loss['peer']:.2f}",
-        "epochs": str(record(GUARDED)["epochs"]),
-        "runs": str(time["runs"]),
-    }
-
-
 def without_momentum(attack: str) -> str:
     """How much higher the loss is if peers send gradients in place of momentum."""
     return _more(_by_attack("loss over clean without momentum")[attack]["ours"])
@@ -196,29 +165,6 @@ def work_table() -> str:
     return stacked("Checks of work, by what a peer sends", columns, rows)
 
 
-def spoilers_table() -> str:
-    """HTML table: what three honest peers get done beside a fourth that spoils averages, by what that one does.
-
-    Raises:
-        ValueError: If it is less than 90 % beside one of them: then the page must say so.
-    """
-    rows = []
-    for one in recorded(SPOILERS):
-        share = one["ours"] / one["peer"]
-        if share < LEAST_THROUGHPUT:
-            raise ValueError(
-                f"benchmarks/results/{SPOILERS}.json: {share:.0%} beside a peer that {one['fault']}; say so."
-            )
-        rows.append((one["fault"], f"{100 * min(share, 1.0):.0f}\u00a0%"))
-    columns = ("The fourth peer", "Samples of the other three, over those without it")
-    return stacked("Three honest peers beside a fourth that spoils averages", columns, rows)
-
-
-def spoiled_minutes() -> str:
-    """How long each of them was beside the three."""
-    return f"{record(SPOILERS)['seconds'] / 60:.0f}"
-
-
 def malformed() -> str:
     """How many malformed inputs were tried, none of which broke a reader.
 
@@ -239,10 +185,6 @@ def false_alarms() -> str:
 def check_share() -> str:
     """The default of recipes."""
     return f"{100 * SwarmConfig.model_fields['check_share'].default:.0f}\u00a0%"
-
-
-def _guarded(beginning: str) -> dict:
-    return next(one for one in recorded(GUARDED) if one["metric"].startswith(beginning))
 
 
 def _work(metric: str) -> dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, are_gone, until
+from tests.programs import are_gone, until
 from training.demo import run as demo
 from training.demo.config import DemoConfig, command_again
 from training.errors import BadInput
@@ -239,11 +238,3 @@ def test_the_command_that_goes_on_names_the_same_run():
     assert command_again(DemoConfig(python=python, epochs=3)) == "python -m training demo"
     other = DemoConfig(python=python, run_dir=Path("my runs"), recipe="my.toml", volunteers=2)
     assert command_again(other) == "python -m training demo --recipe my.toml --run-dir 'my runs' --volunteers 2"
-
-
-def test_the_whole_demo_has_run_in_the_memory_that_the_pages_name():
-    record = json.loads((ROOT / "benchmarks" / "results" / "demo_memory.json").read_text())
-    (most,) = record["results"]
-    named = re.findall(r"takes up to (\d+) GB", (ROOT / "site" / "join.md").read_text())
-    named += re.findall(r"needs (\d+) GB of free memory", (ROOT / "README.md").read_text())
-    assert len(named) == 2 and most["ours"] <= min(map(int, named)) * 10**9

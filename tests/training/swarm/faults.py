@@ -250,13 +250,6 @@ def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
     ReportingRunner.rpc_aggregate_part = slowly
 
 
-def lead_into_different_groups() -> None:
-    """From now on this peer, when it leads, tells each follower of another group, and signs that."""
-    from benchmarks.spoilers import put_each_into_another_group
-
-    put_each_into_another_group()
-
-
 def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object):
     """The third spoils averages; the others' reports until so many averages in a row had only them, and no fault.
 

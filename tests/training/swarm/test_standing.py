@@ -21,12 +21,10 @@ SPOILERS = {
     "answers slowly": faults.answer_slowly,
     "answers very slowly": partial(faults.answer_slowly, seconds=faults.SILENCE_SECONDS * 1.5),
     "averages wrongly": reducers.lie_from_now_on,
-    "leads each into another group": faults.lead_into_different_groups,
 }
 WHY = {
     "answers slowly": "costs the others",
     "averages wrongly": "has answered with a wrong average, as its own signatures prove, and",
-    "leads each into another group": "has put peers into groups that cannot be, and",
 }
 CHECKED = {"aggregation": "centered-clip", "audit_share": 0.5}
 AVERAGES = 4
