@@ -179,7 +179,7 @@ def verdicts() -> Reader:
     peers = [PeerID(bytes([number]) * 34) for number in range(4)]
     verdict = Verdict(whole=False, faulty=frozenset(peers[:2])).message(b"group")
     members = tuple(peers[:3])
-    decision = Decision(group_id=repetition_of(b"group", members), members=members, doubted=(peers[3],)).message()
+    decision = Decision(group_id=repetition_of(b"group", members), members=members).message()
 
     def read(raw: bytes) -> None:
         message = averaging_pb2.MessageFromLeader.FromString(raw)
@@ -198,73 +198,41 @@ class Led:
     peer: object
     words: bytes
     leader: object
-    began: float
-    """When the leader has signed the list, in DHT time."""
     messages: tuple[bytes, ...]
     """The group's list, and a word of a leader that sends its followers to another one."""
 
-    def signed(self, message: object) -> object:
-        """A message whose list the leader has signed, whatever it lists."""
-        from training.swarm.charters import signature_of
-        from training.swarm.receipts import Signer, digest_of
 
-        signer, again = Signer(self.leader.public_key, self.leader.sign), type(message)()
-        again.CopyFrom(message)
-        again.group_id = digest_of(*message.ordered_peer_ids, *message.gathered)
-        again.suggested_leader = signature_of(signer, "demo_gradients", again.group_id)
-        return again
+def named(message: object) -> object:
+    """A leader's message with the group's name, whatever it lists."""
+    from training.swarm.receipts import digest_of
+
+    again = type(message)()
+    again.CopyFrom(message)
+    again.group_id = digest_of(*message.ordered_peer_ids, *message.gathered)
+    return again
 
 
 def led() -> Led:
     """A new one."""
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
-    from hivemind.utils import get_dht_time
 
     peer, leader, words = PeerID(b"p" * 34), new_identity(), words_of_a_group().seeds[0]
-    one = Led(peer=peer, words=words, leader=leader, began=get_dht_time(), messages=())
     listed = averaging_pb2.MessageFromLeader(
         code=averaging_pb2.BEGIN_ALLREDUCE,
         ordered_peer_ids=[peer.to_bytes(), leader.peer_id.to_bytes()],
         gathered=[words, words_of_a_group().seeds[0]],
     )
     elsewhere = averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED, suggested_leader=b"q" * 34)
-    return replace(one, messages=tuple(each.SerializeToString() for each in (one.signed(listed), elsewhere)))
-
-
-def charters() -> Reader:
-    """Lists of groups that peers show, as they are, and signed by the leader whatever they list."""
-    from google.protobuf.message import DecodeError
-    from hivemind.proto import averaging_pb2
-
-    from training.swarm.charters import Requests
-
-    one = led()
-    leader = one.leader.peer_id
-
-    def read(raw: bytes) -> bool:
-        """Whether the leader is blamed, which has not signed it for any request of this peer."""
-        message, blamed = averaging_pb2.MessageFromLeader.FromString(raw), False
-        requests = Requests(one.peer, "demo_gradients", clock=lambda: one.began)
-        requests._began = one.began - 60  # it has been there for long
-        requests.note_sent(leader, b"other words")
-        for shown in (message, one.signed(message)):
-            if (found := requests.liar_in(shown)) is not None and found[0] != leader:
-                raise AssertionError("a peer is blamed for what it has not signed")
-            blamed |= found is not None
-        return blamed
-
-    return Reader(read=read, refuses=(DecodeError,), seeds=one.messages[:1])
+    messages = tuple(each.SerializeToString() for each in (named(listed), elsewhere))
+    return Led(peer=peer, words=words, leader=leader, messages=messages)
 
 
 def words_of_leaders() -> Reader:
-    """What a follower hears from its leader, in the first message and in the second; also signed, whatever it lists."""
-    from unittest import mock
-
+    """What a leader answers a follower, first or second; also with the group id that fits what it lists."""
     from google.protobuf.message import DecodeError
     from hivemind.proto import averaging_pb2
 
-    from training.swarm import matchmaking
     from training.swarm.coroutine import wait_for_result
     from training.swarm.gathering import NonsenseError
 
@@ -280,11 +248,9 @@ def words_of_leaders() -> Reader:
     def read(raw: bytes) -> bool:
         message, joined = averaging_pb2.MessageFromLeader.FromString(raw), False
         accepted = averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
-        # Words get another nonce for each request; without that, the list would be of no request.
-        with mock.patch.object(matchmaking, "renewed", lambda words: words):
-            for answers in ((message,), (accepted, message), (accepted, one.signed(message))):
-                with suppress(NonsenseError):
-                    joined |= wait_for_result(follow(*answers))
+        for answers in ((message,), (accepted, message), (accepted, named(message))):
+            with suppress(NonsenseError):
+                joined |= wait_for_result(follow(*answers))
         return joined
 
     return Reader(read=read, refuses=(DecodeError,), seeds=one.messages)
@@ -297,9 +263,9 @@ def follower_of(one: Led, answers: Sequence[object]) -> object:
     from types import SimpleNamespace
     from unittest.mock import AsyncMock, MagicMock
 
+    from hivemind.utils import get_dht_time
     from hivemind.utils.asyncio import as_aiter
 
-    from training.swarm.charters import Requests
     from training.swarm.matchmaking import PatientMatchmaking
 
     class Follower(PatientMatchmaking):
@@ -307,12 +273,11 @@ def follower_of(one: Led, answers: Sequence[object]) -> object:
             self._expected = self._epochs_apart = 0
             self._leader, self._following_until, self.left_out = None, float("inf"), frozenset()
             self._idle, self._idle_at, self._mute_at, self._nonsense_at = Counter(), {}, {}, {}
-            self._spoilers, self._asked, self._signer = set(), [], "of the node"
+            self._spoilers, self._asked = set(), []
             self.peer_id, self.step_control = one.peer, SimpleNamespace(data_for_gather=one.words)
-            self.requests = Requests(one.peer, "demo_gradients", clock=lambda: one.began)
 
         def get_request_expiration_time(self) -> float:
-            return one.began + 60
+            return get_dht_time() + 60
 
     follower = Follower()
     stub = SimpleNamespace(rpc_join_group=AsyncMock(side_effect=lambda request: as_aiter(*answers)))
@@ -650,7 +615,6 @@ READERS = {
     "tickets and ban lists": (tickets, 150_000),
     "reports of validators": (reports, 100_000),
     "verdicts and decisions": (verdicts, 80_000),
-    "charters": (charters, 40_000),
     "words of leaders": (words_of_leaders, 20_000),
     "accusations": (accusations, 20_000),
     "requests for parts": (requests_for_parts, 40_000),

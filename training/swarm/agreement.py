@@ -8,8 +8,8 @@ its result before the group has agreed on it:
 2. If all verdicts are good, the result counts.
 3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
    still hold their tensors, so nothing is lost.
-4. If that fails as well, those are left out that most of the others name, and then both of any two of which one names
-   the other, since nobody knows which of them lies.
+4. A repetition leaves out the peers that most of the others name. The second one also leaves out both of any two peers
+   of which one names the other: the link between them may be broken, and nobody knows which of them is at fault.
 
 A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
 reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
@@ -86,10 +86,6 @@ class Decision:
     """Of the repetition; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
     """The peers that repeat it, in the group's order."""
-    doubted: tuple[PeerID, ...] = ()
-    """Peers that are left out though they have sent verdicts, and of which at least one has spoiled the all-reduce."""
-    referee: PeerID | None = field(default=None, compare=False)
-    """Who has decided; it is not part of the message."""
     solitary: bool = False
     """Whether the peer decided for itself, because it reached no referee."""
 
@@ -106,20 +102,17 @@ class Decision:
             code=averaging_pb2.ACCEPTED if self.counts else averaging_pb2.BEGIN_ALLREDUCE,
             group_id=self.group_id,
             ordered_peer_ids=[peer.to_bytes() for peer in self.members],
-            gathered=[peer.to_bytes() for peer in self.doubted],
         )
 
     @classmethod
-    def read(
-        cls, message: Message, group_id: bytes, peers: Sequence[PeerID], referee: PeerID | None = None
-    ) -> Decision:
+    def read(cls, message: Message, group_id: bytes, peers: Sequence[PeerID]) -> Decision:
         """From a referee's answer to one of `peers`, on the all-reduce `group_id`.
 
         Raises:
             ValueError: If it is no decision, or names a peer that is not in the group, or one twice.
         """
         if message.code == averaging_pb2.ACCEPTED:
-            return cls(referee=referee)
+            return cls()
         members = _named_in(message.ordered_peer_ids, peers)
         if message.code != averaging_pb2.BEGIN_ALLREDUCE or not message.group_id or not members:
             raise ValueError(f"the referee says {averaging_pb2.MessageCode.Name(message.code)}")
@@ -127,10 +120,7 @@ class Decision:
             raise ValueError("the referee names the members in another order than the group's")
         if message.group_id != repetition_of(group_id, members):
             raise ValueError("the referee names another group than that of its members")
-        doubted = _named_in(message.gathered, peers)
-        if not set(members).isdisjoint(doubted):
-            raise ValueError("the referee doubts peers that it names as members")
-        return cls(group_id=message.group_id, members=members, doubted=doubted, referee=referee)
+        return cls(group_id=message.group_id, members=members)
 
 
 def _named_in(ids: Sequence[bytes], peers: Sequence[PeerID]) -> tuple[PeerID, ...]:
@@ -166,8 +156,7 @@ class Agreement:
         referees: Those of them that accept connections, in the same order.
         ask: Sends a verdict to one of these.
         on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
-        is_repetition: Whether the group has tried before; peers that name each other are left out only then.
-        complained: The peer that was the only one to complain of the attempt before, as far as this one knows.
+        is_repetition: Whether the group has tried before; both of two are left out only then.
     """
 
     def __init__(
@@ -180,11 +169,10 @@ class Agreement:
         ask: Ask,
         on_bad_verdict: Callable[[], None] = lambda: None,
         is_repetition: bool = False,
-        complained: PeerID | None = None,
     ):
         self.own, self.group_id, self.peers, self.referees = own, group_id, tuple(peers), tuple(referees)
         self._ask, self._on_bad_verdict = ask, on_bad_verdict
-        self._is_repetition, self._complained = is_repetition, complained
+        self._is_repetition = is_repetition
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
         self._barred: set[PeerID] = set()
@@ -298,7 +286,7 @@ class Agreement:
             answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
             self._note_absence(referee, answer)
             if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
-                return Decision.read(answer, self.group_id, self.peers, referee)
+                return Decision.read(answer, self.group_id, self.peers)
 
     def _note_absence(self, peer: PeerID, answer: Message) -> None:
         if answer.code == averaging_pb2.BAD_GROUP_ID:
@@ -320,64 +308,28 @@ class Agreement:
             for call in calls:
                 call.cancel()
         if not self._bad:
-            self._decide(Decision(referee=self.own))
+            self._decide(Decision())
             return
         named = self._named()
         members = tuple(peer for peer in self.peers if peer in self._verdicts and not _is_blamed(peer, named))
-        doubted = self._doubted(members, named)
-        if len(members) - len(doubted) > 1:
-            members = tuple(peer for peer in members if peer not in doubted)
-        else:  # the rest would be no group
-            doubted = ()
-        self._decide(Decision(**self._repeat(members or (self.own,)), doubted=doubted, referee=self.own))
+        if self._is_repetition:
+            members = _without_pairs(members, named)
+        self._decide(Decision(**self._repeat(members or (self.own,))))
 
     def _repeat(self, members: tuple[PeerID, ...]) -> dict:
         return {"group_id": repetition_of(self.group_id, members), "members": members}
 
-    def _doubted(self, members: Sequence[PeerID], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
-        """Those of the members that should be left out, since one of them spoils each attempt."""
-        if not self._is_repetition:
-            return ()
-        named = {judge: named[judge] & frozenset(members) for judge in members}
-        # Who names more than half of the others is cut off from them, or lies. Its word counts against itself alone.
-        loud = {judge for judge, accused in named.items() if len(accused) * 2 > len(members) - 1}
-        pairs = {peer for judge in named.keys() - loud for accused in named[judge] for peer in (judge, accused)}
-        alone = self.only_complainer()
-        silent = {alone} if alone is not None and alone == self._complained and not pairs else set()
-        return tuple(peer for peer in members if peer in loud | pairs | silent)
-
     def _named(self) -> dict[PeerID, frozenset[PeerID]]:
         """Whom each peer names that has sent a verdict.
 
-        A stream that has ended may have its cause in what others complain of. So who says no more than that counts only
-        if nobody says more, and then only one of them: the others may have seen that one give up.
+        A stream may have ended because of what others complain of. So the peers that have seen only that name somebody
+        only if nobody has seen more.
         """
         nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
-        first = self._first_to_see_an_end() if nobody_says_more else None
         return {
-            judge: verdict.faulty if judge == first or not verdict.told else frozenset()
+            judge: verdict.faulty if nobody_says_more or not verdict.told else frozenset()
             for judge, verdict in self._verdicts.items()
         }
-
-    def _first_to_see_an_end(self) -> PeerID | None:
-        """Of the peers that have seen no more than a groupmate's stream end, the one that saw the first.
-
-        Verdicts may come in another order than streams ended. If the named peer itself names a third one, it ended
-        because of that one, and whoever names it came later. If that is so of all, one of them lies about whom it saw;
-        most have seen the end of the first honest one.
-        """
-        seen = {judge: one.faulty for judge, one in self._verdicts.items() if one.told and one.faulty}
-        unexplained = (
-            judge for judge, named in seen.items() if all(seen.get(peer, frozenset()) <= {judge} for peer in named)
-        )
-        most_named = max(seen, key=lambda judge: sum(judge in named for named in seen.values()), default=None)
-        return next(unexplained, most_named)
-
-    def only_complainer(self) -> PeerID | None:
-        """The peer that has complained, if all others have sent a verdict and nothing to complain of by themselves."""
-        complainers = [peer for peer, one in self._verdicts.items() if not (one.whole or one.told)]
-        is_alone = len(complainers) == 1 and self._verdicts.keys() >= set(self.peers)
-        return complainers[0] if is_alone else None
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
         """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""
@@ -398,7 +350,7 @@ class Agreement:
             self._note_absence(peer, answer)
             # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
             if answer.code != averaging_pb2.NOT_DECLARED:
-                self._decide(Decision.read(answer, self.group_id, self.peers, peer))
+                self._decide(Decision.read(answer, self.group_id, self.peers))
         except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()
@@ -414,3 +366,10 @@ def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
     accusers = [judge for judge in others if peer in named[judge]]
     are_even = len(others) == 1 and bool(frozenset(accusers) & named[peer])
     return len(accusers) * 2 > len(others) and not are_even
+
+
+def _without_pairs(members: tuple[PeerID, ...], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
+    """The members without any two of which one names the other; all of them if fewer than two would be left."""
+    pairs = {peer for judge in members for accused in named[judge] & frozenset(members) for peer in (judge, accused)}
+    left = tuple(peer for peer in members if peer not in pairs)
+    return left if len(left) > 1 else members

@@ -156,7 +156,7 @@ class Averager:
         self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
         """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
         self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
-        """Gets peers that have lied as reducers or leaders, or evade checks (see `pipe.Caught`)."""
+        """Gets peers that have lied as reducers, or evade checks (see `pipe.Caught`)."""
         self.note_shown: Callable[[Shown], None] = lambda shown: None
         """Gets what a groupmate has sent, whose work is checked (see `Round.start`)."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)

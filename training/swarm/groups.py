@@ -159,24 +159,19 @@ class Attempt:
     """Groupmates that are alive and say that they are not in the group."""
     troubles: frozenset[PeerID] = frozenset()
     """Groupmates with which this peer's own exchange has failed."""
-    complainer: PeerID | None = None
-    """The only groupmate that had anything to complain of, as far as this peer knows."""
 
 
 DOUBT = 0.75
-"""What speaks against each of several peers of which one lies. An honest one is seldom in such a company three times; a
-peer that lies again and again always is."""
+"""Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
 
 
 def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
     """Who has spoiled a round, with the weight of what this peer has seen of it.
 
     - A peer that was lost, if this peer's own exchange with it has failed as well.
-    - The peers that the group doubts after a repetition (`Decision.doubted`), with less weight if they are several.
-    - The referee that says so, since the others have not heard the verdicts.
-    - The referee that lets an all-reduce be repeated until the end, though this peer had nothing to complain of.
-    - Where the result counts for the group and this peer lacks some of it, whoever it has not got that from, with less
-      weight: the link between the two may be at fault. The referee, if it is among these.
+      If several were lost, with less weight: some of them may have been left out because of the others.
+    - If the result counts for the group and this peer lacks some of it, the peers from which it has not got that, with
+      less weight: the link between the two may be at fault.
 
     Args:
         attempts: All of the round.
@@ -189,18 +184,11 @@ def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], 
     # A peer that has lost all of several others is more likely to be at fault itself.
     if len(lost) > 1 and len(lost) == len(group.peers) - 1:
         return {}
-    found = {str(peer): 1.0 for peer in lost if peer in troubles - absent}
-    for decision in (attempt.decision for attempt in attempts if attempt.decision.doubted):
-        found.setdefault(str(decision.referee), DOUBT)
-        # Whoever was paired with a liar gave up, so this peer's own exchange with it has failed as well.
-        found |= dict.fromkeys(map(str, decision.doubted), DOUBT if len(decision.doubted) > 1 else 1.0)
+    found = {str(peer): DOUBT if len(lost) > 1 else 1.0 for peer in lost if peer in troubles - absent}
     last = attempts[-1]
     has_lost_all = len(last.troubles) == len(group.peers) - 1 > 1  # then its own link is at fault
     if last.decision.counts and last.fault is not None and not has_lost_all:
         for peer in last.troubles - absent:
-            found.setdefault(str(peer), 1.0 if peer == last.decision.referee else DOUBT)
+            found.setdefault(str(peer), DOUBT)
     found.pop(str(own), None)
-    referees = {attempt.decision.referee for attempt in attempts} - {None, own}
-    if not (attempts[-1].decision.counts or troubles or lost) and len(attempts) > 1 and len(referees) == 1:
-        found[str(*referees)] = 1.0
     return found

@@ -23,11 +23,9 @@ from hivemind.utils import get_dht_time
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
-from training.swarm.charters import OldListError, Requests, signature_of
-from training.swarm.dht import announced_peer, own_subkey, signer_of
+from training.swarm.dht import announced_peer, own_subkey
 from training.swarm.gathering import NonsenseError, Words, members_of, name_of, renewed
 from training.swarm.groups import Announcement
-from training.swarm.receipts import Signer
 from training.swarm.slow_nodes import slow_peers
 from training.trust.check import TicketRefused
 
@@ -61,7 +59,7 @@ class Search:
     """A search for a group, with the fields that hivemind's matchmaking reads of a step."""
 
     data_for_gather: bytes
-    """What the group is told; each leader that is asked gets it with another nonce."""
+    """What the group is told."""
     deadline: float
     """DHT time at which the search ends."""
     scheduled_time: float
@@ -89,7 +87,6 @@ class PatientMatchmaking(Matchmaking):
     """
 
     _admission: Admission | None = None
-    _signer: Signer | None = None
 
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
         self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
@@ -106,16 +103,11 @@ class PatientMatchmaking(Matchmaking):
         self._spoilers: set[PeerID] = set()
         self._asked: list[PeerID] = []
         """Whom this peer asks now, after those that have sent it there."""
-        self.charter: averaging_pb2.MessageFromLeader | None = None
-        """The list of the newest group as its leader has signed it; None if this peer leads it, or nobody signs."""
-        self._signature = b"", b""
         kwargs["servicer_type"] = _prompt(kwargs["servicer_type"], kwargs["request_timeout"])
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
         manager = self.group_key_manager
-        self._admission, self._signer = admission_of(manager.dht), signer_of(manager.dht)
-        self.requests = Requests(self.peer_id, manager.prefix)
-        """What this peer has asked leaders."""
+        self._admission = admission_of(manager.dht)
         self.group_key_manager = PatientKeyManager(
             manager.dht,
             manager.prefix,
@@ -220,9 +212,6 @@ class PatientMatchmaking(Matchmaking):
         if leader in self.left_out or leader in self._asked or len(self._asked) > MOST_REDIRECTS:
             return None
         self._following_until, answered, asked_at = math.inf, False, time.monotonic()
-        search = self.step_control
-        search.data_for_gather = renewed(search.data_for_gather)
-        self.requests.note_sent(leader, search.data_for_gather)
         self._asked.append(leader)
         try:
             group = await super()._request_join_group(leader)
@@ -275,11 +264,8 @@ class PatientMatchmaking(Matchmaking):
             for peer, words in zip(peers, msg.gathered, strict=True):
                 self._check_ticket(peer, words)
             self._check_name(msg.group_id, peers, msg.gathered)
-            self.charter = self.requests.take(msg, leader) if self._signer is not None else None
         except (NonsenseError, TicketRefused) as error:
-            if isinstance(error, OldListError):  # perhaps it is this peer's own clock
-                self._note_idle(leader)
-            elif not self._may_be_late_news(error):
+            if not self._may_be_late_news(error):
                 self._note_nonsense(leader)
             raise
         self._idle.pop(leader, None)
@@ -343,15 +329,7 @@ class PatientMatchmaking(Matchmaking):
         # hivemind's part ends first: until then, the leader's search waits. A follower that reads nothing would hold
         # up its leader for as long as it likes.
         if last is not None:
-            if last.code == averaging_pb2.BEGIN_ALLREDUCE:
-                last.suggested_leader = self.signature_of(last.group_id)
             yield last
-
-    def signature_of(self, group_id: bytes) -> bytes:
-        """Of a group that this peer leads; empty if its node has no key."""
-        if self._signer is not None and self._signature[0] != group_id:
-            self._signature = group_id, signature_of(self._signer, self.group_key_manager.prefix, group_id)
-        return self._signature[1]
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -411,7 +389,6 @@ class PatientMatchmaking(Matchmaking):
         gathered = tuple(words[peer] for peer in peers)
         group = GroupInfo(name_of(peers, gathered), tuple(peers), gathered)
         await self.group_key_manager.update_key_on_group_assembled(group)
-        self.charter = None
         self.assembled_group.set_result(group)
         return group
 

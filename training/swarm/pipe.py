@@ -181,7 +181,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """A peer has lied as a reducer or a leader, or evades checks of reducers."""
+    """A peer has lied as a reducer, or evades checks of reducers."""
 
     peer: str
     weight: float

@@ -269,12 +269,11 @@ class AllReduces:
         *,
         contribution: Contribution,
         travel: Travel,
-        before: Attempt | None = None,
+        is_repetition: bool = False,
     ) -> Attempt:
         """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
 
-        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then. `before`
-        is the attempt that it repeats.
+        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
         """
         over = asyncio.Event()
         runner = ReportingRunner(
@@ -301,14 +300,14 @@ class AllReduces:
             patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
             on_fault=over.set,
         )
-        agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
+        agreement = self._begin(group, runner, on_bad_verdict=over.set, is_repetition=is_repetition)
         async with self._watching(group, runner, agreement):
             updates, fault = await self._collect(runner, len(tensors), over)
             report = runner.report()  # before the agreement, whose time is not that of the average
             if self._auditor is not None and fault is None and not report.torn:
                 await self._auditor.begin_checks(runner.books)
             with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
-                decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
+                decision = await agreement.reach(runner.verdict(fault, is_repetition=is_repetition))
         if self._auditor is not None:  # the tensors change next
             self._auditor.close(runner.books)
         return Attempt(
@@ -319,7 +318,6 @@ class AllReduces:
             weight=contribution.weight,
             absent=frozenset(agreement.absent),
             troubles=frozenset(runner.troubles),
-            complainer=agreement.only_complainer(),
         )
 
     def _begin(
@@ -328,7 +326,7 @@ class AllReduces:
         runner: ReportingRunner,
         *,
         on_bad_verdict: Callable[[], None],
-        before: Attempt | None = None,
+        is_repetition: bool = False,
     ) -> Agreement:
         """From now on groupmates' calls reach the runner and the agreement."""
         agreement = self._agreements[group.group_id] = Agreement(
@@ -338,8 +336,7 @@ class AllReduces:
             referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
             ask=self._ask,
             on_bad_verdict=on_bad_verdict,
-            is_repetition=before is not None,
-            complained=before.complainer if before is not None else None,
+            is_repetition=is_repetition,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
@@ -445,7 +442,7 @@ class GroupAllReduce:
         began, group = time.monotonic(), replace(self.group, group_id=self.group.group_id + phase)
         attempts: list[Attempt] = []
         while True:
-            last = await self._attempt(tensors, infos, group, before=attempts[-1] if attempts else None)
+            last = await self._attempt(tensors, infos, group, is_repetition=bool(attempts))
             attempts.append(last)
             left = group.of(last.decision)
             if not self._can_repeat(last, left, len(attempts)):
@@ -468,9 +465,9 @@ class GroupAllReduce:
         infos: Sequence[CompressionInfo] | None,
         group: Group,
         *,
-        before: Attempt | None,
+        is_repetition: bool,
     ) -> Attempt:
-        if before is not None:  # the groups of the first attempts were announced when the round found its group
+        if is_repetition:  # the groups of the first attempts were announced when the round found its group
             self.all_reduces.announce(group.group_id)
         try:
             return await self.all_reduces.attempt(
@@ -479,10 +476,10 @@ class GroupAllReduce:
                 group,
                 contribution=self.contribution,
                 travel=self.travel,
-                before=before,
+                is_repetition=is_repetition,
             )
         finally:
-            if before is not None:
+            if is_repetition:
                 self.all_reduces.forget(group.group_id)
 
     def _can_repeat(self, attempt: Attempt, left: Group, attempts: int) -> bool:

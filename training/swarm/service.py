@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -55,17 +55,12 @@ from training.swarm.pipe import (
     State,
     StateWanted,
 )
-from training.swarm.quota import Quota
 from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError, Travel
 from training.swarm.serving import StateService
 from training.swarm.streams import until_hung_up
 
 LOCK_LOOK_SECONDS = 0.01
 """While the trainer holds the tensors, a round looks this often whether they are free."""
-CHARTER_SECONDS = 5.0
-"""Longest time in which a charter is shown to a peer."""
-CHARTERS_IN_A_ROW, CHARTER_PAUSE_SECONDS = 2, 10.0
-"""Charters of one peer that are judged, and the pause before each further one."""
 
 
 def serve(service: Service) -> None:
@@ -158,8 +153,6 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
-        self._charters = Quota(at_once=1, of_one=1, in_a_row=CHARTERS_IN_A_ROW, seconds=CHARTER_PAUSE_SECONDS)
-        self._showing: set[asyncio.Task] = set()
         self._guests: dict[PeerID, Guest] = {}
         """The groupmates of the newest group."""
 
@@ -315,11 +308,9 @@ class Service(ServicerBase):
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
-        lost = frozenset(map(str, info.peer_ids))  # all others, unless some have averaged with this peer
         try:
             group = await asyncio.wait_for(self._average(info, start), self.settings.allreduce_timeout_seconds)
             pending.spoiled_by |= group.report.spoiled_by
-            lost = frozenset(group.report.lost)
             return group
         except RoundFailedError as error:
             pending.spoiled_by |= error.spoiled_by
@@ -330,30 +321,6 @@ class Service(ServicerBase):
         finally:
             pending.averages = False
             self.rounds.forget(*groups)
-            self._show_charter(peer for peer in info.peer_ids if str(peer) in lost)
-
-    def _show_charter(self, lost: Iterable[PeerID]) -> None:
-        """Shows lost groupmates, in the background, which group this peer's leader has named; see `charters`."""
-        if (charter := self.matchmaking.charter) is None:
-            return
-
-        async def show(peer: PeerID) -> None:
-            with suppress(Exception):  # it is gone, or accepts no connections
-                async with asyncio.timeout(CHARTER_SECONDS):
-                    await self.get_stub(self._connection, peer, namespace=self.settings.prefix).rpc_agree(charter)
-
-        for peer in lost:
-            if peer != self.peer_id:
-                task = asyncio.create_task(show(peer))
-                self._showing.add(task)
-                task.add_done_callback(self._showing.discard)
-
-    def _judge_charter(self, charter: averaging_pb2.MessageFromLeader, peer: PeerID) -> None:
-        with self._charters.request(peer) as allowed:
-            found = self.matchmaking.requests.liar_in(charter) if allowed else None
-        if found is not None:
-            leader, weight = found
-            self._pipe.send(Caught(str(leader), weight, "has put peers into groups that cannot be, and"))
 
     async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
         """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""
@@ -416,11 +383,5 @@ class Service(ServicerBase):
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells how its all-reduce went, and asks what the group makes of it.
-
-        Or a peer shows the list of a group that names this one; see `charters`.
-        """
-        if request.code == averaging_pb2.BEGIN_ALLREDUCE:
-            self._judge_charter(request, context.remote_id)
-            return averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
         return await self.rounds.agree(request, context)

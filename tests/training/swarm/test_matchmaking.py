@@ -26,7 +26,6 @@ from two_nodes import two_nodes
 from benchmarks.message_readers import follower_of, led
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
-from training.swarm.charters import Requests
 from training.swarm.coroutine import wait_for_result
 from training.swarm.gathering import NonsenseError, Words, name_of, renewed
 from training.swarm.gradients import GradientAverager
@@ -495,7 +494,6 @@ def test_redirects_lead_to_nobody_that_is_left_out_and_not_round_in_circles(monk
     monkeypatch.setattr(Matchmaking, "_request_join_group", redirected)
     one = follower()
     one._asked, one._leader, one.request_timeout, one.left_out = [], None, 60, frozenset()
-    one.requests = Requests(one.peer_id, "meeting")
 
     def ask() -> list[PeerID]:
         asked.clear()

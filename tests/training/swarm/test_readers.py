@@ -27,8 +27,14 @@ HANG_SECONDS = 30
 FEW, MANY = 25, 60
 SLOW = ("recipes", "manifests of shards", "rows of shards", "weights of checkpoints", "facts of checkpoints")
 """Readers that take milliseconds for an input; the others take less."""
-ACCEPTING = {"records of the DHT": 14, "accusations": 2, "requests for parts": 2, "shown parts": 2, "charters": 1}
-ACCEPTING |= {"words of leaders": 1, "facts of states": 1}
+ACCEPTING = {
+    "records of the DHT": 14,
+    "accusations": 2,
+    "requests for parts": 2,
+    "shown parts": 2,
+    "words of leaders": 1,
+}
+ACCEPTING |= {"facts of states": 1}
 """Readers that say whether they have taken an input, and how many of their first valid inputs they take."""
 JSON_READERS = ("manifests of shards", "facts of checkpoints", "indexes of checkpoints", "reports of validators")
 TEXTS = st.text(max_size=12) | st.sampled_from(["", "../x", "\x00", "\u202e", "[/]", "nan", "1e999", "9" * 30])
