@@ -189,11 +189,11 @@ def fuzz(session: nox.Session) -> None:
     """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --seconds 600`."""
     if platform.system() != "Linux":
         session.error(
-            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/malformed.py needs none."
+            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/attacks/malformed.py needs none."
         )
     _install(session, *ALL)
     session.install(*_tool("fuzz"))
-    session.run("python", "benchmarks/guided.py", *session.posargs)
+    session.run("python", "benchmarks/attacks/guided.py", *session.posargs)
 
 
 @nox.session

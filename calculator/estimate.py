@@ -629,7 +629,7 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         notes.append(
             "While the optimizer is created, its gradients take host memory for a moment. The trainer returns this "
             "memory to the system; other programs may keep up to 4 bytes per parameter of it "
-            "(benchmarks/memory_on_host.py)."
+            "(benchmarks/memory/memory_on_host.py)."
         )
     shared = setup.shared_groups is not None and architecture.family != "text-to-image"
     if shared:

@@ -19,7 +19,7 @@ FP8_CAPABILITY = (8, 9)
 """NVIDIA's GPUs have units for FP8 from this compute capability on."""
 TIGHT_PERCENT = 6
 """A margin below this percentage of the usable memory is called tight. It is the largest error that tests allow the
-calculator (benchmarks/memory_accuracy.py), and the allocator's fragmentation, which is not counted, needs room too."""
+calculator (benchmarks/memory/memory_accuracy.py), and the uncounted fragmentation of the allocator needs room too."""
 ADVISED_SHARE = 0.9
 """Advice on a run's settings fills at most this fraction of a GPU's memory, to leave room for what is not counted."""
 MOST_SUGGESTIONS = 5

@@ -37,7 +37,7 @@ class Costs:
     """The trainer's costs besides computing and bytes.
 
     The first two are fitted to two measured swarms of two peers; each of the others says whether it is measured or
-    assumed. The remaining measured swarms are held out (benchmarks/simulation.py).
+    assumed. The remaining measured swarms are held out (benchmarks/swarm/simulation.py).
     """
 
     step_seconds_per_parameter: float = 1.82e-9

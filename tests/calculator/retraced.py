@@ -19,7 +19,7 @@ def assert_equal_when_traced_again(steps: list[dict], program: str, folder: Path
     """
     record = folder / "steps.json"
     record.write_text(json.dumps(steps))
-    done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / program, "--check", record])
+    done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / "memory" / program, "--check", record])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal; peak ") == len(steps), done.stdout
     assert f"{len(steps)} steps traced" in done.stdout

@@ -1,24 +1,15 @@
 """The published comparison: it reports errors as they are, and the calculator is within the figures it promises."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.memory import memory_accuracy as accuracy
 from calculator.setups import Setup
 
 ROOT = Path(__file__).parents[2]
 
-
-def _program(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-accuracy = _program("memory_accuracy")
 STEPS = json.loads(accuracy.STEPS.read_text())
 
 

@@ -1,7 +1,6 @@
 """Programs that measure: on a CPU what a step leaves is as predicted, and recorded measurements hold the calculator."""
 
 import csv
-import importlib.util
 import json
 import os
 import random
@@ -10,20 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory import memory_on_gpu as on_gpu
+from benchmarks.memory import memory_on_host as on_host
 from calculator import Setup
 
 ROOT = Path(__file__).parents[2]
 CASES = int(os.environ.get("CASES", "6"))
-
-
-def _program(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-on_gpu, on_host = _program("memory_on_gpu"), _program("memory_on_host")
 
 
 def test_matrix_is_sized_to_the_card():
@@ -109,7 +100,7 @@ def test_without_a_gpu_one_sentence_says_so(capsys):
 RECORDED = ROOT / "benchmarks/results/memory_on_gpu.csv"
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="no GPU has run benchmarks/memory_on_gpu.py yet")
+@pytest.mark.skipif(not RECORDED.exists(), reason="no GPU has run benchmarks/memory/memory_on_gpu.py yet")
 def test_recorded_peaks_on_a_gpu_hold_the_calculator():
     errors = [abs(float(row["peak_error_percent"])) for row in csv.DictReader(RECORDED.open())]
     found = on_gpu.summary(errors)
@@ -121,7 +112,7 @@ def test_recorded_host_memory_holds_the_calculator():
     assert len(recorded["results"]) == len(on_host.CASES)
     for entry, case in zip(recorded["results"], on_host.CASES.values(), strict=True):
         expected = on_host.predicted(case)
-        assert entry["ours"] == expected, "measure again: python benchmarks/memory_on_host.py"
+        assert entry["ours"] == expected, "measure again: python benchmarks/memory/memory_on_host.py"
         assert expected == pytest.approx(entry["peer"], rel=0.03)
 
 

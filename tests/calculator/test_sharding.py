@@ -1,14 +1,13 @@
 """Several GPUs: what each holds under DDP, ZeRO and FSDP2, as traced steps of torch.distributed show it.
 
-`benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
-written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and
+`benchmarks/sharded_steps.json` was traced by `benchmarks/memory/sharded_steps.py`, drawn at random after the rules were
+written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/memory/liger_steps.py`, and
 `divided_adapter_steps.json`, `divided_encoder_lora_steps.json` and `divided_deepseek_steps.json` by
-`benchmarks/decoder_steps.py`.
+`benchmarks/memory/decoder_steps.py`.
 `redrawn_divided_steps.json` holds steps of all these kinds, drawn anew with one seed.
 """
 
 import dataclasses
-import importlib.util
 import json
 import random
 import re
@@ -42,13 +41,6 @@ LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 def _name(step):
     values = dict(step["setup"])
     return " ".join([values.pop("config")["model_type"], *map(str, values.values())])
-
-
-def _program():
-    spec = importlib.util.spec_from_file_location("sharded_steps", BENCHMARKS / "sharded_steps.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("step", STEPS + DIVIDED_LIGER, ids=_name)
@@ -134,12 +126,14 @@ def test_half_of_all_peaks_are_right_to_the_byte(steps):
 def test_a_step_that_is_traced_now_is_predicted(sharding):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    from benchmarks.memory import sharded_steps
+
     setup = dataclasses.replace(
-        _program().draw(random.Random(7)), sharding=sharding, precision="fp32", gpus=3,
+        sharded_steps.draw(random.Random(7)), sharding=sharding, precision="fp32", gpus=3,
         config={"model_type": "llama", "vocab_size": 301, "hidden_size": 32, "intermediate_size": 65,
                 "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
     )  # fmt: skip
-    step = _program().trace(setup)
+    step = sharded_steps.trace(setup)
     assert estimate(setup).gpu.total == pytest.approx(step["peak"], abs=1024)
     assert estimate(setup).optimizer_state_bytes == step["optimizer_state_bytes"]
 

@@ -168,7 +168,7 @@ def test_live_paths_answer_without_a_live_run(built_site):
 
 
 def test_what_the_browser_fetches_for_the_calculator_is_small(built_site):
-    """The size that is sent is measured by benchmarks/page.py; here stand the sizes that it follows from."""
+    """The size that is sent is measured by benchmarks/page/page.py; here stand the sizes that it follows from."""
     (runtime,) = (built_site / "runtime").iterdir()
     sizes = {file.name: file.stat().st_size for file in runtime.iterdir()}
     assert sizes["stdlib.zip"] < 3_500_000

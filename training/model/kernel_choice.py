@@ -21,7 +21,7 @@ Kernels = Literal["products", "fused"]
 
 FUSED_DEVICES = ("cuda",)
 """Types of devices on which fused kernels are tried. On a CPU they are not faster: a step of model S
-(benchmarks/model_cases.py) takes 1.04 times as long in float32, 1.13 times in bfloat16."""
+(benchmarks/model/model_cases.py) takes 1.04 times as long in float32, 1.13 times in bfloat16."""
 SAMPLES = 4
 """Samples of a trial: with fewer, a GPU's time would be dominated by launching kernels."""
 AS_EXACT = 3.0

@@ -34,7 +34,7 @@ def give_back_freed_memory() -> bool:
     """Returns the memory that is free now to the system; does nothing without glibc.
 
     Creating hivemind's optimizer and downloading a state make temporary copies of all parameters, more than a quarter
-    of what remains (benchmarks/memory_on_host.py), and steps never need that much again.
+    of what remains (benchmarks/memory/memory_on_host.py), and steps never need that much again.
 
     Returns:
         Whether the C library was called.

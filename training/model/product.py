@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("product.c")
 MOST_ROWS = 8
-"""With more rows PyTorch's products are faster, as measured on one thread with model S (benchmarks/model_cases.py)."""
+"""With more rows PyTorch's products are faster, as measured on one thread with model S of benchmarks/model."""
 MOST_THREADS = 2
 """The loop uses one thread; if PyTorch may use more than this many, we assume that they are faster together."""
 

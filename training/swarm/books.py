@@ -38,7 +38,7 @@ KEPT_SECONDS = 60.0
 LEAST_CHECKED_BYTES = 1 << 16
 """A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
 10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
-were named (`benchmarks/byzantine.py`)."""
+were named (`benchmarks/attacks/byzantine.py`)."""
 MOST_INSPECTED = 8
 """Parts that are asked for when a peer's work is checked; each comes from all groupmates."""
 DTYPE = "float32"

@@ -16,7 +16,7 @@ STACKS = {
     "local": "this trainer, local updates",
 }
 USUAL_SECONDS = 6
-"""Computing time of an epoch in the usual case (benchmarks/swarm.py); the table names it only where it differs."""
+"""Computing time of an epoch in the usual case (benchmarks/swarm/swarm.py); the table names others only."""
 SHOWN = {
     "recipe": "The 2021 recipe as it is; links of 50/100 Mbit/s",
     "timeouts": "The same, with time-outs that suit the links",
@@ -25,7 +25,7 @@ SHOWN = {
     "local": "Local updates, with an exchange after 4096 samples per volunteer",
     "beyond": "The same, if the progress record had no limits",
 }
-"""Settings of the sweep (`settings` in benchmarks/simulation.py), and their words on the page."""
+"""Settings of the sweep (`settings` in benchmarks/swarm/simulation.py), and their words on the page."""
 
 
 def simulation_error() -> str:

@@ -11,7 +11,7 @@ from calculator.page.words import show_bytes, show_count
 
 def stream_table() -> str:
     """HTML table: each figure of the record, for this trainer and for those that it was compared with."""
-    results = record("streaming")["results"]
+    results = record("data_stream")["results"]
     names = list(dict.fromkeys(one["peer_name"] for one in results if one["peer_name"]))
     rows = []
     for metric in dict.fromkeys(one["metric"] for one in results):
@@ -26,7 +26,7 @@ def stream_table() -> str:
 
 def stream_facts() -> str:
     """When and on which machine the streams were measured."""
-    facts = record("streaming")
+    facts = record("data_stream")
     return f"{facts['date']}, {facts['machine']['cores']} cores, load {facts['machine']['load']} when the program ended"
 
 

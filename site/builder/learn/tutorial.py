@@ -136,8 +136,8 @@ def measured() -> str:
     return (
         f"On {facts['date']} these blocks took **{show_bytes(result['peer'])}** of memory with a model as large as "
         f"`{facts['model']}`, in 32 bits, on a machine with {cores} processor cores and {memory}; the prediction is "
-        f"**{show_bytes(predicted_of(facts))}** (`benchmarks/tutorial.py`). We have not run them on a small GPU yet; "
-        "on yours, the block above shows both figures."
+        f"**{show_bytes(predicted_of(facts))}** (`benchmarks/model/tutorial.py`). We have not run them on a small GPU "
+        "yet; on yours, the block above shows both figures."
     )
 
 

@@ -1,7 +1,7 @@
 """Style sheets without what costs a browser time on every element of every page, and changes nothing on this site.
 
 A change of colours styles each element anew, in one task; on the dashboard of a large run these are thousands
-(benchmarks/dashboard.py). Two kinds of the theme's rules took two fifths of its styling:
+(benchmarks/page/dashboard.py). Two kinds of the theme's rules took two fifths of its styling:
 
 - 140 rules for content tabs that a browser compares with every element, whatever it is: two of three of all such rules.
 - `*, ::before, ::after { box-sizing: inherit }`: it matches the pseudo-elements of all elements, so that a browser

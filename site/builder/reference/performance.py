@@ -81,15 +81,17 @@ def main_figure(name: str) -> dict:
     return found
 
 
-def programs() -> dict[str, str]:
-    """Name of a program -> what it measures, from the table in benchmarks/README.md."""
+def programs() -> dict[str, tuple[str, str]]:
+    """Reads benchmarks/README.md: name of a program -> its folder, and what it measures."""
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| `(\w+)\.py` \| (.*) \|$", text, re.M))
+    rows = re.findall(r"^\| `(\w+)/(\w+)\.py` \| (.*) \|$", text, re.M)
+    return {name: (folder, measures) for folder, name, measures in rows}
 
 
 def _section(name: str) -> str:
     facts = record(name)
-    description = DESCRIPTIONS.get(name) or programs().get(facts["name"], "")
+    folder, measures = programs()[facts["name"]]
+    description = DESCRIPTIONS.get(name) or measures
     machine = facts["machine"]
     where = [f"{machine['cores']} cores", f"{show_bytes(machine['memory_bytes'])} of memory"]
     where += [
@@ -97,9 +99,9 @@ def _section(name: str) -> str:
         f"load {machine['load']} when the program ended",
     ]
     versions = ", ".join(f"{what} {version}" for what, version in facts["versions"].items())
-    about = f"{description[0].upper()}{description[1:].rstrip('.')}.\n" if description else ""
+    about = f"{description[0].upper()}{description[1:].rstrip('.')}.\n"
     head = f"## {_title(name)} {{ #{_anchor(name)} }}\n\n{about}\n"
-    head += f"`benchmarks/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
+    head += f"`benchmarks/{folder}/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
     return head + OTHER_PAGE.get(name, _folded(name, facts["results"]))
 
 

@@ -1,4 +1,6 @@
-"""Writes the fixtures in `parity/` with dalle-pytorch 1.6.6; see `benchmarks/peer_dalle_pytorch.py` to install it.
+"""Writes the fixtures in `parity/` with dalle-pytorch 1.6.6.
+
+benchmarks/model/peer_dalle_pytorch.py says how to install it.
 
     python tests/training/model/make_parity.py
 
@@ -14,11 +16,11 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import peer_dalle_pytorch as peer  # noqa: E402
 from parity_fixtures import OWN, random_weight  # noqa: E402
 
+from benchmarks.model import peer_dalle_pytorch as peer  # noqa: E402
 from training.config import ModelConfig  # noqa: E402
 
 SMALL = dict(

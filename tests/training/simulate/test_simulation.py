@@ -1,10 +1,8 @@
 """The simulator beside measured swarms, beside the closed form, and at its edges."""
 
-import importlib
 import json
 import random
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -12,6 +10,7 @@ from statistics import mean
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.swarm import simulation
 from calculator.exchange import Link
 from calculator.swarm import COSTS, Exchange, Volunteers, forecast
 from training.cli import build_app
@@ -26,15 +25,8 @@ HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6, latency_se
 RUN = Exchange(parameters=20_000_000, target_batch_size=4096)
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("simulation")
-    sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def test_measured_swarms_are_predicted_within_the_bound(benchmark):
-    cases = list(benchmark.measured_cases())
+def test_measured_swarms_are_predicted_within_the_bound():
+    cases = list(simulation.measured_cases())
     assert len(cases) >= 13 and sum(case.fitted for case in cases) == 2
     assert {case.stack for case in cases if len(set(case.speeds)) > 1} >= {"awaited", "delayed"}
     assert {case.stack for case in cases if case.computing_seconds >= 60} >= {"delayed", "local"}

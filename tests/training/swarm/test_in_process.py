@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.in_process import Peers
+from benchmarks.attacks.in_process import Peers
 from training.config import load_recipe
 from training.swarm import engine
 from training.swarm.clipping import centered_clip, clipping_of_gradients

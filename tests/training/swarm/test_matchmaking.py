@@ -23,7 +23,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
 from two_nodes import two_nodes
 
-from benchmarks.message_readers import follower_of, led
+from benchmarks.attacks.message_readers import follower_of, led
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
 from training.swarm.coroutine import wait_for_result

@@ -1,12 +1,8 @@
 """Two real peers follow one process that takes the same samples in one batch."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-import same_run
+from benchmarks.swarm import same_run
 
 EPOCHS = 4
 TOLERANCE = 2e-6

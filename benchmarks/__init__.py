@@ -1,0 +1,1 @@
+"""Programs that measure this project and the peers that it is compared with; README.md lists them."""

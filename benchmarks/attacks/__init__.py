@@ -1,0 +1,1 @@
+"""Runs with hostile peers, and malformed inputs for all that reads what others send."""

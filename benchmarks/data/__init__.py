@@ -1,0 +1,1 @@
+"""Streams of samples and the command that prepares them."""

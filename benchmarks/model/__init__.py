@@ -1,0 +1,1 @@
+"""The models' steps, sampling and optimizers, and what trained models write."""

@@ -1,0 +1,1 @@
+"""The site's pages in a browser: start, freezes, bytes, and the live API."""

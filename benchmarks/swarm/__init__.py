@@ -1,0 +1,1 @@
+"""Swarms: throughput, bytes, losses, and the simulator beside measured swarms."""
