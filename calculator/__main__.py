@@ -13,16 +13,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from calculator import fit, fit_report, inference_report, schema_report, swarm_report
-from calculator.adapters import ALL_LINEAR
-from calculator.architectures import PRESETS
-from calculator.devices import DEVICES, device_named
+from calculator.choose import fit
+from calculator.choose.devices import DEVICES, device_named
+from calculator.choose.names import gpu_of, preset_of
 from calculator.errors import BadSetup
-from calculator.estimate import Estimate, estimate
-from calculator.json_text import parsed
-from calculator.names import gpu_of, preset_of
-from calculator.optimizers import ADAMW, OPTIMIZERS
-from calculator.setups import (
+from calculator.models.architectures import PRESETS
+from calculator.parts.adapters import ALL_LINEAR
+from calculator.parts.optimizers import ADAMW, OPTIMIZERS
+from calculator.reports import fit_report, inference_report, schema_report, swarm_report
+from calculator.reports.json_text import parsed
+from calculator.step.estimate import Estimate, estimate
+from calculator.step.setups import (
     ATTENTIONS,
     LOSSES,
     NOT_COUNTED,

@@ -1,6 +1,6 @@
 """The page's only entry: JSON strings in, JSON string out; at build time for the HTML, in the browser for every change.
 
-A request is an object. Its `setup` has keys of `calculator.setups.Setup` (`model` or `config`, and any of the
+A request is an object. Its `setup` has keys of `calculator.step.setups.Setup` (`model` or `config`, and any of the
 others), its `gpu` is a name of `devices()`, a card by its memory such as `cuda-20gb`, or empty. The answer to a request
 that is refused is `{"error": "<one sentence>"}`.
 
@@ -21,13 +21,14 @@ that is refused is `{"error": "<one sentence>"}`.
 `export({"setup", "gpu"})`
     {`json`, `csv`, `svg`}: the whole estimate as the texts of three files: the command line's JSON, a table, a picture.
 `forecast(collaboration)`
-    The throughput of volunteers; the keys are those of `calculator.collaboration.Collaboration`.
+    The throughput of volunteers; the keys are those of `calculator.swarm.collaboration.Collaboration`.
 `read_config({"text"})`
     {`config`, `own`}: the part of a pasted config.json that the calculator uses, short enough for an address.
 `search({"text"})`
     {`values`, `said`}: the texts of the form's fields that a reader's words set, and what was understood.
 `figure({"name", "values", "narrow"})`
-    A figure of the pages on the challenges, drawn with the reader's values; see `calculator.figures.figure.answered`.
+    A figure of the pages on the challenges, drawn with the reader's values; see
+    `calculator.figures.kit.figure.answered`.
 `catalogue()`, `devices()`
     The options of a form.
 """
@@ -38,16 +39,13 @@ import json
 from collections.abc import Callable
 from functools import lru_cache, wraps
 
-from calculator import collaboration, fit
-from calculator.architectures import PRESETS, Architecture
-from calculator.devices import DEVICES, Device, device_named
+from calculator.choose import fit
+from calculator.choose.devices import DEVICES, Device, device_named
+from calculator.choose.inference import model_of
 from calculator.errors import BadSetup
-from calculator.estimate import Estimate, estimate
 from calculator.figures.catalogue import figure_named
-from calculator.figures.figure import answered
-from calculator.inference import model_of
-from calculator.json_text import parsed
-from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.figures.kit.figure import answered
+from calculator.models.architectures import PRESETS, Architecture
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
 from calculator.page.generating import generating
@@ -58,8 +56,12 @@ from calculator.page.search import said, understood
 from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
 from calculator.page.words import command, csv_of, judgement
-from calculator.parameters import count_parameters
-from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
+from calculator.parts.optimizers import ADAMW, OPTIMIZERS
+from calculator.parts.parameters import count_parameters
+from calculator.reports.json_text import parsed
+from calculator.step.estimate import Estimate, estimate
+from calculator.step.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
+from calculator.swarm import collaboration
 
 LONGEST_CONFIG = 200_000
 """The longest config.json that is read, in characters; real ones have a few thousand."""

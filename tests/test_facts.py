@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from calculator.collaboration import Collaboration
-from calculator.settings import DEFAULTS, ExchangeSettings
-from calculator.swarm import Exchange
+from calculator.swarm.collaboration import Collaboration
+from calculator.swarm.forecast import Exchange
+from calculator.swarm.settings import DEFAULTS, ExchangeSettings
 from training.config import OptimizerConfig, ScheduleConfig, SwarmConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,9 +20,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from calculator.exchange import CODECS
-from calculator.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
-from calculator.settings import (
+from calculator.parts.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
+from calculator.step.setups import MOST_RANK
+from calculator.swarm.exchange import CODECS
+from calculator.swarm.forecast import PATIENCE_WINDOWS
+from calculator.swarm.settings import (
     AVERAGING_TIMEOUT_SECONDS,
     COMPRESSION_THRESHOLD,
     DEFAULTS,
@@ -32,8 +34,6 @@ from calculator.settings import (
     MIN_GROUP_SIZE,
     REQUEST_TIMEOUT_SECONDS,
 )
-from calculator.setups import MOST_RANK
-from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, TrainingError, reason_of
 from training.processes.redirects import open_checked, read_short
 
@@ -527,7 +527,7 @@ class RunConfig(Section):
 
     @property
     def calculator_adapters(self) -> dict[str, Any]:
-        """What is trained in place of the model, as fields of `calculator.setups.Setup`; empty: the model."""
+        """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
         return {}
 
     @property

@@ -271,7 +271,7 @@ class ModelShape:
     reversible: bool
     """See `Task.reversible`."""
     adapters: Mapping[str, Any] = field(default_factory=dict)
-    """What is trained in place of the model, as fields of `calculator.setups.Setup`; empty: the model."""
+    """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
 
 
 def shape_of(run: RunConfig) -> ModelShape:

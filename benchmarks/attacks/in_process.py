@@ -23,7 +23,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
-from calculator.exchange import part_bytes
+from calculator.swarm.exchange import part_bytes
 from training.config import SwarmConfig
 from training.swarm.allreduce import ReportingRunner
 from training.swarm.auditor import Auditor

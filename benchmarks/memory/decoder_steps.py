@@ -39,8 +39,8 @@ from benchmarks.memory import fake_cuda
 import torch
 
 from benchmarks.memory import picture_steps, sharded_steps
-from calculator.adapters import FAMILIES_WITH_ADAPTERS, modules_of
-from calculator.setups import Setup, resolve, setup_from
+from calculator.parts.adapters import FAMILIES_WITH_ADAPTERS, modules_of
+from calculator.step.setups import Setup, resolve, setup_from
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 OLDER = ("gpt2", "gptj")

@@ -25,8 +25,8 @@ from benchmarks.memory import fake_cuda  # noqa: F401  before torch
 import torch
 
 from benchmarks.memory import decoder_steps, picture_steps
-from calculator.eight_bit import SIDES_OF
-from calculator.setups import Setup
+from calculator.step.setups import Setup
+from calculator.tape.eight_bit import SIDES_OF
 
 SIZES = ("hidden_size", "intermediate_size", "head_dim")
 

@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from calculator import PRESETS, Setup, estimate, timeline
+from calculator import PRESETS, Setup, estimate
 from calculator.__main__ import batch_line
+from calculator.step import timeline
 
 LINES, MANY_LINES, RUNS = 500, 5000, 5
 """Setups of a batch. In one of 500 of all presets, every fourth is the first of its kind, whose step is recorded."""

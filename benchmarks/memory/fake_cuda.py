@@ -14,7 +14,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from calculator.autograd import rounded
+from calculator.tape.autograd import rounded
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 BUILD = Path(__file__).resolve().parents[2] / "build"
@@ -158,8 +158,8 @@ def _flash(query, key, value, dropout: float, causal: bool, scale: float):
 def workspace_bytes(func, args: tuple) -> int:
     """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
 
-    The sources are those of `calculator.operations`: softmax backward's product, what a softmax that gives 0 for rows
-    without any value makes besides its result, attention's accumulator in 32 bits,
+    The sources are those of `calculator.tape.operations`: softmax backward's product, what a softmax that gives 0 for
+    rows without any value makes besides its result, attention's accumulator in 32 bits,
     squares of which a loss is the mean, the copy in which a matrix is decomposed, and copies of operands that lie in
     another memory order.
     """

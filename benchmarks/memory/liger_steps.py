@@ -36,7 +36,7 @@ from benchmarks.memory import fake_cuda  # noqa: F401  before torch
 import torch
 
 from benchmarks.memory import decoder_steps, picture_steps, sharded_steps
-from calculator.setups import Setup, resolve, setup_from
+from calculator.step.setups import Setup, resolve, setup_from
 
 MODULES = {"gemma3_text": ("gemma3", "causal_forward")}
 """Liger's module and function for a model type, where they are not named like it and `lce_forward`."""

@@ -28,9 +28,9 @@ import torch
 
 from benchmarks.memory import decoder_steps, picture_steps, sharded_steps
 from benchmarks.memory.memory_on_gpu import Muon
-from calculator.adapters import modules_of
-from calculator.low_rank import DEFAULT_RANKS
-from calculator.setups import Setup, resolve, setup_from
+from calculator.parts.adapters import modules_of
+from calculator.parts.low_rank import DEFAULT_RANKS
+from calculator.step.setups import Setup, resolve, setup_from
 
 FAMILIES = ("llama", "llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text")
 """Model types of a drawn step; the first is drawn twice as often."""

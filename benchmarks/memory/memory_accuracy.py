@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import error_percent, record, result, summary
 from calculator import Architecture, Setup, estimate
-from calculator.setups import resolve, setup_from
+from calculator.step.setups import resolve, setup_from
 
 STEPS = ROOT / "benchmarks/reference_steps.json"
 FIGURES = {

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.memory.real_models import build, can_run, inputs, loss_of
 from benchmarks.record import error_percent, summary
 from calculator import BadSetup, Setup, estimate
-from calculator.fit import FP8_CAPABILITY
-from calculator.setups import resolve
+from calculator.choose.fit import FP8_CAPABILITY
+from calculator.step.setups import resolve
 
 SIZES = {
     "bert": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -394,7 +394,7 @@ def name_of(setup: Setup) -> str:
 
 
 def _buffers(setup: Setup) -> int:
-    from calculator.parameters import FAMILIES
+    from calculator.parts.parameters import FAMILIES
 
     architecture = resolve(setup)
     return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)

@@ -33,9 +33,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.memory.real_models import adapters_of, dtype_of, half_of, loss_of, of_pictures, train_adapters
 from benchmarks.memory.sharded_steps import DROPOUTS, HALF, Held
-from calculator.adapters import ALL_LINEAR, modules_of
-from calculator.autograd import rounded
-from calculator.setups import Setup, resolve, setup_from
+from calculator.parts.adapters import ALL_LINEAR, modules_of
+from calculator.step.setups import Setup, resolve, setup_from
+from calculator.tape.autograd import rounded
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lamb", "lamb8bit", "adafactor", "sgd")
 """Optimizers of a traced step."""
@@ -481,7 +481,7 @@ def trace_all(pairs: Iterable[tuple[Setup, dict | None]], trace: Callable[[Setup
 def compared(setup: Setup, step: dict, known: dict | None) -> str:
     """The differences from a traced step: of a record, or else of the calculator."""
     if known is None:
-        from calculator.estimate import estimate
+        from calculator.step.estimate import estimate
 
         answer = estimate(setup)
         known = {name: getattr(answer, name, None) for name in FIGURES}

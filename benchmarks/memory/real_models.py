@@ -10,10 +10,10 @@ import importlib.util
 import tempfile
 from typing import TYPE_CHECKING
 
-from calculator.adapters import ALL_LINEAR, modules_of
-from calculator.diffusion_models import LATENT_SCALE
-from calculator.setups import Setup, lora_of, resolve
-from calculator.training_code import LOSS_OF_LIGER
+from calculator.choose.training_code import LOSS_OF_LIGER
+from calculator.models.diffusion_models import LATENT_SCALE
+from calculator.parts.adapters import ALL_LINEAR, modules_of
+from calculator.step.setups import Setup, lora_of, resolve
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from calculator.estimate import estimate
-from calculator.setups import setup_from
+from calculator.step.estimate import estimate
+from calculator.step.setups import setup_from
 
 KINDS = {
     "decoders": ("decoder_steps.py", 80),

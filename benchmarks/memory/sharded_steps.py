@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from calculator.autograd import rounded
-from calculator.setups import Setup, resolve, setup_from
-from calculator.tensor_parallel import TENSOR_SHARDINGS
+from calculator.step.setups import Setup, resolve, setup_from
+from calculator.tape.autograd import rounded
+from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 DROPOUTS = (
     "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
@@ -551,7 +551,7 @@ def trace_all(setups: Iterable[Setup], trace: Callable[[Setup], dict], path: Pat
         trace: What the device holds in a step of a setup.
         path: Of the record; None: none is written.
     """
-    from calculator.estimate import estimate
+    from calculator.step.estimate import estimate
 
     steps = []
     for setup in setups:

@@ -215,7 +215,7 @@ def main() -> None:
 def peak_rate(gpu: str | None) -> float | None:
     """Published FLOP/s of a card in 16 bit; None if no card is named or its rate is not published."""
     from calculator import BadSetup
-    from calculator.devices import device_named
+    from calculator.choose.devices import device_named
 
     try:
         teraflops = device_named(gpu).teraflops if gpu else None

@@ -229,7 +229,7 @@ def one_process(courses: list[list[dict]], kind: str = "pictures") -> list[float
 
 def counted_bytes(codec: str, model: str) -> int:
     """What the calculator counts for one peer of two that sends half of its gradients and half of the averages."""
-    from calculator.exchange import vector_bytes
+    from calculator.swarm.exchange import vector_bytes
     from training.model.trained import trained_parameters
     from training.task import task_of
 

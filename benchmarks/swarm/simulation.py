@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from calculator.collaboration import Kind
-from calculator.exchange import Link
-from calculator.swarm import COSTS, Costs, Exchange, Volunteers, forecast
+from calculator.swarm.collaboration import Kind
+from calculator.swarm.exchange import Link
+from calculator.swarm.forecast import COSTS, Costs, Exchange, Volunteers, forecast
 from training.config import load_recipe
 from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread

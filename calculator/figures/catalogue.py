@@ -14,7 +14,7 @@ from calculator.figures import (
     tickets,
     uneven,
 )
-from calculator.figures.figure import Figure
+from calculator.figures.kit.figure import Figure
 
 FIGURES: dict[str, Figure] = {
     module.FIGURE.name: module.FIGURE

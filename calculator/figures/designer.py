@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from calculator.designed_models import (
+from calculator.choose.devices import DEVICES
+from calculator.choose.flops import UTILISATION
+from calculator.errors import BadSetup
+from calculator.figures.kit.controls import Choice, Range, Stops, Values
+from calculator.figures.kit.drawing import Canvas, wrapped
+from calculator.figures.kit.figure import Drawn, Figure, File, Source
+from calculator.reports.units import show_bytes, show_count
+from calculator.swarm.designed_models import (
     BATCHES,
     FAMILIES,
     LANGUAGE_SIZES,
@@ -13,7 +20,7 @@ from calculator.designed_models import (
     LanguageModel,
     PictureModel,
 )
-from calculator.designer import (
+from calculator.swarm.designer import (
     LEAST_EXCHANGES,
     LEAST_UPDATES,
     Design,
@@ -25,13 +32,6 @@ from calculator.designer import (
     memory_of,
     recipe,
 )
-from calculator.devices import DEVICES
-from calculator.errors import BadSetup
-from calculator.figures.controls import Choice, Range, Stops, Values
-from calculator.figures.drawing import Canvas, wrapped
-from calculator.figures.figure import Drawn, Figure, File, Source
-from calculator.flops import UTILISATION
-from calculator.page.words import show_bytes, show_count
 
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

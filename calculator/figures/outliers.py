@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from calculator.figures.averaging import Vector, centered_clip, median, weighted_mean
-from calculator.figures.controls import Range, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.figure import Drawn, Figure, Handle, Source
+from calculator.figures.kit.controls import Range, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Handle, Source
+from calculator.figures.rules.averaging import Vector, centered_clip, median, weighted_mean
 
 HONEST = 10
 MOST_HOSTILE = 4

@@ -9,11 +9,11 @@ from functools import lru_cache
 from operator import sub
 from random import Random
 
-from calculator.figures.controls import Choice, Stops, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.eight_bit import Stored, stored
-from calculator.figures.figure import Drawn, Figure, Handle, Source
-from calculator.page.words import show_count
+from calculator.figures.kit.controls import Choice, Stops, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Handle, Source
+from calculator.figures.rules.eight_bit import Stored, stored
+from calculator.reports.units import show_count
 
 LENGTH = 1024
 """Number of values of the tensor."""

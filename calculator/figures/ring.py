@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from calculator.figures.all_reduce import Message, direct_steps, held_after, ring_steps, sent_share
-from calculator.figures.controls import Choice, Range, Values
-from calculator.figures.drawing import Canvas
-from calculator.figures.figure import Drawn, Figure, Source
+from calculator.figures.kit.controls import Choice, Range, Values
+from calculator.figures.kit.drawing import Canvas
+from calculator.figures.kit.figure import Drawn, Figure, Source
+from calculator.figures.rules.all_reduce import Message, direct_steps, held_after, ring_steps, sent_share
 
 MOST_PEERS = 8
 WAYS = {"ring": ring_steps, "direct": direct_steps}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from calculator.figures.controls import Range, Stops, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.figure import Drawn, Figure, Source
+from calculator.figures.kit.controls import Range, Stops, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Source
 
 LENGTH = 512
 """Number of samples in the stream."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from calculator.architectures import PRESETS
-from calculator.figures.controls import Choice, Stops, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.figure import Drawn, Figure, Source
-from calculator.page.words import show_bytes, show_count
+from calculator.figures.kit.controls import Choice, Stops, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Source
+from calculator.models.architectures import PRESETS
+from calculator.reports.units import show_bytes, show_count
 
 PAIRS = 100_000_000
 """Picture-caption pairs of the 2021 run (paper, section 3.2)."""

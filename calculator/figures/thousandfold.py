@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calculator.architectures import PRESETS
-from calculator.exchange import vector_bytes
-from calculator.figures.all_reduce import sent_share
-from calculator.figures.controls import Choice, Stops, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.figure import Drawn, Figure, Source
-from calculator.page.words import show_bytes, show_count
-from calculator.parameters import count_parameters, count_small_parameters
-from calculator.settings import COMPRESSION_THRESHOLD
+from calculator.figures.kit.controls import Choice, Stops, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Source
+from calculator.figures.rules.all_reduce import sent_share
+from calculator.models.architectures import PRESETS
+from calculator.parts.parameters import count_parameters, count_small_parameters
+from calculator.reports.units import show_bytes, show_count
+from calculator.swarm.exchange import vector_bytes
+from calculator.swarm.settings import COMPRESSION_THRESHOLD
 
 CLUSTER_MEGABITS = 10_000
 """The slowest link of a cluster (paper, section 2.1: 10-100 Gbit/s)."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from calculator.figures.admission import CASES, CHECKS, TICKET_SECONDS, failed_check
-from calculator.figures.controls import Choice, Range, Values
-from calculator.figures.drawing import Canvas
-from calculator.figures.figure import Drawn, Figure, Source
+from calculator.figures.kit.controls import Choice, Range, Values
+from calculator.figures.kit.drawing import Canvas
+from calculator.figures.kit.figure import Drawn, Figure, Source
+from calculator.figures.rules.admission import CASES, CHECKS, TICKET_SECONDS, failed_check
 
 STEPS = (
     "The volunteer signs in and gives the authority a public key; the private key never leaves the machine.",

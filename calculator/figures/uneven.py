@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calculator.figures.controls import Range, Stops, Values
-from calculator.figures.drawing import Canvas, Scale
-from calculator.figures.figure import Drawn, Figure, Handle, Source
+from calculator.figures.kit.controls import Range, Stops, Values
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.figures.kit.figure import Drawn, Figure, Handle, Source
 
 DEVICES = ("Laptop", "Free GPU", "Gaming GPU", "Data-centre GPU")
 FASTEST = 20

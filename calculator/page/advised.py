@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calculator import fit
-from calculator.devices import Device
-from calculator.page.words import show_count
-from calculator.setups import Setup, resolve
+from calculator.choose import fit
+from calculator.choose.devices import Device
+from calculator.reports.units import show_count
+from calculator.step.setups import Setup, resolve
 
 
 def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from calculator.devices import Device
-from calculator.estimate import Estimate
-from calculator.optimizers import chosen
-from calculator.page.words import show_bytes, show_count
-from calculator.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
-from calculator.tensor_parallel import TENSOR_SHARDINGS
+from calculator.choose.devices import Device
+from calculator.parts.optimizers import chosen
+from calculator.reports.units import show_bytes, show_count
+from calculator.step.estimate import Estimate
+from calculator.step.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
+from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: the tensors that each operation saves for backward in PyTorch, tools/autograd/derivatives.yaml."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from calculator.architecture import Architecture
-from calculator.devices import Device, smallest_first
+from calculator.choose.devices import Device, smallest_first
+from calculator.choose.inference import PROMPT, InferenceMemory, inference_memory, largest_batch, longest_context
+from calculator.choose.stored import unpacked_bytes
 from calculator.errors import BadSetup
-from calculator.inference import PROMPT, InferenceMemory, inference_memory, largest_batch, longest_context
-from calculator.page.words import show_bytes, show_count, show_left
-from calculator.stored import unpacked_bytes
+from calculator.models.architecture import Architecture
+from calculator.reports.units import show_bytes, show_count, show_left
 
 DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
 """The fields of the page; the length is the model's own if it is None."""

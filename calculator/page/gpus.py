@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calculator.devices import Device, smallest_first
+from calculator.choose.devices import Device, smallest_first
+from calculator.choose.fit import verdict
+from calculator.choose.flops import samples_per_second
 from calculator.errors import BadSetup
-from calculator.estimate import Estimate
-from calculator.fit import verdict
-from calculator.flops import samples_per_second
-from calculator.page.words import show_count, show_left
-from calculator.setups import Setup, resolve
-from calculator.tensor_parallel import TENSOR_SHARDINGS
+from calculator.reports.units import show_count, show_left
+from calculator.step.estimate import Estimate
+from calculator.step.setups import Setup, resolve
+from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 UNITS = (("years", 365 * 86_400), ("days", 86_400), ("hours", 3600), ("minutes", 60))
 MOST_BILLIONS, MOST_PRICE = 1e6, 1e9

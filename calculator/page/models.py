@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from calculator.adapters import FAMILIES_WITH_ADAPTERS
-from calculator.architectures import Architecture, from_config, quantization_of
-from calculator.eight_bit import odd_matrix
-from calculator.setups import FAMILIES_IN_FP8, FAMILIES_OF_LIGER, FAMILIES_WITH_PACKS, OFFLOADED_FAMILY
+from calculator.models.architectures import Architecture, from_config, quantization_of
+from calculator.parts.adapters import FAMILIES_WITH_ADAPTERS
+from calculator.parts.parameters import odd_matrix
+from calculator.step.setups import FAMILIES_IN_FP8, FAMILIES_OF_LIGER, FAMILIES_WITH_PACKS, OFFLOADED_FAMILY
 
 
 def own_values(model: Architecture) -> dict:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from calculator.architectures import PRESETS
-from calculator.devices import DEVICES, device_named
+from calculator.choose.devices import DEVICES, device_named
+from calculator.choose.inference import cache_bytes
+from calculator.choose.techniques import LORA_RANK
 from calculator.errors import BadSetup
-from calculator.inference import cache_bytes
-from calculator.low_rank import DEFAULT_RANKS
-from calculator.optimizers import OPTIMIZERS
-from calculator.parameters import count_parameters
-from calculator.setups import NOT_COUNTED
-from calculator.techniques import LORA_RANK
+from calculator.models.architectures import PRESETS
+from calculator.parts.low_rank import DEFAULT_RANKS
+from calculator.parts.optimizers import OPTIMIZERS
+from calculator.parts.parameters import count_parameters
+from calculator.step.setups import NOT_COUNTED
 
 LONGEST_TEXT = 300
 WORDS_OF_VALUES = {

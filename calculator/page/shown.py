@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calculator.devices import device_named
-from calculator.estimate import Estimate, GpuMemory, StepInstant
-from calculator.fit import Fit
-from calculator.page.words import command, judgement, show_bytes, show_count, show_share
-from calculator.setups import Setup
+from calculator.choose.devices import device_named
+from calculator.choose.fit import Fit
+from calculator.page.words import command, judgement
+from calculator.reports.units import show_bytes, show_count, show_share
+from calculator.step.estimate import Estimate, GpuMemory, StepInstant
+from calculator.step.setups import Setup
 
 PARTS = {
     "weights": "Weights",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from calculator.devices import Device
+from calculator.choose.devices import Device
+from calculator.choose.fit import verdict
 from calculator.errors import BadSetup
-from calculator.estimate import estimate
-from calculator.fit import verdict
-from calculator.page.words import show_bytes
-from calculator.setups import Setup, plain, resolve
+from calculator.reports.units import show_bytes
+from calculator.step.estimate import estimate
+from calculator.step.setups import Setup, plain, resolve
 
 POINTS = 16
 """The most points of a sweep."""

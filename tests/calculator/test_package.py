@@ -1,5 +1,6 @@
 """The package runs without argparse in the browser, and its examples are true."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -13,6 +14,29 @@ from tests.programs import run_program
 
 ROOT = Path(calculator.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "calculator."))
+
+
+FOLDERS = ("models", "tape", "families", "parts", "step", "choose", "swarm", "reports", "page", "figures")
+"""From the bottom to the top: a file imports from its own folder and from those before it."""
+DOORS = {"__init__.py", "__main__.py", "browser.py", "errors.py"}
+MOST_FILES = 12
+
+
+def test_files_stand_in_folders_of_a_dozen():
+    assert {path.name for path in ROOT.glob("*.py")} == DOORS
+    assert {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"} == set(FOLDERS)
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in ROOT.rglob("*") if folder.is_dir()}
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_import_downwards(folder):
+    allowed = {*FOLDERS[: FOLDERS.index(folder) + 1], "errors"}
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "calculator":
+                names = [f"{node.module}.{alias.name}".split(".")[1] for alias in node.names]
+                assert set(names) <= allowed, f"{path.relative_to(ROOT)} imports {node.module}"
 
 
 @pytest.mark.parametrize("name", MODULES)

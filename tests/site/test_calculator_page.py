@@ -16,8 +16,8 @@ from builder.assets.exercise import exercise_setups
 from builder.calculator.form import DEFAULT, DEFAULT_GPU
 from builder.calculator.measured_errors import measured_errors
 from calculator.browser import advise, answer, generate, gpus, read_config, sweep
-from calculator.devices import DEVICES
-from calculator.page.words import show_bytes
+from calculator.choose.devices import DEVICES
+from calculator.reports.units import show_bytes
 from test_every_page import ROOT, violations
 from tests.programs import run_program
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from builder.join import choices as joining
-from calculator.advice import LEAST_STEPS, MOST_SAMPLES, advised_micro_batch, sizes_to_advise
-from calculator.designed_models import DesignedModel, LanguageModel, PictureModel
-from calculator.designer import micro_batch
-from calculator.devices import device_named
-from calculator.settings import DEFAULTS
+from calculator.choose.advice import LEAST_STEPS, MOST_SAMPLES, advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import device_named
+from calculator.swarm.designed_models import DesignedModel, LanguageModel, PictureModel
+from calculator.swarm.designer import micro_batch
+from calculator.swarm.settings import DEFAULTS
 from tests.programs import Programs, run_program, until
 from tests.random_shards import write_shards
 from training.compute import choices

@@ -16,8 +16,8 @@ import pytest
 
 from builder.learn import tutorial
 from builder.steps import fill
-from calculator.devices import DEVICES
-from calculator.fit import verdict
+from calculator.choose.devices import DEVICES
+from calculator.choose.fit import verdict
 from tests.programs import run_program
 
 pytestmark = pytest.mark.timeout(600)

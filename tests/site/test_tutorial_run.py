@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from builder.learn import tutorial
-from calculator.devices import DEVICES, device_named
+from calculator.choose.devices import DEVICES, device_named
 from tests.programs import until
 from tests.site.guide import TRAINER, Guide, Machine
 from training.compute import plan

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from calculator.architectures import from_config
+from calculator.models.architectures import from_config
 from training.compute.machine import this_machine
 from training.compute.micro_batches import MicroBatches
 from training.compute.plan import make_plan

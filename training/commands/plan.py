@@ -45,8 +45,8 @@ def run(
 ) -> None:
     """Print how `join` would train here, how much memory that takes, and whether this machine has enough."""
     from calculator import BadSetup
-    from calculator.devices import device_named
-    from calculator.names import gpu_of
+    from calculator.choose.devices import device_named
+    from calculator.choose.names import gpu_of
     from training.compute.choices import Wishes, choose
     from training.compute.machine import torch_device
     from training.compute.plan import make_plan
@@ -104,7 +104,7 @@ def _facts(config: RunConfig, choices: Choices, plan: Plan) -> dict[str, object]
 
 
 def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool) -> None:
-    from calculator.page.words import show_bytes
+    from calculator.reports.units import show_bytes
 
     print(f"{config.title} ({config.run_id})")
     shared = plan.computing_parameters != plan.parameters

@@ -11,7 +11,7 @@ import typer
 from training.errors import BadInput
 
 if TYPE_CHECKING:
-    from calculator.collaboration import Collaboration
+    from calculator.swarm.collaboration import Collaboration
     from training.config import RunConfig
     from training.simulate.forecast import Outcome
 
@@ -97,8 +97,8 @@ def _collaboration(
         BadInput: If there are no volunteers, or more than `MOST_VOLUNTEERS`.
         BadSetup: If the calculator refuses a volunteer, or all of them together.
     """
-    from calculator.collaboration import collaboration_from
-    from calculator.swarm_report import kind_of
+    from calculator.reports.swarm_report import kind_of
+    from calculator.swarm.collaboration import collaboration_from
     from training.simulate.forecast import collaboration_of
 
     # Without this, `_mix` would return no kinds, and the calculator would report an empty list that nobody has typed.

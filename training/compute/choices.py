@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from calculator.advice import MOST_SAMPLES, advised_micro_batch, sizes_to_advise
-from calculator.devices import Device
-from calculator.fit import ADVISED_SHARE
-from calculator.page.words import show_bytes
+from calculator.choose.advice import MOST_SAMPLES, advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import Device
+from calculator.choose.fit import ADVISED_SHARE
+from calculator.reports.units import show_bytes
 from training.compute.machine import this_machine, torch_device
 from training.compute.plan import Precision, dtype_of, needed_bytes, refusal_of, setup_of
 from training.compute.speed import matmul_flops_per_second, step_seconds

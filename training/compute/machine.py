@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from calculator.devices import Device
+from calculator.choose.devices import Device
 from training.errors import BadInput, TrainingError, first_line
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
-from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
-from calculator.devices import Device
-from calculator.estimate import GpuMemory, Peak, estimate_around
-from calculator.fit import Suggestion, suggestions
-from calculator.optimizers import OF_RECIPES
-from calculator.page.words import show_bytes
-from calculator.parameters import ParameterTensor
+from calculator.choose.advice import PeerTraining, advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import Device
+from calculator.choose.fit import Suggestion, suggestions
+from calculator.parts.optimizers import OF_RECIPES
+from calculator.parts.parameters import ParameterTensor
+from calculator.reports.units import show_bytes
+from calculator.step.estimate import GpuMemory, Peak, estimate_around
 from training.config import RunConfig
 from training.model.trained import count_trained
 from training.task import Task, TrainedModel, shape_of, task_of
@@ -63,7 +63,7 @@ class Plan:
     need_bytes: int
     """Device memory in total."""
     advised_micro_batch: int
-    """The largest that fits with a margin (`calculator.advice`); 0 if not even one sample does."""
+    """The largest that fits with a margin (`calculator.choose.advice`); 0 if not even one sample does."""
     suggestions: tuple[Suggestion, ...]
     """Changes that would make it fit; empty if it does."""
 
@@ -174,7 +174,7 @@ def setup_of(
     precision: Precision | None = None,
     checkpointing: bool = False,
 ) -> Setup:
-    """The calculator's setup for training a recipe's model; see `calculator.advice.PeerTraining.setup`."""
+    """The calculator's setup for training a recipe's model; see `calculator.choose.advice.PeerTraining.setup`."""
     theirs = None if precision is None else _PRECISIONS[precision]
     return training_of(run).setup(device, micro_batch_size, precision=theirs, checkpointing=checkpointing)
 

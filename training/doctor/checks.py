@@ -166,7 +166,7 @@ class Shared:
 
     def needed_mbits(self) -> float:
         """Bandwidth that an average needs in each direction. Raises `PlanUnknown`."""
-        from calculator.exchange import vector_bytes
+        from calculator.swarm.exchange import vector_bytes
 
         plan, run = self.plan(), self.run_or_none()
         if plan is None or run is None:

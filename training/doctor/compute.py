@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calculator.page.words import show_bytes
+from calculator.reports.units import show_bytes
 from training.doctor.children import NoAnswer
 from training.doctor.examination import TOO_SLOW
 from training.doctor.finding import Fault, Finding, fine, skipped

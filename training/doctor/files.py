@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calculator.page.words import show_bytes
+from calculator.reports.units import show_bytes
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.errors import reason_of
 from training.processes.environment import FILE_LIMIT, files_of_group

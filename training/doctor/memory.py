@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calculator.page.words import show_bytes
+from calculator.reports.units import show_bytes
 from training.doctor.finding import Fault, Finding, fine, skipped
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calculator.families.text_to_image import BAND_ROWS, DENSE_GRID
+from calculator.families.pictures.text_to_image import BAND_ROWS, DENSE_GRID
 from training.config import AttentionType
 from training.model.layout import Layout
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # documented for users, though its module has an underscore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calculator.autograd import allocated_bytes
+from calculator.tape.autograd import allocated_bytes
 
 
 @dataclass(slots=True)

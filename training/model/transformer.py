@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calculator.advice import KEPT_ACTIVATION_BYTES
+from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from training.config import AttentionType, ModelConfig
 from training.errors import BadInput
 from training.model.attention import AttentionPattern

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from calculator.figures.eight_bit import DECADES
+from calculator.figures.rules.eight_bit import DECADES
 
 _BFLOAT16_PATTERNS = 1 << 16
 

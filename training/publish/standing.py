@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from calculator.page.words import show_count
+from calculator.reports.units import show_count
 
 Status = Literal["waiting", "running", "slow", "split", "stopped", "failed", "finished"]
 

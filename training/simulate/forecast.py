@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from calculator.collaboration import Collaboration, Kind
 from calculator.errors import BadSetup
-from calculator.optimizers import OF_RECIPES
-from calculator.swarm import DAY_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
+from calculator.parts.optimizers import OF_RECIPES
+from calculator.swarm.collaboration import Collaboration, Kind
+from calculator.swarm.forecast import DAY_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
 from training.config import RunConfig
 from training.errors import BadInput
 from training.simulate.population import Spread, draw

@@ -1,7 +1,7 @@
 """Volunteers drawn from stated distributions: speed, link, latency, sessions.
 
-* Speed: a GPU's published peak at a given utilisation (calculator.flops), times a log-normal factor: machines with the
-  same GPU differ. Its sigma is assumed.
+* Speed: a GPU's published peak at a given utilisation (calculator.choose.flops), times a log-normal factor: machines
+  with the same GPU differ. Its sigma is assumed.
 * Link: the given medians, times one log-normal factor for both directions. Its sigma is assumed; there are
   only old measurements of volunteers' links (Anderson and Fedak 2006, "The computational and storage potential of
   volunteer computing").
@@ -18,8 +18,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calculator.exchange import Link
-from calculator.swarm import Volunteers
+from calculator.swarm.exchange import Link
+from calculator.swarm.forecast import Volunteers
 
 WEIBULL_SHAPE = 0.5
 SLOWEST_BYTES_PER_SECOND = 1e6 / 8

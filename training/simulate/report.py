@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from calculator.page.words import show_bytes
-from calculator.swarm_report import SHARE_WORDS
+from calculator.reports.swarm_report import SHARE_WORDS
+from calculator.reports.units import show_bytes
 from training.config import RunConfig
 from training.simulate.forecast import Outcome
 

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from calculator.exchange import WIRE_BYTES_PER_BYTE as WIRE
-from calculator.exchange import Link, all_reduce_seconds, load
-from calculator.settings import AVERAGING_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
-from calculator.swarm import (
+from calculator.swarm.exchange import WIRE_BYTES_PER_BYTE as WIRE
+from calculator.swarm.exchange import Link, all_reduce_seconds, load
+from calculator.swarm.forecast import (
     COSTS,
     MESSAGE_BYTES,
     PATIENCE_WINDOWS,
@@ -27,6 +26,7 @@ from calculator.swarm import (
     Costs,
     Exchange,
 )
+from calculator.swarm.settings import AVERAGING_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from training.simulate.accounts import Accounts, Cause
 from training.simulate.clock import Clock
 from training.simulate.population import Person

@@ -22,7 +22,7 @@ from hivemind.compression import (
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from calculator.exchange import BLOCK_SIZE
+from calculator.swarm.exchange import BLOCK_SIZE
 from training.config import Codec
 from training.optim import blockwise
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 
-from calculator.swarm import PATIENCE_WINDOWS
+from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.config import SwarmConfig
 from training.swarm.alignment import AlignmentState, Event, Minorities
 from training.swarm.averager import AveragingFailedError, Round

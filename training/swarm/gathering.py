@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from calculator.exchange import quickest_parts
+from calculator.swarm.exchange import quickest_parts
 from training.errors import TrainingError
 from training.swarm.bounds import is_plain
 from training.swarm.receipts import digest_of

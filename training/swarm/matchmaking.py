@@ -21,7 +21,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from calculator.swarm import PATIENCE_WINDOWS
+from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
 from training.swarm.dht import announced_peer, own_subkey
 from training.swarm.gathering import NonsenseError, Words, members_of, name_of, renewed

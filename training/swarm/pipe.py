@@ -27,7 +27,7 @@ from enum import IntEnum
 from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
-from calculator.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
+from calculator.swarm.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
 from training.swarm.clipping import Clipping
 from training.swarm.groups import AveragedGroup, Contribution
 from training.swarm.serving import Head

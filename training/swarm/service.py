@@ -29,7 +29,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import switch_to_uvloop
 
-from calculator.exchange import part_bytes
+from calculator.swarm.exchange import part_bytes
 from training.swarm.admission import Guest, admission_of
 from training.swarm.auditor import Auditor
 from training.swarm.dht import signer_of

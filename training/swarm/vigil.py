@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from hivemind.p2p import PeerID
 
-from calculator.swarm import GONE_SECONDS
+from calculator.swarm.forecast import GONE_SECONDS
 
 LOOK_SECONDS = 0.5
 """How often it looks for whom the all-reduce waits; the first time so long after its beginning."""

@@ -11,8 +11,8 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calculator.exchange import part_bytes, vector_bytes
-from calculator.page.words import show_bytes
+from calculator.reports.units import show_bytes
+from calculator.swarm.exchange import part_bytes, vector_bytes
 from training.compute.choices import Setting
 from training.compute.machine import usable_cores
 from training.config import RunConfig

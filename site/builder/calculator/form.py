@@ -6,14 +6,14 @@ import json
 
 from builder.calculator.measured_errors import measured_errors
 from calculator import browser
-from calculator.architectures import PRESETS
-from calculator.devices import DRIVER_BYTES, MIB
-from calculator.flops import UTILISATION
-from calculator.low_rank import DEFAULT_RANKS
-from calculator.optimizers import OPTIMIZERS
+from calculator.choose.devices import DRIVER_BYTES, MIB
+from calculator.choose.flops import UTILISATION
+from calculator.models.architectures import PRESETS
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
-from calculator.page.words import show_bytes
+from calculator.parts.low_rank import DEFAULT_RANKS
+from calculator.parts.optimizers import OPTIMIZERS
+from calculator.reports.units import show_bytes
 
 DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
 """The setup of the first answer: the paper's tutorial (section 2.3)."""

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from builder.dashboard.curves import loss_svg, spark_svg
-from calculator.page.words import show_count
+from calculator.reports.units import show_count
 
 EMPTY = {"live/run.json": "{}\n"}
 """Content of the files of a site without a recorded run, by address."""

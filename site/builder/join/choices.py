@@ -1,8 +1,8 @@
 """The join page's choices: for each machine and recipe the command, and the memory, traffic and disk that it takes.
 
-The micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory is for recomputed
-activations; it includes those that reversible layers keep if they fit. What a run trains is in its recipe, so nothing
-here needs PyTorch, whichever the task.
+The micro-batch is the one that `python -m training plan` advises (`calculator.choose.advice`). The memory is for
+recomputed activations; it includes those that reversible layers keep if they fit. What a run trains is in its recipe,
+so nothing here needs PyTorch, whichever the task.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from calculator import estimate
-from calculator.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
-from calculator.devices import DEVICES, GIB, Device
-from calculator.fit import ADVISED_SHARE
-from calculator.page.words import show_bytes, show_count
+from calculator.choose.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import DEVICES, GIB, Device
+from calculator.choose.fit import ADVISED_SHARE
+from calculator.reports.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.config import RunConfig, load_recipe
 from training.data.cache import CACHE_GB

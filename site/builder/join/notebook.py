@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from builder.join import choices
-from calculator.devices import DEVICES
+from calculator.choose.devices import DEVICES
 from training.config import load_recipe
 
 

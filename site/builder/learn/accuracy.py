@@ -11,16 +11,16 @@ from statistics import median
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
 from builder.markup.tables import stacked, table
-from calculator.architecture import Architecture
-from calculator.architectures import PRESETS, from_config
-from calculator.decoders import USUAL_LENGTH
-from calculator.estimate import estimate
-from calculator.inference import cache_bytes, state_bytes
-from calculator.optimizers import OPTIMIZERS
-from calculator.setups import lora_of, resolve, setup_from
+from calculator.choose.inference import cache_bytes, state_bytes
+from calculator.models.architecture import Architecture
+from calculator.models.architectures import PRESETS, from_config
+from calculator.models.decoders import USUAL_LENGTH
+from calculator.parts.optimizers import OPTIMIZERS
+from calculator.step.estimate import estimate
+from calculator.step.setups import lora_of, resolve, setup_from
 
 LATER = RESULTS.parent / "later_steps.json"
-"""Training steps that were drawn after the last change of a rule (tests/calculator/test_reference_steps.py)."""
+"""Training steps that were drawn after the last change of a rule (tests/calculator/step/test_reference_steps.py)."""
 DECODERS = RESULTS.parent / "decoder_steps.json"
 """The same for today's decoders."""
 PICTURES = RESULTS.parent / "picture_steps.json"

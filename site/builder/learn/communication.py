@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from builder.markup.tables import table
 from calculator import Setup, estimate
-from calculator.figures.all_reduce import sent_share
+from calculator.figures.rules.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
-from calculator.page.words import show_bytes, show_count
+from calculator.reports.units import show_bytes, show_count
 from training.config import load_recipe
 
 PEERS = 16

@@ -11,12 +11,12 @@ from html import escape
 from urllib.parse import quote
 
 from calculator import browser
-from calculator.architectures import PRESETS
-from calculator.devices import device_named
+from calculator.choose.devices import device_named
+from calculator.choose.flops import samples_per_second
 from calculator.figures.catalogue import FIGURES
-from calculator.figures.controls import Choice, Control, Range, Stops
-from calculator.figures.figure import Figure
-from calculator.flops import samples_per_second
+from calculator.figures.kit.controls import Choice, Control, Range, Stops
+from calculator.figures.kit.figure import Figure
+from calculator.models.architectures import PRESETS
 
 MOST_RADIOS = 4
 """A choice with more options than this is a list, one with fewer a row of buttons."""

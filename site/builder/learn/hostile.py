@@ -7,7 +7,7 @@ import math
 
 from builder.benchmark_records import record, recorded
 from builder.markup.tables import stacked
-from calculator.page.words import show_count
+from calculator.reports.units import show_count
 from training.config import SwarmConfig
 from training.trust.policy import FAILING_EVIDENCE
 

@@ -9,11 +9,11 @@ from html import escape
 from pydantic import BaseModel
 
 from builder.markup.tables import code, stacked
-from calculator.architectures import from_config
-from calculator.exchange import load
-from calculator.page.words import show_bytes, show_count
-from calculator.parameters import count_parameters
-from calculator.swarm import Exchange
+from calculator.models.architectures import from_config
+from calculator.parts.parameters import count_parameters
+from calculator.reports.units import show_bytes, show_count
+from calculator.swarm.exchange import load
+from calculator.swarm.forecast import Exchange
 from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 

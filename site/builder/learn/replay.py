@@ -9,8 +9,8 @@ import json
 from html import escape
 
 from builder.benchmark_records import record
-from calculator.figures.drawing import Canvas, Scale
-from calculator.page.words import show_count
+from calculator.figures.kit.drawing import Canvas, Scale
+from calculator.reports.units import show_count
 
 RECORD = "attacked_runs"
 TITLE = "One attack, three runs"

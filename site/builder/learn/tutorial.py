@@ -16,12 +16,12 @@ from builder.benchmark_records import record
 from builder.folders import PAGES, RESULTS
 from builder.markup.tables import stacked, table
 from calculator import Setup, estimate
-from calculator.advice import advised_micro_batch, sizes_to_advise
-from calculator.devices import DEVICES, Device
-from calculator.fit import verdict
-from calculator.page.words import show_bytes, show_count
-from calculator.setups import plain
-from calculator.swarm import Exchange
+from calculator.choose.advice import advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import DEVICES, Device
+from calculator.choose.fit import verdict
+from calculator.reports.units import show_bytes, show_count
+from calculator.step.setups import plain
+from calculator.swarm.forecast import Exchange
 from training.compute.plan import training_of
 from training.config import LanguageRun, load_recipe, read_recipe, run_of
 from training.simulate.forecast import collaboration_of

@@ -19,7 +19,7 @@ def docstring(path: str, members: tuple[str, ...] | None = None) -> str:
     """Markdown of a function, of a class with its documented members, or of a module's docstring.
 
     Args:
-        path: Full name, such as `calculator.fit.verdict`.
+        path: Full name, such as `calculator.choose.fit.verdict`.
         members: Names of a class's members to show; None: all that have a docstring and no leading underscore.
 
     Raises:

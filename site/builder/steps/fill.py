@@ -33,7 +33,7 @@ from builder.learn import (
 )
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
-from calculator.page.words import show_count
+from calculator.reports.units import show_count
 from training.data.cache import CACHE_GB
 from training.trust.policy import BANS_EVERY_SECONDS, Policy
 

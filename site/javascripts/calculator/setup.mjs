@@ -31,7 +31,7 @@
 /** The option "another card": a card's name without its memory. */
 export const ANOTHER_CARD = "cuda-gb";
 
-/** Optimizers with a rank, from calculator/low_rank.py. */
+/** Optimizers with a rank, from calculator/parts/low_rank.py. */
 const LOW_RANK = ["galore", "apollo", "apollo-mini"];
 const OF_MATRICES = [...LOW_RANK, "muon"];
 

@@ -10,8 +10,8 @@ import pytest
 
 from calculator.browser import figure
 from calculator.figures.catalogue import FIGURES
-from calculator.figures.controls import Choice, Range, Stops
-from calculator.figures.drawing import Scale, wrapped
+from calculator.figures.kit.controls import Choice, Range, Stops
+from calculator.figures.kit.drawing import Scale, wrapped
 
 HOSTILE = ("", "x", "nan", "inf", "-inf", "-1e300", "1e300", "0", "<b>", "1" * 5000, "[]", "null", "\u202e")
 

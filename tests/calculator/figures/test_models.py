@@ -8,12 +8,12 @@ import statistics
 import pytest
 
 from calculator import Setup, estimate
-from calculator.exchange import Link as ExchangeLink
-from calculator.exchange import even_parts, load
 from calculator.figures import shuffling, streaming, thousandfold, uneven
-from calculator.figures.all_reduce import sent_share
 from calculator.figures.catalogue import FIGURES
-from calculator.figures.controls import read_values
+from calculator.figures.kit.controls import read_values
+from calculator.figures.rules.all_reduce import sent_share
+from calculator.swarm.exchange import Link as ExchangeLink
+from calculator.swarm.exchange import even_parts, load
 
 
 def values_of(name: str, **texts: object) -> dict:

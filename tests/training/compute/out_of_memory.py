@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from calculator.advice import KEPT_ACTIVATION_BYTES
+from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
 from training.data.stream import Batch

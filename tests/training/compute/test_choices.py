@@ -13,8 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calculator.advice import KEPT_ACTIVATION_BYTES
-from calculator.devices import device_named
+from calculator.choose.advice import KEPT_ACTIVATION_BYTES
+from calculator.choose.devices import device_named
 from training.cli import build_app
 from training.compute import choices as module
 from training.compute import speed

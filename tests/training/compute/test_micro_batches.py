@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calculator.advice import KEPT_ACTIVATION_BYTES
+from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from tests.programs import run_program
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from calculator import estimate
-from calculator.devices import device_named
+from calculator.choose.devices import device_named
 from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute import choices as module

@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from calculator.collaboration import Kind
-from calculator.devices import device_named
+from calculator.choose.devices import device_named
+from calculator.swarm.collaboration import Kind
 from tests.training.model.test_language import ARCHITECTURES, GATED, LENGTH, batch
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.checkpoints.facts import MODEL_FILE

@@ -12,12 +12,12 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
-from calculator import exchange
-from calculator.architectures import text_to_image
-from calculator.collaboration import Kind
-from calculator.exchange import CODECS, Link, balanced_parts, load, vector_bytes
-from calculator.flops import forward_flops
-from calculator.swarm import PROGRESS_RECORD_BYTES, Exchange
+from calculator.choose.flops import forward_flops
+from calculator.models.architectures import text_to_image
+from calculator.swarm import exchange
+from calculator.swarm.collaboration import Kind
+from calculator.swarm.exchange import CODECS, Link, balanced_parts, load, vector_bytes
+from calculator.swarm.forecast import PROGRESS_RECORD_BYTES, Exchange
 from training.config import OptimizerConfig, load_recipe, parse_recipe, read_recipe
 from training.errors import BadInput
 from training.model.attention import allowed_pairs

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from calculator import BadSetup
 from calculator.browser import figure
-from calculator.designed_models import (
+from calculator.choose.devices import device_named
+from calculator.swarm.designed_models import (
     FAMILIES,
     LANGUAGE_SIZES,
     PICTURE_RATE,
@@ -20,8 +21,7 @@ from calculator.designed_models import (
     LanguageModel,
     PictureModel,
 )
-from calculator.designer import People, Wish, design, memory_of, micro_batch, recipe
-from calculator.devices import device_named
+from calculator.swarm.designer import People, Wish, design, memory_of, micro_batch, recipe
 from training.cli import build_app
 from training.compute.plan import make_plan
 from training.config import load_recipe, parse_recipe

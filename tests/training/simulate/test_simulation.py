@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.swarm import simulation
-from calculator.exchange import Link
-from calculator.swarm import COSTS, Exchange, Volunteers, forecast
+from calculator.swarm.exchange import Link
+from calculator.swarm.forecast import COSTS, Exchange, Volunteers, forecast
 from training.cli import build_app
 from training.simulate.clock import Clock
 from training.simulate.forecast import simulate

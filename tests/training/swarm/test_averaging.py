@@ -10,7 +10,7 @@ from hivemind.averaging.load_balancing import load_balance_peers
 from peers import meet, relative_error
 from scenarios import ALL_THREE, BOTH, SAMPLES, SIZES
 
-from calculator.exchange import part_bytes
+from calculator.swarm.exchange import part_bytes
 from training.errors import TrainingError
 from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange

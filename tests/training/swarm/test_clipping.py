@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from calculator.figures import averaging
+from calculator.figures.rules import averaging
 from training.swarm.clipping import Clipping, centered_clip
 
 BYZFL = json.loads((Path(__file__).parent / "byzfl.json").read_text(encoding="utf-8"))

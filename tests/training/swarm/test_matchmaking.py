@@ -24,7 +24,7 @@ from hivemind.utils.asyncio import as_aiter
 from two_nodes import two_nodes
 
 from benchmarks.attacks.message_readers import follower_of, led
-from calculator.swarm import PATIENCE_WINDOWS
+from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
 from training.swarm.coroutine import wait_for_result
 from training.swarm.gathering import NonsenseError, Words, name_of, renewed

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calculator.families.trainer_loss import LARGEST_PIECE, LEAST_PIECE
+from calculator.families.blocks.trainer_loss import LARGEST_PIECE, LEAST_PIECE
 from training.model.vocabulary import exponentiate
 
 

@@ -1,0 +1,86 @@
+"""Bytes of a model's weights as they lie on the device while text is generated: whole, or quantized.
+
+- In 8 bits as transformers' FineGrainedFP8Config makes them and as DeepSeek-V3 is published: the linear layers and the
+  experts have one byte a value, and a 32-bit scale for each square of 128 x 128 values.
+- In 4 bits as bitsandbytes makes them (NF4 with double quantization; see `calculator.parts.adapters.quantized_parts`):
+  the linear layers. Experts stay whole, because transformers keeps those of a layer in one tensor.
+
+Embeddings, norms, biases, the router of experts and the output head stay in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+
+from calculator.errors import BadSetup
+from calculator.models.architecture import Architecture
+from calculator.parts.adapters import quantized_parts
+from calculator.parts.parameters import FAMILIES, ParameterTensor, parameter_tensors
+from calculator.tape.autograd import allocated_bytes
+
+WHOLE = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a value of weights that are not quantized, by the name of their type."""
+FP8, NF4 = "fp8", "nf4"
+STORED = (*WHOLE, FP8, NF4)
+SQUARE = 128
+"""Rows and columns that share a scale (transformers 5.23, FineGrainedFP8Config.weight_block_size)."""
+QUANTIZABLE = {
+    FP8: ("gptj", "llama", "gemma", "mixture", "deepseek", "hybrid"),
+    NF4: ("gpt2", "gptj", "llama", "gemma", "mixture", "deepseek", "hybrid"),
+}
+"""Families with linear layers that each kind of quantization finds; GPT-2 has transformers' Conv1D in their place."""
+
+
+@lru_cache(maxsize=64)
+def stored_bytes(architecture: Architecture, kind: str) -> int:
+    """Bytes of all parameters and buffers, in the allocator's blocks.
+
+    Args:
+        architecture: The model.
+        kind: One of `STORED`.
+
+    Raises:
+        BadSetup: If the kind is none of these, or not for this model.
+    """
+    if kind not in STORED:
+        raise BadSetup(f"weights is one of {', '.join(STORED)}, not {kind!r:.60}.")
+    if architecture.family not in QUANTIZABLE.get(kind, (architecture.family,)):
+        raise BadSetup(f"{architecture.name} has no linear layers that {kind} quantizes; choose bf16 or {NF4}.")
+    itemsize = WHOLE.get(kind, 2)
+    held = sum(
+        tensor.copies * sum(allocated_bytes(count, size) for count, size in _parts(tensor, kind, itemsize))
+        for tensor in parameter_tensors(architecture)
+    )
+    return held + FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
+
+
+def unpacked_bytes(architecture: Architecture, kind: str) -> int:
+    """Bytes that the largest layer takes for a moment while a prompt is read: bitsandbytes unpacks it to 16 bits."""
+    if kind != NF4:
+        return 0
+    return max(2 * tensor.count for tensor in parameter_tensors(architecture) if _is_linear(tensor))
+
+
+def _parts(tensor: ParameterTensor, kind: str, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Values and bytes of a value of each tensor in which one parameter is stored."""
+    linear = _is_linear(tensor)
+    if kind == NF4 and linear:
+        yield from quantized_parts(tensor.count)
+    elif kind == FP8 and (linear or _is_of_experts(tensor)):
+        *experts, rows, columns = tensor.shape
+        yield tensor.count, 1
+        yield prod(experts) * -(-rows // SQUARE) * -(-columns // SQUARE), 4
+    else:
+        yield tensor.count, itemsize
+
+
+def _is_linear(tensor: ParameterTensor) -> bool:
+    """Whether it is the weight of a linear layer, of which the head and the router of experts are none here."""
+    in_layer = tensor.part in ("attention", "feed-forward")
+    return in_layer and len(tensor.shape) == 2 and tensor.name.endswith(".weight") and tensor.name != "router.weight"
+
+
+def _is_of_experts(tensor: ParameterTensor) -> bool:
+    return tensor.name.startswith("experts.") and len(tensor.shape) == 3

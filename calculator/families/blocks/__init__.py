@@ -1,0 +1,1 @@
+"""Building blocks that families share: attention, decoder layers, losses."""

@@ -1,0 +1,283 @@
+"""What today's decoders share: rotary tables, masks, attention with grouped heads, and the gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from calculator.families.blocks.attention import WIDEST_FLASH_HEAD, AttentionShape, eager_attention, fused_attention
+from calculator.families.blocks.context import Context
+from calculator.families.blocks.losses import head_and_loss
+from calculator.models.architecture import Architecture, ParameterGroup
+from calculator.tape.autograd import Tensor, allocated_bytes
+
+
+def decoder_parameters(a: Architecture, *layers: ParameterGroup) -> list[ParameterGroup]:
+    """Token embedding, the layers, last norm and output head, in the order of the real model.
+
+    The order matters to the update: an optimizer that loops over tensors holds temporaries of two neighbours.
+    """
+    last = {"norm": (a.hidden_size,)}
+    if not a.tied_embeddings:
+        last["head.weight"] = (a.vocab_size, a.hidden_size)
+    first = {"embedding.tokens": (a.vocab_size, a.hidden_size)}
+    return [ParameterGroup("", first), *layers, ParameterGroup("", last)]
+
+
+def attention_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The parameters of grouped attention in one layer, without the layer's norm."""
+    d, inner, narrow = a.hidden_size, a.num_heads * a.head_dim, a.key_heads * a.head_dim
+    outputs = {"qkv": inner + 2 * narrow} if a.joined_projections else {"query": inner, "key": narrow, "value": narrow}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, width in outputs.items():
+        shapes |= _linear(f"attention.{name}", width, d, a.projection_bias)
+    out = _linear("attention.out", d, inner, a.output_bias)
+    # Phi-3 makes the output's matrix first. The order matters as in `decoder_parameters`.
+    shapes = out | shapes if a.joined_projections else shapes | out
+    if a.head_norms:
+        shapes |= {"attention.query.norm": (a.head_dim,), "attention.key.norm": (a.head_dim,)}
+    return shapes
+
+
+def feed_forward_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The parameters of a gated feed-forward."""
+    d, f = a.hidden_size, a.intermediate_size
+    if a.joined_projections:
+        return {"feed_forward.in.weight": (2 * f, d), "feed_forward.out.weight": (d, f)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rows, columns in (("gate", f, d), ("in", f, d), ("out", d, f)):
+        shapes |= _linear(f"feed_forward.{name}", rows, columns, a.feed_forward_bias)
+    return shapes
+
+
+def _linear(name: str, rows: int, columns: int, biased: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
+    return shapes | {f"{name}.bias": (rows,)} if biased else shapes
+
+
+def rotary_buffer_bytes(channels: int) -> int:
+    """Bytes of the inverse frequencies of rotary embeddings and of their copy, in 32 bits."""
+    return 2 * allocated_bytes(channels // 2, 4)
+
+
+def decoder_forward(c: Context, block_of: Callable[[str], Callable]) -> tuple[Tensor, Tensor | None]:
+    """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once.
+
+    Args:
+        c: Sizes, options, and the parameters on a tape.
+        block_of: The function that plays a layer, for its kind.
+    """
+    return head_and_loss(c, _body(c, block_of))
+
+
+def _body(c: Context, block_of: Callable[[str], Callable]) -> Tensor:
+    t = c.tape
+    hidden = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
+    positions = token_positions(c)
+    masks: dict[bool, Tensor | None] = {}
+    if c.architecture.spare_mask:
+        masks[False] = attention_mask(c, False, hidden.itemsize)
+    for layer in c.stacks["layers"]:
+        slides = "sliding" in layer.kind
+        if slides not in masks:
+            masks[slides] = attention_mask(c, slides, hidden.itemsize)
+    cosine, sine = rotary_tables(c, c.architecture.rotary_dim, hidden.itemsize)
+    # A variable of the real code keeps them until its function ends.
+    _embedded = hidden
+    for layer in c.stacks["layers"]:
+        hidden = c.run(layer, block_of(layer.kind), hidden, masks["sliding" in layer.kind], cosine, sine, positions)
+    t.enter("head")
+    return t.rms_norm(hidden, c.weights["norm"])
+
+
+def token_positions(c: Context) -> Tensor:
+    """Positions that all sequences share; those of packs are among the inputs."""
+    return Tensor(None, c.batch * c.length, 8) if c.packed else c.tape.tensor(c.length, 8)
+
+
+def with_gradient(c: Context, hidden: Tensor) -> Tensor:
+    """The embedded tokens, which get a gradient of their own if the embedding is frozen and blocks are checkpointed.
+
+    transformers asks for it so that a checkpointed block has an input with a gradient (enable_input_require_grads).
+    """
+    if hidden.node is None and any(layer.checkpointed for stack in c.stacks.values() for layer in stack):
+        c.tape.require_gradient(hidden)
+    return hidden
+
+
+def attention_mask(c: Context, slides: bool, itemsize: int) -> Tensor | None:
+    """The mask of one kind of layer (transformers, masking_utils.py).
+
+    Separate operations add one for every sequence. Fused attention needs none, unless a window is not longer than the
+    sequence: then it is one of a byte for each pair of tokens, which all sequences share. Packs have such a mask each.
+    """
+    if not (c.fused_attention and c.architecture.fusable):
+        return c.tape.tensor(c.batch * c.length**2, itemsize)
+    if c.packed:
+        return c.tape.tensor(c.batch * c.length**2, 1)
+    if slides and c.length >= c.architecture.sliding_window:
+        return c.tape.tensor(c.length**2, 1)
+    return None
+
+
+def rotary_tables(c: Context, channels: int, itemsize: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, computed in 32 bits (LlamaRotaryEmbedding)."""
+    t = c.tape
+    positions = c.batch * c.length if c.packed else c.length
+    frequencies = t.tensor(positions * (channels // 2), 4)
+    # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
+    _angles = t.join(frequencies, frequencies, "rotary embedding")
+    cosine, sine = (_scaled(t.tensor(positions * channels, 4), t) for _ in range(2))
+    return t.cast(cosine, itemsize, "rotary embedding"), t.cast(sine, itemsize, "rotary embedding")
+
+
+def _scaled(x: Tensor, t) -> Tensor:
+    return t.scale(x, "rotary embedding")
+
+
+def rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of the two halves of all channels of a head (apply_rotary_pos_emb)."""
+    t = c.tape
+    first = t.multiply(x, cosine, "rotary embedding")
+    return t.add(first, t.multiply(_half_turned(c, x), sine, "rotary embedding"), "rotary embedding")
+
+
+def partly_rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """The same for the first channels of a head only, joined with the others (Phi3, apply_rotary_pos_emb)."""
+    t, a = c.tape, c.architecture
+    count = x.count // a.head_dim * a.rotary_dim
+    turned, rest = t.part(x, count), t.part(x, x.count - count)
+    return t.join(rotated(c, turned, cosine, sine), rest, "rotary embedding")
+
+
+def _half_turned(c: Context, x: Tensor) -> Tensor:
+    t = c.tape
+    half, other = t.part(x, x.count // 2), t.part(x, x.count // 2)
+    return t.join(t.scale(other, "rotary embedding"), half, "rotary embedding")
+
+
+def attention_shape(c: Context) -> AttentionShape:
+    """The lengths of self-attention."""
+    a = c.architecture
+    return AttentionShape(
+        batch=c.batch,
+        num_heads=a.num_heads,
+        head_dim=a.head_dim,
+        queries=c.length,
+        keys=c.length,
+        key_heads=a.num_key_value_heads,
+        by_head=a.joined_projections,
+    )
+
+
+def grouped_attention(
+    c: Context,
+    w: dict,
+    hidden: Tensor,
+    mask: Tensor | None,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    split: Callable,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention on rotated queries and keys, where several query heads may share keys and values (LlamaAttention).
+
+    Args:
+        c: Sizes and options.
+        w: The layer's parameters.
+        hidden: Its normalized input.
+        mask: See `attention_mask`.
+        cosine: See `rotary_tables`; None if the layer rotates nothing.
+        sine: The same.
+        split: The function that makes queries, keys and values of the input, such as `projected`.
+
+    Returns:
+        The result, and the weights of separate operations, which the code of transformers holds until the layer ends.
+    """
+    t, shape = c.tape, attention_shape(c)
+    hidden = t.entered(hidden)
+    query, key, value = split(c, w, hidden, shape)
+    if cosine is not None:
+        turn = partly_rotated if c.architecture.joined_projections else rotated
+        query, key = turn(c, query, cosine, sine), turn(c, key, cosine, sine)
+    attended, weights = attend(c, query, key, value, mask, shape)
+    return t.linear(attended, w["attention.out.weight"], w.get("attention.out.bias")), weights
+
+
+def projected(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, viewed head by head, and normalized if the model does so."""
+    query = _heads(c, w, "query", hidden, shape.num_heads)
+    key = _heads(c, w, "key", hidden, shape.key_heads or shape.num_heads)
+    value = c.tape.linear(hidden, w["attention.value.weight"], w.get("attention.value.bias"))
+    return query, key, value
+
+
+def parts_of_one(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as parts of one product (Phi3Attention)."""
+    t = c.tape
+    joined = t.linear(hidden, w["attention.qkv.weight"])
+    keys = shape.batch * shape.keys * (shape.key_heads or shape.num_heads) * shape.head_dim
+    return t.part(joined, joined.count - 2 * keys), t.part(joined, keys), t.part(joined, keys)
+
+
+def _heads(c: Context, w: dict, name: str, hidden: Tensor, heads: int) -> Tensor:
+    t = c.tape
+    x = t.linear(hidden, w[f"attention.{name}.weight"], w.get(f"attention.{name}.bias"))
+    if c.architecture.head_norms:
+        return t.rms_norm(x, w[f"attention.{name}.norm"])
+    # Rotation gives a gradient that is contiguous head by head.
+    return t.view(x) if heads > 1 and c.length > 1 else x
+
+
+def attend(
+    c: Context, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, shape: AttentionShape
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as `scaled_dot_product_attention` or in separate operations, with repeated keys where needed."""
+    t = c.tape
+    fused = c.fused_attention and c.architecture.fusable
+    # transformers lets the kernel share keys only where there is no mask and flash attention reads the heads
+    # (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+    alone = not fused or mask is not None or shape.head_dim > WIDEST_FLASH_HEAD
+    if alone:
+        key, value = repeated(c, key, shape), repeated(c, value, shape)
+    if not fused:
+        return eager_attention(
+            t, query, key, value, shape, dropout=c.attention_dropout, mask_itemsize=mask.itemsize, raised=True,
+            weights_itemsize=query.itemsize, softcap=c.architecture.softcap,
+        )  # fmt: skip
+    if alone:
+        shape = replace(shape, key_heads=0)
+    seen = {"masked": mask is not None, "causal": mask is None and c.length > 1}
+    return fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, **seen), None
+
+
+def repeated(c: Context, x: Tensor, shape: AttentionShape) -> Tensor:
+    """Keys or values for every query head (transformers, repeat_kv); those of a single head need no copy for that."""
+    if shape.group == 1:
+        return x
+    return c.tape.expanded(x, shape.group) if shape.expanded else c.tape.repeated(x, shape.group)
+
+
+def gated_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
+    """down(activation(gate(x)) * up(x)) (LlamaMLP)."""
+    t = c.tape
+    if c.architecture.joined_projections:
+        return _joined_feed_forward(c, w, hidden)
+    hidden = t.entered(hidden)
+    gate = t.activation(
+        t.linear(hidden, w["feed_forward.gate.weight"], w.get("feed_forward.gate.bias")), c.architecture.activation
+    )
+    values = t.linear(hidden, w["feed_forward.in.weight"], w.get("feed_forward.in.bias"))
+    hidden = t.multiply(gate, values, "gate")
+    del gate, values
+    return t.linear(hidden, w["feed_forward.out.weight"], w.get("feed_forward.out.bias"))
+
+
+def _joined_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
+    """The same with gate and values from one product (Phi3MLP)."""
+    t = c.tape
+    joined = t.linear(hidden, w["feed_forward.in.weight"])
+    gate, values = t.split(joined, 2)
+    # The real code's variable for the gate, a view, keeps the joined product until its function ends.
+    values = t.multiply(values, t.activation(gate, c.architecture.activation), "gate")
+    del joined
+    return t.linear(values, w["feed_forward.out.weight"])

@@ -1,0 +1,63 @@
+"""Llama, Mistral, Qwen2, Qwen3, SmolLM3 and Phi-3 (transformers, models/llama/modeling_llama.py, LlamaForCausalLM)."""
+
+from __future__ import annotations
+
+from calculator.families.blocks.context import Context
+from calculator.families.blocks.decoder import (
+    attention_parameters,
+    decoder_forward,
+    decoder_parameters,
+    feed_forward_parameters,
+    gated_feed_forward,
+    grouped_attention,
+    parts_of_one,
+    projected,
+    rotary_buffer_bytes,
+)
+from calculator.models.architecture import Architecture, ParameterGroup
+from calculator.tape.autograd import Tensor
+
+
+def parameters(a: Architecture) -> list[ParameterGroup]:
+    """The parameters outside of the layers and in one layer."""
+    norms = {"attention.norm": (a.hidden_size,), "feed_forward.norm": (a.hidden_size,)}
+    layer = attention_parameters(a) | feed_forward_parameters(a) | norms
+    return decoder_parameters(a, ParameterGroup("layers", layer))
+
+
+def buffer_bytes(a: Architecture, itemsize: int) -> int:
+    """Bytes of the frequencies of rotary embeddings."""
+    return rotary_buffer_bytes(a.rotary_dim)
+
+
+def forward(c: Context) -> tuple[Tensor, Tensor]:
+    """One forward pass to the loss; also returns the logits, which the caller holds."""
+    return decoder_forward(c, lambda kind: _unrotated_block if "unrotated" in kind else _block)
+
+
+def _block(
+    c: Context, w: dict, hidden: Tensor, mask: Tensor | None, cosine: Tensor, sine: Tensor, positions: Tensor
+) -> Tensor:
+    t = c.tape
+    residual = hidden
+    hidden = t.rms_norm(hidden, w["attention.norm"])
+    # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
+    split = parts_of_one if c.architecture.joined_projections else projected
+    hidden, _weights = grouped_attention(c, w, hidden, mask, cosine, sine, split)
+    hidden = t.add(residual, _dropped(c, hidden))
+    residual = hidden
+    hidden = t.rms_norm(hidden, w["feed_forward.norm"])
+    hidden = gated_feed_forward(c, w, hidden)
+    return t.add(residual, _dropped(c, hidden))
+
+
+def _dropped(c: Context, hidden: Tensor) -> Tensor:
+    """Dropout of a branch, which only Phi-3's code has."""
+    return c.tape.dropout(hidden, c.dropout) if c.architecture.joined_projections else hidden
+
+
+def _unrotated_block(
+    c: Context, w: dict, hidden: Tensor, mask: Tensor | None, cosine: Tensor, sine: Tensor, positions: Tensor
+) -> Tensor:
+    """A layer that receives the rotary tables as all layers do, but does not use them (SmolLM3)."""
+    return _block(c, w, hidden, mask, None, None, positions)

@@ -1,0 +1,1 @@
+"""Families of models that see or make pictures, one file each."""

@@ -1,0 +1,1 @@
+"""Building blocks of a figure: what it is, its controls, and its drawing."""

@@ -1,0 +1,1 @@
+"""Algorithms that figures show, as plain functions that tests compare with the real ones."""

@@ -1,0 +1,1 @@
+"""Shapes of models: presets, and readers of Hugging Face's config.json."""

@@ -1,0 +1,291 @@
+"""LoRA: a frozen model with small trained matrices beside its linear layers (Hu et al. 2021, arXiv:2106.09685).
+
+peft adds to a linear layer y = W x the term (alpha / r) B A dropout(x), where A has the shape (r, in) and B (out, r).
+W stays as it is, in 32 or 16 bits, or in 4 bits as bitsandbytes quantizes it for QLoRA (Dettmers et al. 2023,
+arXiv:2305.14314): NF4 in blocks of 64 values, whose scales are quantized again (double quantization).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calculator.models.architecture import Architecture
+from calculator.parts.parameters import ParameterTensor, parameter_tensors
+from calculator.tape.autograd import allocated_bytes
+
+FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "deepseek", "gemma", "gpt2", "gptj", "bert", "t5", "vit", "flux", "sd3")
+FAMILIES_IN_4_BITS = ("llama", "gemma")
+"""Those whose frozen weights may be in 4 bits."""
+ALL_LINEAR = "all-linear"
+NF4_BLOCK, SCALES_BLOCK = 64, 256
+"""Values that share a scale, and scales that share one of their own (bitsandbytes 0.50, functional.quantize_4bit)."""
+NF4_CODE, DYNAMIC_CODE = 16, 256
+"""32-bit values of the two maps from codes to numbers, of which each weight has its own copies."""
+MODULES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.qkv": "qkv_proj",
+    "attention.out": "o_proj",
+    "feed_forward.gate": "gate_proj",
+    "feed_forward.in": "up_proj",
+    "feed_forward.out": "down_proj",
+}
+"""Our names of a layer's linear modules, and those of transformers."""
+GPT2_MODULES = {
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feed_forward.in": "mlp.c_fc",
+    "feed_forward.out": "mlp.c_proj",
+}
+GPTJ_MODULES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.out": "out_proj",
+    "feed_forward.in": "fc_in",
+    "feed_forward.out": "fc_out",
+}
+BERT_MODULES = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "feed_forward.in": "intermediate.dense",
+    "feed_forward.out": "output.dense",
+    "head.transform": "transform.dense",
+}
+T5_MODULES = {
+    "attention.query": "SelfAttention.q",
+    "attention.key": "SelfAttention.k",
+    "attention.value": "SelfAttention.v",
+    "attention.out": "SelfAttention.o",
+    "cross_attention.query": "EncDecAttention.q",
+    "cross_attention.key": "EncDecAttention.k",
+    "cross_attention.value": "EncDecAttention.v",
+    "cross_attention.out": "EncDecAttention.o",
+    "feed_forward.in": "wi",
+    "feed_forward.out": "wo",
+}
+VIT_MODULES = {
+    "attention.query": "attention.q_proj",
+    "attention.key": "attention.k_proj",
+    "attention.value": "attention.v_proj",
+    "attention.out": "attention.o_proj",
+    "feed_forward.in": "mlp.fc1",
+    "feed_forward.out": "mlp.fc2",
+    "head": "classifier",
+}
+GATED_T5_MODULES = T5_MODULES | {"feed_forward.in": "wi_0", "feed_forward.gate": "wi_1"}
+IN_32_BITS = {"t5": frozenset({"feed_forward.out"})}
+"""By family, modules that transformers loads in 32 bits where the others are in float16, which their values overflow
+(`_keep_in_fp32_modules`)."""
+INPUT_FIRST = ("gpt2",)
+"""Families whose weights are stored as (in, out), as transformers' Conv1D has them."""
+MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
+"""Those of a mixture that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are
+then made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
+LATENT_MODULES = {
+    "attention.query.down": "q_a_proj",
+    "attention.query.up": "q_b_proj",
+    "attention.query": "q_proj",
+    "attention.latent.down": "kv_a_proj_with_mqa",
+    "attention.latent.up": "kv_b_proj",
+    "attention.out": "o_proj",
+}
+"""The same of DeepSeek's attention."""
+DIFFUSION_MODULES = {
+    "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
+    "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
+    "condition.guidance.in": "time_text_embed.guidance_embedder.linear_1",
+    "condition.guidance.out": "time_text_embed.guidance_embedder.linear_2",
+    "condition.pooled.in": "time_text_embed.text_embedder.linear_1",
+    "condition.pooled.out": "time_text_embed.text_embedder.linear_2",
+    "text": "context_embedder",
+    "patches": "x_embedder",
+    "norm.picture": "norm1.linear",
+    "norm.text": "norm1_context.linear",
+    "norm.both": "norm.linear",
+    "attention.picture.query": "attn.to_q",
+    "attention.picture.key": "attn.to_k",
+    "attention.picture.value": "attn.to_v",
+    "attention.picture.out": "attn.to_out.0",
+    "attention.text.query": "attn.add_q_proj",
+    "attention.text.key": "attn.add_k_proj",
+    "attention.text.value": "attn.add_v_proj",
+    "attention.text.out": "attn.to_add_out",
+    "attention.alone.query": "attn2.to_q",
+    "attention.alone.key": "attn2.to_k",
+    "attention.alone.value": "attn2.to_v",
+    "attention.alone.out": "attn2.to_out.0",
+    "attention.both.query": "attn.to_q",
+    "attention.both.key": "attn.to_k",
+    "attention.both.value": "attn.to_v",
+    "feed_forward.picture.in": "ff.net.0.proj",
+    "feed_forward.picture.out": "ff.net.2",
+    "feed_forward.text.in": "ff_context.net.0.proj",
+    "feed_forward.text.out": "ff_context.net.2",
+    "feed_forward.in": "proj_mlp",
+    "feed_forward.out": "proj_out",
+    "norm.modulation": "norm_out.linear",
+    "head": "proj_out",
+}
+"""Our names of a diffusion transformer's linear modules, and the ends of their paths in diffusers."""
+MODULES_OF_FAMILIES = {
+    "mixture": MODULES_BESIDE_EXPERTS,
+    "deepseek": LATENT_MODULES,
+    "gpt2": GPT2_MODULES,
+    "gptj": GPTJ_MODULES,
+    "bert": BERT_MODULES,
+    "t5": T5_MODULES,
+    "vit": VIT_MODULES,
+    "flux": DIFFUSION_MODULES,
+    "sd3": DIFFUSION_MODULES,
+}
+"""Those of the families that have other names than `MODULES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """How a frozen model is trained through adapters."""
+
+    rank: int
+    targets: frozenset[str]
+    """Linear modules that have an adapter, by our names."""
+    dropout: float
+    """Probability with which the adapters' inputs are dropped."""
+    adapter_itemsize: int
+    """Bytes of a trained value."""
+    base_bits: int
+    """Bits of a frozen value in a layer's linear modules."""
+    rest_itemsize: int
+    """Bytes of any other frozen value: embeddings, norms and head."""
+    freeze_a: bool = False
+    """Whether A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
+    input_first: bool = False
+    """Whether the weights are stored as (in, out)."""
+    in_32_bits: frozenset[str] = frozenset()
+    """Frozen modules that are in 32 bits whatever the others are."""
+
+    def itemsize(self, name: str) -> int:
+        """Bytes of a value with which a frozen parameter computes."""
+        if name.removesuffix(".weight") in self.in_32_bits:
+            return 4
+        # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
+        return 2 if self.base_bits == 4 and name.rpartition(".")[0] in MODULES else self.rest_itemsize
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a parameter is stored in 4 bits."""
+        return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in MODULES
+
+    def widths(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Values of a module's input and of its output, from the shape of its weight."""
+        first, second = shape
+        return (first, second) if self.input_first else (second, first)
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a parameter is the weight of a module with an adapter."""
+        return name.removesuffix(".weight") in self.targets  # T5's have no biases, and no names that tell weights apart
+
+
+def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
+    """The linear modules: their names in transformers or diffusers, each with ours, in the model's order.
+
+    Those of a decoder are its layers', of a mixture those of attention; of a diffusion transformer they are all, as
+    peft's "all-linear" means.
+    """
+    matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
+    names = MODULES_OF_FAMILIES.get(architecture.family, MODULES)
+    if names is T5_MODULES and architecture.gated:
+        names = GATED_T5_MODULES
+    if architecture.joined_projections:
+        names = {**names, "feed_forward.in": "gate_up_proj"}
+    modules: dict[str, tuple[str, ...]] = {}
+    for own in matrices:
+        if own in names:
+            modules[names[own]] = (*modules.get(names[own], ()), own)
+    return modules
+
+
+@lru_cache(maxsize=256)
+def chosen_modules(architecture: Architecture, targets: str) -> frozenset[str]:
+    """Our names of the modules that get an adapter.
+
+    Args:
+        architecture: The model.
+        targets: "all-linear", or ends of modules' paths with commas between them, which peft compares in the same way.
+
+    Raises:
+        KeyError: If one of them is no module's.
+    """
+    modules = modules_of(architecture)
+    chosen: set[str] = set()
+    for target in modules if targets == ALL_LINEAR else targets.split(","):
+        end = f".{target.strip()}"
+        found = [own for path, names in modules.items() if f".{path}".endswith(end) for own in names]
+        if not found:
+            raise KeyError(target)
+        chosen.update(found)
+    return frozenset(chosen)
+
+
+def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:
+    """Bytes of each block that one frozen parameter takes: one, or six if it is quantized; and of its A, if frozen."""
+    parts = [(tensor.count, lora.itemsize(tensor.name))]
+    if lora.is_quantized(tensor.name):
+        parts = list(quantized_parts(tensor.count))
+    if keeps_a(tensor, lora):
+        parts.append((adapter_matrices(tensor, lora)[0].count, lora.adapter_itemsize))
+    return [allocated_bytes(count, itemsize) for count, itemsize in parts]
+
+
+def quantized_parts(count: int) -> Iterator[tuple[int, int]]:
+    """Values and bytes of a value of each tensor of an NF4 weight with double quantization.
+
+    Args:
+        count: Values of the weight.
+    """
+    blocks = -(-count // NF4_BLOCK)
+    yield -(-count // 2), 1  # two codes in a byte
+    yield blocks, 1  # scales
+    yield -(-blocks // SCALES_BLOCK), 4  # scales of the scales
+    yield 1, 4  # the mean of the scales, which is subtracted before they are quantized
+    yield NF4_CODE, 4
+    yield DYNAMIC_CODE, 4
+
+
+def adapter_tensors(architecture: Architecture, lora: Lora) -> tuple[ParameterTensor, ...]:
+    """Every kind of trained tensor, in the order of the real model: A and B of each module, layer by layer."""
+    tensors = []
+    for tensor in parameter_tensors(architecture):
+        if lora.has_adapter(tensor.name):
+            tensors += adapter_matrices(tensor, lora)[lora.freeze_a :]
+    return tuple(tensors)
+
+
+def adapter_values(architecture: Architecture, lora: Lora) -> int:
+    """Values that are trained."""
+    return sum(tensor.copies * tensor.count for tensor in adapter_tensors(architecture, lora))
+
+
+def frozen_adapter_values(architecture: Architecture, lora: Lora) -> int:
+    """Values of the matrices A that are not trained."""
+    kept = [tensor for tensor in parameter_tensors(architecture) if keeps_a(tensor, lora)]
+    return sum(tensor.copies * adapter_matrices(tensor, lora)[0].count for tensor in kept)
+
+
+def keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
+    """Whether a parameter's adapter has a matrix A that is not trained."""
+    return lora.freeze_a and lora.has_adapter(tensor.name)
+
+
+def adapter_matrices(tensor: ParameterTensor, lora: Lora) -> tuple[ParameterTensor, ParameterTensor]:
+    """A and B beside the weight of a module, which is `tensor`."""
+    inner, outer = lora.widths(tensor.shape)
+    module = tensor.name.removesuffix(".weight")
+    return (
+        ParameterTensor(f"{module}.lora_a", "adapters", (lora.rank, inner), tensor.copies),
+        ParameterTensor(f"{module}.lora_b", "adapters", (outer, lora.rank), tensor.copies),
+    )

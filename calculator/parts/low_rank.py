@@ -1,0 +1,176 @@
+"""GaLore and APOLLO: AdamW whose moments of a layer's matrices are those of a projection to few dimensions.
+
+GaLore (Zhao et al. 2024, arXiv:2403.03507) projects a matrix's gradient to its first singular vectors, and projects
+AdamW's update back. APOLLO (Zhu et al. 2024, arXiv:2412.05270) projects it by random numbers, and learns from AdamW's
+update there only how much to scale the gradient: each row or column ("channel"), or with APOLLO-Mini the whole matrix.
+
+The rules are those of galore-torch 1.0 (adamw.py, galore_projector.py) and apollo-torch 1.0.3 (apollo.py,
+random_projector.py) with the settings of their examples: the linear modules of attention and feed-forward are
+projected, along their shorter side (`proj_type="std"`), and everything else has plain AdamW. Every 200th update finds
+new projections; it takes the most, and is the one that is counted.
+
+Letters: a matrix is (M, N), its shorter side K, the rank R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+from calculator.parts.adapters import MODULES
+from calculator.parts.parameters import ParameterTensor
+from calculator.tape.autograd import allocated_bytes
+
+DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
+"""GaLore's is that of transformers' Trainer, the others are of apollo-torch 1.0.3's README."""
+PROJECTED_FAMILIES = ("llama", "gemma")
+"""Families whose updates are counted."""
+GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
+
+
+def is_projected(tensor: ParameterTensor) -> bool:
+    """Whether it is the matrix of a linear module of attention or feed-forward."""
+    return tensor.name.endswith(".weight") and tensor.name.rpartition(".")[0] in MODULES
+
+
+def galore_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
+    """Bytes of two moments in R dimensions and of the projection; of other tensors, of two moments."""
+    if not is_projected(tensor):
+        return 2 * allocated_bytes(tensor.count, itemsize)
+    rows, columns = tensor.shape
+    shorter, longer = min(tensor.shape), max(tensor.shape)
+    moments = 2 * allocated_bytes(longer * min(rank, shorter), itemsize)
+    # Of 32-bit gradients, the projection is a view of all singular vectors, (K, N) or (M, K), so that it keeps them
+    # whole; of others, it is cast, which makes it a tensor of its own.
+    kept = shorter if itemsize == 4 else min(rank, shorter)
+    return moments + allocated_bytes(kept * (columns if rows >= columns else rows), itemsize)
+
+
+def apollo_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
+    """Bytes of two moments in R dimensions, of the projection and of a norm; of other tensors, of two moments."""
+    if not is_projected(tensor):
+        return 2 * allocated_bytes(tensor.count, itemsize)
+    shorter, longer = min(tensor.shape), max(tensor.shape)
+    moments = 2 * allocated_bytes(longer * rank, itemsize)
+    return moments + allocated_bytes(shorter * rank, itemsize) + allocated_bytes(1, itemsize)
+
+
+class _Loop:
+    """The local names of an update's loop over tensors, and the bytes of the tensor that each name keeps.
+
+    A name keeps the tensor of the parameter before until this parameter's is assigned to it, when both exist. The
+    optimizer's state is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+        self.peak = 0
+
+    def use(self, *sizes: int) -> None:
+        """Makes tensors that no name keeps."""
+        self.peak = max(self.peak, sum(self.kept.values()) + sum(sizes))
+
+    def assign(self, name: str, size: int, *beside: int) -> None:
+        """Makes a tensor for a name while others exist that no name keeps."""
+        self.use(size, *beside)
+        self.kept[name] = size
+
+
+def galore_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int) -> int:
+    """Bytes that an update takes temporarily in which every matrix is decomposed again.
+
+    Args:
+        tensors: All that are trained, in the order of the model.
+        itemsize: Bytes of a value of the parameters.
+        rank: Of the projections.
+    """
+    return _step(tensors, itemsize, lambda loop, tensor: _galore_update(loop, tensor, itemsize, rank))
+
+
+def apollo_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int, *, by_channel: bool) -> int:
+    """Bytes that an update takes temporarily in which every projection is drawn again; see `galore_step`."""
+    return _step(tensors, itemsize, lambda loop, tensor: _apollo_update(loop, tensor, itemsize, rank, by_channel))
+
+
+def _step(tensors: tuple[ParameterTensor, ...], itemsize: int, update: Callable[[_Loop, ParameterTensor], None]) -> int:
+    """The first group of parameters, those with plain AdamW, and then the matrices that are projected."""
+    loop = _Loop()
+    in_order = list(_unrolled(tensors))
+    for tensor in in_order:
+        if not is_projected(tensor):
+            _plain_update(loop, allocated_bytes(tensor.count, itemsize))
+    for tensor in in_order:
+        if is_projected(tensor):
+            update(loop, tensor)
+    return loop.peak
+
+
+def _unrolled(tensors: Iterable[ParameterTensor]) -> Iterator[ParameterTensor]:
+    """The tensors of two layers, of which the second stands for all that follow a layer, and those around them."""
+    for copies, group in groupby(tensors, key=lambda tensor: tensor.copies):
+        yield from list(group) * min(copies, 2)
+
+
+def _plain_update(loop: _Loop, size: int) -> None:
+    """AdamW: the root of the second moment, and the first moment divided by it."""
+    loop.kept["grad"] = 0  # the parameter's own gradient
+    loop.assign("denom", size)
+    loop.assign("norm_grad", size)
+
+
+def _galore_update(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int) -> None:
+    whole = allocated_bytes(tensor.count, itemsize)
+    rank = min(rank, *tensor.shape)
+    low = allocated_bytes(max(tensor.shape) * rank, itemsize)
+    loop.kept["grad"] = 0
+    _decompose(loop, tensor, itemsize, rank)
+    loop.assign("grad", low)
+    loop.assign("denom", low)
+    loop.assign("norm_grad", low)
+    loop.assign("norm_grad", whole, whole)  # projected back, and scaled
+
+
+def _decompose(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int) -> None:
+    """Finds a projection anew, while the previous one, of which the state has the bytes, still exists.
+
+    cuSOLVER overwrites what it decomposes, so PyTorch gives it a copy, and a number for its success (pytorch,
+    aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, svd_cusolver). Its own workspace is not known.
+    """
+    rows, columns = tensor.shape
+    shorter = min(rows, columns)
+    matrix = allocated_bytes(tensor.count, 4)
+    copy = matrix if itemsize == 2 else 0
+    factors = (allocated_bytes(rows * shorter, 4), allocated_bytes(shorter, 4), allocated_bytes(shorter * columns, 4))
+    loop.use(copy, matrix, allocated_bytes(1, 4), *factors)
+    # The package also computes the factor that it does not use: the other singular vectors times their values.
+    other = allocated_bytes(rank * (rows if rows >= columns else columns), 4)
+    loop.use(copy, *factors, allocated_bytes(rank * rank, 4), other)
+    if itemsize == 2:
+        loop.use(copy, *factors, other, allocated_bytes(rank * shorter, 2))
+
+
+def _apollo_update(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int, by_channel: bool) -> None:
+    whole, longer = allocated_bytes(tensor.count, itemsize), max(tensor.shape)
+    low, number = allocated_bytes(longer * rank, itemsize), allocated_bytes(1, itemsize)
+    loop.kept["grad"] = 0
+    _draw(loop, tensor, itemsize, rank)
+    loop.assign("grad", low)
+    loop.assign("denom", low)
+    loop.assign("norm_grad", low)
+    norm = allocated_bytes(longer if by_channel else 1, itemsize)
+    loop.assign("grad_scaling_factor", norm, norm, norm)
+    loop.assign("scaled_grad", whole)
+    # From here on, the limiter of an update that has grown by more than 1 % (arXiv:2410.01623).
+    loop.assign("scaled_grad_norm", number)
+    loop.assign("limiter", number, number)
+    loop.assign("scaled_grad", whole)
+    loop.use(number)  # the next update's norm to compare with
+    loop.kept["norm_grad"] = 0  # another name of the scaled gradient
+
+
+def _draw(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int) -> None:
+    """Draws a projection anew in 32 bits, and divides it by the root of the rank."""
+    count = min(tensor.shape) * rank
+    # Of a gradient in 16 bits, the package makes a 32-bit copy, of which it uses only the shape.
+    copy = allocated_bytes(tensor.count, 4) if itemsize == 2 else 0
+    loop.use(copy, allocated_bytes(count, 4), allocated_bytes(count, 4))

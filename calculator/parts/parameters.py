@@ -1,0 +1,166 @@
+"""Exact parameter counts, by tensor and by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import ModuleType
+
+from calculator.families.language import bert, deepseek, gemma, gpt2, gptj, hybrid, llama, mixture, t5
+from calculator.families.pictures import flux, sd3, text_to_image, vit
+from calculator.models.architectures import Architecture
+from calculator.tape.eight_bit import SIDES_OF
+
+FAMILIES: dict[str, ModuleType] = {
+    "bert": bert,
+    "t5": t5,
+    "gpt2": gpt2,
+    "gptj": gptj,
+    "llama": llama,
+    "gemma": gemma,
+    "mixture": mixture,
+    "deepseek": deepseek,
+    "hybrid": hybrid,
+    "text-to-image": text_to_image,
+    "vit": vit,
+    "flux": flux,
+    "sd3": sd3,
+}
+"""Each family's module: `parameters(architecture)` and, if its training is counted, `forward(context)`."""
+
+PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTensor:
+    """A parameter, and how many layers have one like it."""
+
+    name: str
+    part: str
+    """One of `PARTS`."""
+    shape: tuple[int, ...]
+    copies: int
+    """How many of it are stored: one for each layer, or fewer where layers share weights."""
+
+    @property
+    def count(self) -> int:
+        """Values in one of them."""
+        return prod(self.shape)
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
+        # Patches of a picture, and a diffusion model's inputs, are embedded by products.
+        is_table = self.part == "embeddings" and self.name.startswith("embedding.")
+        return is_table or "relative_bias" in self.name
+
+
+def part_of(name: str, shape: tuple[int, ...]) -> str:
+    """The part of a report to which a parameter belongs.
+
+    >>> part_of("attention.norm.weight", (768,)), part_of("embedding.tokens", (30522, 768))
+    ('norms', 'embeddings')
+    """
+    if "norm" in name or "scale" in name:
+        return "norms"
+    first = name.split(".")[0]
+    return {
+        "embedding": "embeddings",
+        "patches": "embeddings",
+        "condition": "embeddings",
+        "text": "embeddings",
+        "attention": "attention",
+        "cross_attention": "attention",
+        "feed_forward": "feed-forward",
+        "router": "feed-forward",
+        "experts": "feed-forward",
+        "shared": "feed-forward",
+    }.get(first, "head")
+
+
+def distinct_layers(architecture: Architecture, layers: int, shared_groups: int) -> int:
+    """How many layers of a stack have distinct weights.
+
+    Layers i and j share weights if i mod `shared_groups` = j mod `shared_groups`; with 0, no layers share.
+    """
+    if not shared_groups:
+        return layers
+    if architecture.own_last_layer:
+        return min(shared_groups, layers - 1) + 1
+    return min(shared_groups, layers)
+
+
+@lru_cache(maxsize=256)
+def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tuple[ParameterTensor, ...]:
+    """Every kind of trained tensor of a model; tied tensors appear once.
+
+    Args:
+        architecture: The model.
+        shared_groups: Distinct layer groups of each stack; 0 where no layers share.
+    """
+    layers = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
+    layers["decoder"] = architecture.num_decoder_layers
+    tensors = []
+    for group in FAMILIES[architecture.family].parameters(architecture):
+        copies = 1
+        if group.stack:
+            copies = layers[group.stack]
+            if group.only:
+                copies = sum(group.only in architecture.attention_kind(layer) for layer in range(copies))
+            if not copies:
+                continue
+            if group.shareable:
+                copies = distinct_layers(architecture, copies, shared_groups)
+        tensors += [ParameterTensor(name, part_of(name, shape), shape, copies) for name, shape in group.shapes.items()]
+    return tuple(tensors)
+
+
+@lru_cache(maxsize=256)
+def count_parameters(architecture: Architecture, shared_groups: int | None = None) -> int:
+    """The number of trained parameters; tied and shared ones count once.
+
+    Args:
+        architecture: The model.
+        shared_groups: Distinct layer groups; None: the model's own.
+
+    >>> from calculator.models.architectures import PRESETS
+    >>> count_parameters(PRESETS["gpt2"])
+    124439808
+    """
+    groups = architecture.shared_groups if shared_groups is None else shared_groups
+    return sum(tensor.count * tensor.copies for tensor in parameter_tensors(architecture, groups))
+
+
+def count_small_parameters(architecture: Architecture, shared_groups: int | None = None, *, below: int) -> int:
+    """The parameters of `count_parameters` that are in tensors of fewer than `below` values."""
+    groups = architecture.shared_groups if shared_groups is None else shared_groups
+    return sum(t.count * t.copies for t in parameter_tensors(architecture, groups) if t.count < below)
+
+
+def parameters_by_part(architecture: Architecture, shared_groups: int | None = None) -> dict[str, int]:
+    """`count_parameters`, part by part; the parts add up to it.
+
+    >>> from calculator.models.architectures import PRESETS
+    >>> parameters_by_part(PRESETS["gpt-j-6b"])["head"]
+    206488800
+    """
+    groups = architecture.shared_groups if shared_groups is None else shared_groups
+    return dict(_counts_by_part(architecture, groups))
+
+
+@lru_cache(maxsize=256)
+def _counts_by_part(architecture: Architecture, shared_groups: int) -> tuple[tuple[str, int], ...]:
+    counts = dict.fromkeys(PARTS, 0)
+    for tensor in parameter_tensors(architecture, shared_groups):
+        counts[tensor.part] += tensor.count * tensor.copies
+    return tuple(counts.items())
+
+
+def odd_matrix(architecture: Architecture) -> str:
+    """Which matrix of a layer FP8's kernels cannot multiply, in words; empty if none."""
+    for tensor in parameter_tensors(architecture):
+        sides = tensor.shape
+        if len(sides) == 2 and tensor.part not in ("embeddings", "head") and any(side % SIDES_OF for side in sides):
+            return f"{tensor.name} of {sides[0]} x {sides[1]}"
+    return ""

@@ -1,0 +1,115 @@
+"""`python -m calculator inference`: the memory of generating text, as a report or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+
+from calculator.choose.devices import device_named
+from calculator.choose.inference import ITEMSIZES, PROMPT, inference_memory, largest_batch, longest_context, model_of
+from calculator.choose.names import gpu_of, preset_of
+from calculator.choose.stored import STORED
+from calculator.errors import BadSetup
+from calculator.models.architecture import Architecture
+from calculator.models.architectures import quantization_of
+from calculator.reports.units import show_bytes
+from calculator.step.setups import Setup
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of which `model_or_config` takes one."""
+    parser.add_argument("model", nargs="?", type=preset_of, help="a preset, or its name on the Hugging Face Hub")
+    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+
+
+def model_or_config(name: str | None, path: str | None, read: Callable[[str], object]) -> dict[str, object]:
+    """The field of a setup that says which model it is: `model` or `config`.
+
+    Raises:
+        BadSetup: If both are given, or none.
+    """
+    if (name is None) == (path is None):
+        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
+    return {"model": name} if path is None else {"config": read(path)}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    add_model_flags(parser)
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
+    parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
+    parser.add_argument("--weights", choices=STORED, default="bf16", help="type of weights; nf4 is bitsandbytes' 4 bit")
+    parser.add_argument("--cache", choices=ITEMSIZES, default="bf16", help="type of cached keys and values")
+    parser.add_argument("--block", type=int, default=1, metavar="N", help="tokens of a paged block, such as vLLM's 16")
+    parser.add_argument(
+        "--gpu", type=gpu_of, metavar="NAME", help="also say the longest context and the largest batch that fit it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(flags: dict, read: Callable[[str], object]) -> str:
+    """What the command prints.
+
+    Args:
+        flags: By name.
+        read: Reads the JSON file of a config.
+
+    Raises:
+        BadSetup: If the flags describe nothing that generates text.
+    """
+    as_json, gpu = flags.pop("json"), flags.pop("gpu")
+    setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
+    answer = answered(model_of(setup), gpu, **flags) | {"notes": notes(setup.config)}
+    return json.dumps(answer) if as_json else _report(answer)
+
+
+def answered(architecture: Architecture, gpu: str | None, *, length: int | None = None, **options: object) -> dict:
+    """The answer as plain data: the parts, and for a GPU the longest context and the largest batch that fit."""
+    length = architecture.sequence_length if length is None else length
+    memory = inference_memory(architecture, length=length, **options)
+    device = None if gpu is None else device_named(gpu)
+    if device is not None and device.unified:
+        memory = replace(memory, overhead=0)  # it has no CUDA
+    answer = {"model": architecture.name, "length": length, **options, **asdict(memory), "total": memory.total}
+    if device is None:
+        return answer
+    batch = options.pop("batch", 1)
+    return answer | {
+        "gpu": device.title,
+        "usable_bytes": device.usable_bytes,
+        "longest_context": longest_context(architecture, device, batch=batch, **options),
+        "largest_batch": largest_batch(architecture, device, length=length, **options),
+    }
+
+
+def notes(config: Mapping[str, object] | None) -> list[str]:
+    """Sentences about what is not counted."""
+    found = [PROMPT]
+    if method := quantization_of(config):
+        found.append(
+            f"The config says that its weights are quantized ({method}). That is not read: they count as "
+            "--weights says."
+        )
+    return found
+
+
+def _report(answer: Mapping[str, object]) -> str:
+    lines = [f"{answer['model']}: {answer['batch']} x {answer['length']:,} tokens", ""]
+    names = {"weights": "Weights", "cache": "Cached keys and values", "overhead": "CUDA itself", "total": "Total"}
+    lines += [f"{words:<28}{show_bytes(answer[name]):>14} {answer[name]:>22,} B" for name, words in names.items()]
+    if "gpu" in answer:
+        lines += [
+            "",
+            f"{show_bytes(answer['usable_bytes'])} of the {answer['gpu']} can be used.",
+        ]
+        if not answer["largest_batch"] and not answer["longest_context"]:
+            alone = show_bytes(answer["weights"] + answer["overhead"])
+            what = "the weights and CUDA itself" if answer["overhead"] else "the weights"
+            return "\n".join([*lines, f"Not even one token fits: {what} take {alone}."])
+        lines += [
+            f"Longest context that fits, all else unchanged: {answer['longest_context']:,} tokens.",
+            f"Largest batch that fits, all else unchanged: {answer['largest_batch']:,}.",
+        ]
+    return "\n".join([*lines, "", *answer["notes"]])

@@ -1,0 +1,34 @@
+"""Numbers as people read them: bytes, counts and shares."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+_UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
+
+
+@lru_cache(maxsize=4096)
+def show_bytes(count: int) -> str:
+    """13958643712 as 13.00 GiB: rounded half up, in whole numbers."""
+    for unit, shift, digits in _UNITS:
+        if count >> shift:
+            rounded = ((count * 10**digits) + (1 << (shift - 1))) >> shift
+            return f"{rounded // 10**digits}.{rounded % 10**digits:0{digits}d} {unit}"
+    return f"{count} B"
+
+
+def show_count(count: float) -> str:
+    """774030080 as 774 030 080, with narrow no-break spaces."""
+    text = f"{count:,.0f}" if count == int(count) else f"{count:,g}"
+    return text.replace(",", "\u202f")
+
+
+def show_left(margin: int) -> str:
+    """What is left of a memory, with a minus sign before what is missing."""
+    return ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin))
+
+
+def show_share(part: int, whole: int) -> str:
+    """The part in percent of the whole."""
+    percent = round(100 * part / whole) if whole else 0
+    return "under 1 %" if part and not percent else f"{percent} %"

@@ -1,0 +1,1 @@
+"""One training step: a setup goes in, the estimate of its memory comes out."""

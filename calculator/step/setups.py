@@ -1,0 +1,662 @@
+"""The calculator's input: a model and how it is trained, and which combinations are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from calculator.errors import BadSetup
+from calculator.families.blocks.attention import WIDEST_FLASH_HEAD
+from calculator.models.architectures import PRESETS, Architecture, from_config
+from calculator.models.picture_models import LARGEST_PICTURE, with_picture
+from calculator.parts.adapters import (
+    ALL_LINEAR,
+    FAMILIES_IN_4_BITS,
+    FAMILIES_WITH_ADAPTERS,
+    IN_32_BITS,
+    INPUT_FIRST,
+    Lora,
+    chosen_modules,
+    modules_of,
+)
+from calculator.parts.low_rank import DEFAULT_RANKS, PROJECTED_FAMILIES
+from calculator.parts.optimizers import ADAMW, OPTIMIZERS
+from calculator.parts.parameters import odd_matrix
+from calculator.tape.eight_bit import SIDES_OF
+from calculator.tape.tensor_parallel import TENSOR_SHARDINGS, undivided
+
+PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
+ATTENTIONS = ("sdpa", "eager")
+BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
+MOST_RANK = 65_536
+"""Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
+WHOLE_MODEL = ("none", "zero-1")
+"""Shardings with which each GPU has all weights."""
+DIVIDED = ("zero-2", "zero-3")
+"""Shardings of FSDP2."""
+MOST_GPUS = 65_536
+OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
+"""Optimizers that treat a layer's matrices otherwise than all else."""
+LOSSES = ("whole", "liger", "trainer")
+FAMILIES_OF_LIGER = ("llama", "gemma", "mixture", "deepseek")
+"""Families of which Liger computes the output head and the loss in pieces."""
+LANGUAGE_FAMILIES = (*FAMILIES_OF_LIGER, "gpt2", "gptj")
+"""Families that continue text."""
+FAMILIES_WITH_PACKS = ("llama", "gemma", "mixture")
+"""Families whose sequences may be packs of samples."""
+FAMILIES_IN_FP8 = ("llama", "gemma")
+"""Families whose linear layers may multiply in FP8."""
+OFFLOADED_FAMILY = "llama"
+"""The family whose activations may be on the host."""
+SHARDED_OPTIMIZERS = ("adamw", "sgd")
+"""Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
+ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
+"""Fields that mean something only with `lora_rank`."""
+_COMPILED = (
+    "torch.compile is not counted: what a compiled step keeps depends on how its operations are fused, for which there "
+    "is no rule here; every answer is that of a step without it."
+)
+_IN_8_BIT = (
+    "FP8 is the field fp8: true for torchao's linear layers, beside the precision of all else, bf16 or amp-bf16."
+)
+_LIGER = (
+    "Of Liger's kernels, the fused linear cross-entropy is counted, as the loss liger; what its norms, activations and "
+    "rotary embeddings keep is not."
+)
+_CUT_CROSS_ENTROPY = (
+    "Cut Cross-Entropy is not counted, which makes a block of logits at a time within its kernels; the loss liger is "
+    "another one in pieces."
+)
+_MUON_IN_8_BIT = (
+    "8-bit Muon is not counted: neither PyTorch 2.13 nor bitsandbytes 0.50 has one; muon keeps its momentum in the "
+    "precision of the weights."
+)
+_PACKED = "Packing is the field packed: true if each sequence is a pack of samples."
+NOT_COUNTED = {
+    **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
+    **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
+    **dict.fromkeys(("liger", "use_liger_kernel", "liger_kernel"), _LIGER),
+    **dict.fromkeys(("cut_cross_entropy", "cce"), _CUT_CROSS_ENTROPY),
+    **dict.fromkeys(("muon8bit", "muon-8bit", "8bit-muon"), _MUON_IN_8_BIT),
+    **dict.fromkeys(("packing", "sequence_packing"), _PACKED),
+}
+"""Names of techniques that people ask for, and why they get no answer."""
+PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
+"""16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A model and how it is trained. Every field is a flag of the command line and a key of a batch line."""
+
+    model: str | None = None
+    """Name of a preset (see `calculator.models.architectures.PRESETS`); None if `config` is given."""
+    config: Mapping[str, object] | None = None
+    """A Hugging Face `config.json` of a supported family, in place of `model`."""
+    micro_batch_size: int = 1
+    """B, sequences per forward pass on one device."""
+    sequence_length: int | None = None
+    """T, tokens per sequence; of the encoder, if there are two stacks; of the text, if it is a diffusion model. None:
+    the model's own length."""
+    image_size: int | None = None
+    """Pixels of a picture's side, of models of pictures; None: the model's own. ViT is built for this size; of a
+    diffusion model, it is the size of a picture that its latents decode to."""
+    target_length: int | None = None
+    """Tokens per sequence of the decoder, if there are two stacks. None: the model's own length."""
+    precision: str = "amp-bf16"
+    """One of `PRECISIONS`; `amp-*` is autocast over 32-bit parameters, with `bf16` and `fp16` everything is 16-bit."""
+    attention: str = "sdpa"
+    """"sdpa" (fused kernels) or "eager" (separate operations)."""
+    dropout: float | None = None
+    """Dropout probability everywhere; None: the model's own."""
+    checkpointing: bool | int = False
+    """Whether each block is computed again in backward, or k for every k-th block."""
+    shared_groups: int | None = None
+    """Distinct layer groups of each stack; None: the model's own."""
+    reversible: bool | None = None
+    """Whether layers are reversible; None: the model's own."""
+    optimizer: str = "adamw"
+    """One of `calculator.parts.optimizers.OPTIMIZERS`."""
+    optimizer_impl: str = "foreach"
+    """AdamW's implementation: "foreach", "for-loop" or "fused"."""
+    optimizer_rank: int | None = None
+    """Dimensions to which GaLore and APOLLO project a matrix's gradient; None: 128, 256 and, for APOLLO-Mini, 1."""
+    loss: str = "whole"
+    """One of `LOSSES`: whether there are all logits at once ("whole", as transformers makes them), or those of some
+    tokens at a time, by Liger's fused linear cross-entropy ("liger") or as this trainer does ("trainer")."""
+    packed: bool = False
+    """Whether each sequence is a pack of samples, whose positions begin anew, and which see nothing of each other."""
+    fp8: bool = False
+    """Whether the layers' matrix products are in FP8 (torchao's `convert_to_float8_training`, without the head)."""
+    offload_activations: bool = False
+    """Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu)."""
+    offload_optimizer: bool = False
+    """Whether the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
+    delta_rule: bool = False
+    """Whether hivemind's delta rule keeps one more copy of the parameters on the host."""
+    accumulation_steps: int = 1
+    """Micro-batches per optimizer step on this device."""
+    embeddings_32bit: bool = False
+    """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
+    pcie_generation: int = 3
+    """Generation of the PCIe bus between host and device, with 16 lanes: 3, 4 or 5."""
+    gpus: int = 1
+    """GPUs that train together, each on its own micro-batches."""
+    sharding: str = "none"
+    """One of `SHARDINGS`: what the GPUs divide among them. "zero-1": the optimizer's state; "zero-2": also gradients
+    and, outside of the step, weights; "zero-3": the same, and each layer's weights are gathered only while it runs;
+    "tensor": they compute each micro-batch together, every matrix divided; "tensor-sequence": also norms by tokens."""
+    lora_rank: int | None = None
+    """Rank of LoRA's adapters, beside which the model is frozen; None: all parameters are trained."""
+    lora_targets: str = ALL_LINEAR
+    """The linear modules that have an adapter, by their names in transformers ("q_proj,v_proj"), or "all-linear"."""
+    lora_dropout: float | None = 0.0
+    """Dropout probability of the adapters' inputs; None: 0."""
+    lora_freeze_a: bool = False
+    """Whether only the adapters' second matrices, B, are trained."""
+    base_bits: int | None = None
+    """Bits of the frozen weights: 32, 16 or 4 (QLoRA: linear layers in NF4); None: those of `precision`."""
+    adapter_bits: int | None = None
+    """Bits of the adapters, 32 or 16; None: 16 if everything is 16-bit, else 32, as peft makes them."""
+    rest_32bit: bool = False
+    """Whether a 4-bit model has its embeddings, norms and head in 32 bits, as `prepare_model_for_kbit_training` makes
+    them."""
+
+
+DEFAULTS = {field.name: field.default for field in fields(Setup)}
+"""The fields of a setup, and what each is unless it is given."""
+
+
+def setup_from(values: Mapping[str, object]) -> Setup:
+    """A setup from plain data, such as a line of JSON.
+
+    Raises:
+        BadSetup: If a key is unknown.
+    """
+    if not isinstance(values, Mapping):
+        raise BadSetup(f"A setup is an object with keys such as model and precision, not {_shown(values)}.")
+    unknown = [key for key in values if key not in DEFAULTS]
+    if unknown:
+        if unknown[0] in NOT_COUNTED:
+            raise BadSetup(f"{NOT_COUNTED[unknown[0]]} Omit {unknown[0]}.")
+        raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(DEFAULTS)}.")
+    return Setup(**values)
+
+
+WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
+"""Presets of text models that are published as a part of one that sees pictures."""
+
+
+def sees_pictures(setup: Setup) -> bool:
+    """Whether the published model has a vision tower beside the text model that is counted."""
+    return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
+
+
+def resolve(setup: Setup) -> Architecture:
+    """Checks every field of a setup and returns its model.
+
+    Raises:
+        BadSetup: If a field is out of range or a combination is impossible; the message says what is accepted.
+    """
+    if setup.config is not None:
+        if setup.model is not None:
+            raise BadSetup("Give either model or config, not both.")
+        architecture = from_config(setup.config)
+    else:
+        _check_model(setup.model)
+        architecture = PRESETS[setup.model]
+    if architecture.family == "hybrid":
+        raise BadSetup(
+            f"Training of {architecture.name} is not counted: what linear attention keeps for backward depends on its "
+            "kernels. `python -m calculator inference --config FILE` counts the weights and the cache."
+        )
+    architecture = _with_pictures(setup, architecture)
+    _one_of("precision", setup.precision, PRECISIONS)
+    _one_of("attention", setup.attention, ATTENTIONS)
+    _one_of("loss", setup.loss, LOSSES)
+    _one_of("optimizer", setup.optimizer, tuple(OPTIMIZERS))
+    _one_of("optimizer_impl", setup.optimizer_impl, tuple(ADAMW))
+    _one_of("pcie_generation", setup.pcie_generation, tuple(PCIE_BYTES_PER_SECOND))
+    _whole("micro_batch_size", setup.micro_batch_size, 1, 1_000_000)
+    _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
+    _check_lengths(setup, architecture)
+    _probability("dropout", setup.dropout)
+    for name in ("packed", "fp8", "offload_activations", "offload_optimizer", "delta_rule", "embeddings_32bit"):
+        if not isinstance(getattr(setup, name), bool):
+            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
+    layers = architecture.num_layers
+    if architecture.num_decoder_layers:
+        layers = min(layers, architecture.num_decoder_layers)
+    if not isinstance(setup.checkpointing, bool):
+        _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
+    if setup.shared_groups is not None:
+        _whole("shared_groups", setup.shared_groups, 1, layers)
+        if architecture.mixed:
+            raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
+    for check in _CHECKS:
+        check(setup, architecture)
+    return architecture
+
+
+def _untraced(sentence: str) -> BadSetup:
+    """A combination that can exist, but of which no rule is known: no such step was compared with PyTorch."""
+    return BadSetup(f"{sentence} Such steps were not traced.")
+
+
+def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
+    """How the adapters of a checked setup are; None if all parameters are trained."""
+    if setup.lora_rank is None:
+        return None
+    pure = setup.precision in ("bf16", "fp16")
+    bits = setup.base_bits or (16 if pure else 32)
+    in_float16 = bits == 16 and setup.precision.endswith("fp16")
+    return Lora(
+        rank=setup.lora_rank,
+        targets=chosen_modules(architecture, setup.lora_targets),
+        dropout=setup.lora_dropout or 0.0,
+        adapter_itemsize=(setup.adapter_bits or (16 if pure else 32)) // 8,
+        base_bits=bits,
+        rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
+        freeze_a=setup.lora_freeze_a,
+        input_first=architecture.family in INPUT_FIRST,
+        in_32_bits=IN_32_BITS.get(architecture.family, frozenset()) if in_float16 else frozenset(),
+    )
+
+
+def _check_adapters(setup: Setup, architecture: Architecture) -> None:
+    if setup.lora_rank is None:
+        for name in ADAPTER_FIELDS:
+            if getattr(setup, name) != DEFAULTS[name]:
+                raise BadSetup(f"{name} is for LoRA; give lora_rank as well, or omit {name}.")
+        return
+    if architecture.family not in FAMILIES_WITH_ADAPTERS:
+        raise _untraced(
+            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, DeepSeek-V3, GPT-2, GPT-J, BERT, "
+            f"T5, ViT, Stable Diffusion 3 and Flux; {architecture.name} is of another family, so omit lora_rank."
+        )
+    _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
+    _check_targets(setup, architecture)
+    _probability("lora_dropout", setup.lora_dropout)
+    if setup.base_bits == 8:
+        raise BadSetup(
+            "base_bits 8 is not counted: bitsandbytes keeps the columns of outliers beside 8-bit weights, and how many "
+            "there are depends on the data; choose 16 or 4."
+        )
+    if setup.base_bits == 4 and architecture.family not in FAMILIES_IN_4_BITS:
+        raise _untraced(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
+    for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
+        value = getattr(setup, name)
+        if value is not None:
+            _one_of(name, value, accepted)
+            _whole(name, value, min(accepted), max(accepted))  # 16.0 equals 16, but it is no number of bits
+    for name in ("rest_32bit", "lora_freeze_a"):
+        if not isinstance(getattr(setup, name), bool):
+            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
+    if setup.rest_32bit and setup.base_bits != 4:
+        raise BadSetup("rest_32bit is for a model in 4 bits; give base_bits 4 as well, or omit rest_32bit.")
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("LoRA trains a model as it is published, whose layers share no weights; omit shared_groups.")
+    _check_base_precision(setup)
+
+
+def _check_targets(setup: Setup, architecture: Architecture) -> None:
+    modules = modules_of(architecture)
+    if not isinstance(setup.lora_targets, str):
+        raise BadSetup(
+            f"lora_targets is a text such as {','.join(list(modules)[:2])}, not {_shown(setup.lora_targets)}."
+        )
+    try:
+        chosen_modules(architecture, setup.lora_targets)
+    except KeyError:
+        raise BadSetup(
+            f"lora_targets is {ALL_LINEAR}, or some of {', '.join(modules)} with commas between them, not "
+            f"{_shown(setup.lora_targets)}."
+        ) from None
+
+
+def _check_base_precision(setup: Setup) -> None:
+    """Refuses frozen weights that their layer's input does not match."""
+    if setup.precision == "fp32" and setup.base_bits not in (None, 32):
+        raise BadSetup(f"precision fp32 needs base_bits 32; for {setup.base_bits} bits choose amp-bf16 or bf16.")
+    if setup.precision == "fp32" and setup.adapter_bits == 16:
+        raise BadSetup("precision fp32 needs adapter_bits 32; for 16 bits choose amp-bf16 or bf16.")
+    if setup.precision in ("bf16", "fp16") and setup.base_bits == 32:
+        raise BadSetup(f"precision {setup.precision} makes everything 16-bit; choose base_bits 16 or 4, or amp-bf16.")
+    if setup.precision in ("bf16", "fp16") and setup.rest_32bit:
+        raise BadSetup(f"precision {setup.precision} makes everything 16-bit; omit rest_32bit, or choose amp-bf16.")
+
+
+def _with_pictures(setup: Setup, architecture: Architecture) -> Architecture:
+    """The model for the setup's pictures."""
+    if setup.image_size is None:
+        return architecture
+    if not architecture.patch_size:
+        raise BadSetup(f"image_size is for models of pictures, which {architecture.name} is not; omit it.")
+    _whole("image_size", setup.image_size, 1, LARGEST_PICTURE)
+    return with_picture(architecture, setup.image_size, setup.image_size)
+
+
+def shortest_sequence(setup: Setup) -> int:
+    """The fewest tokens per sequence that a language model's setup may have."""
+    return 2 if setup.packed or setup.lora_rank is not None else 1
+
+
+def _check_lengths(setup: Setup, architecture: Architecture) -> None:
+    longest = architecture.max_positions or 1_000_000
+    if architecture.fixed_length and not architecture.diffuses:
+        longest = architecture.sequence_length
+        if setup.sequence_length not in (None, longest):
+            by = "the size of its pictures" if architecture.patch_size else "its text length and image grid"
+            raise BadSetup(f"sequence_length of {architecture.name} is fixed at {longest} by {by}; omit it.")
+    if setup.sequence_length is not None:
+        _whole("sequence_length", setup.sequence_length, 1, longest)
+    alone = 1 in (setup.sequence_length, longest) and architecture.family in LANGUAGE_FAMILIES
+    if alone and shortest_sequence(setup) > 1:
+        raise BadSetup(
+            "A sequence of one token has no next one to learn, and is not counted with packs or LoRA; give a "
+            "sequence_length of 2 or more."
+        )
+    if setup.target_length is not None:
+        if not architecture.num_decoder_layers:
+            raise BadSetup(
+                f"target_length is for models with an encoder and a decoder (T5); {architecture.name} has one stack."
+            )
+        _whole("target_length", setup.target_length, 1, 1_000_000)
+
+
+def _check_combinations(setup: Setup, architecture: Architecture) -> None:
+    if not (setup.reversible is None or isinstance(setup.reversible, bool)):
+        raise BadSetup(f"reversible is null, true or false, not {_shown(setup.reversible)}.")
+    reversible = architecture.reversible if setup.reversible is None else setup.reversible
+    if reversible and architecture.family != "text-to-image":
+        raise BadSetup(f"Reversible layers exist for the text-to-image family only, not for {architecture.name}.")
+    if reversible and setup.checkpointing:
+        raise BadSetup("Reversible layers keep no activations, so checkpointing adds nothing; choose one of the two.")
+    if setup.delta_rule and not setup.offload_optimizer:
+        raise BadSetup("delta_rule adds a copy to the offloaded optimizer's memory; it needs offload_optimizer.")
+    if setup.optimizer.startswith("paged") and setup.offload_optimizer:
+        raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
+    if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
+        raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
+
+
+def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what GaLore, APOLLO and Muon cannot do, and what is not counted with them."""
+    if setup.optimizer_rank is not None:
+        if setup.optimizer not in DEFAULT_RANKS:
+            raise BadSetup(f"optimizer_rank is for {', '.join(DEFAULT_RANKS)}; {setup.optimizer} has none, so omit it.")
+        _whole("optimizer_rank", setup.optimizer_rank, 1, MOST_RANK)
+    if setup.optimizer not in OPTIMIZERS_OF_MATRICES:
+        return
+    title = OPTIMIZERS[setup.optimizer].title
+    if architecture.family not in PROJECTED_FAMILIES:
+        raise _untraced(
+            f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
+            "family, so choose the optimizer adafactor."
+        )
+    if setup.lora_rank is not None:
+        raise BadSetup(
+            f"{title} takes the gradients of whole matrices, which LoRA freezes; omit lora_rank, or choose adamw."
+        )
+    if setup.offload_optimizer:
+        raise BadSetup(f"{title} is counted on the GPU only: it keeps no copies on the host; omit offload_optimizer.")
+    if setup.sharding != "none":
+        raise _untraced(
+            f"{title} takes a matrix's whole gradient, and sharding {setup.sharding} is not counted with it; choose "
+            "sharding none, or adamw."
+        )
+    if setup.shared_groups or architecture.shared_groups:
+        raise _untraced(f"{title} is not counted for layers that share weights; omit shared_groups.")
+    if setup.optimizer == "muon" and setup.precision == "fp16":
+        raise BadSetup("Muon computes in bfloat16, and is not counted for weights in float16; choose precision bf16.")
+
+
+def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what diffusers cannot do with a diffusion model."""
+    if not architecture.diffuses:
+        return
+    if setup.dropout:
+        raise BadSetup(f"diffusers builds {architecture.name} without dropout; omit dropout.")
+    if setup.checkpointing > 1:
+        raise BadSetup(
+            f"diffusers checkpoints all blocks of a model or none; checkpointing of {architecture.name} is true or "
+            f"false, not {setup.checkpointing}."
+        )
+
+
+def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> None:
+    if not setup.offload_activations:
+        return
+    if architecture.family != OFFLOADED_FAMILY:
+        raise _untraced(
+            "offload_activations is counted for Llama, Mistral, Qwen, SmolLM and Phi; "
+            f"{architecture.name} is of another family, so choose checkpointing."
+        )
+    if setup.checkpointing:
+        raise _untraced("offload_activations is counted without checkpointing; omit one of the two.")
+    if setup.lora_rank is not None or setup.sharding != "none" or setup.shared_groups or architecture.shared_groups:
+        raise _untraced("offload_activations is not counted with LoRA, sharding and shared layers; omit these.")
+
+
+def _check_loss(setup: Setup, architecture: Architecture) -> None:
+    if setup.loss == "whole":
+        return
+    if setup.loss == "liger" and architecture.family not in FAMILIES_OF_LIGER:
+        raise _untraced(
+            "The loss liger is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma and DeepSeek; "
+            f"{architecture.name} is of another family, so choose the loss whole."
+        )
+    if setup.loss == "trainer" and architecture.family not in LANGUAGE_FAMILIES:
+        raise BadSetup(
+            f"The loss trainer is that of language models that continue text; {architecture.name} is another model, so "
+            "choose the loss whole."
+        )
+    if setup.offload_activations:
+        raise _untraced(f"The loss {setup.loss} is not counted with offload_activations; omit one of the two.")
+    if setup.sharding in TENSOR_SHARDINGS or (setup.loss == "trainer" and setup.sharding not in WHOLE_MODEL):
+        raise _untraced(
+            f"The loss {setup.loss} is not counted with sharding {setup.sharding}, which divides the output head; "
+            "choose another sharding, or none."
+        )
+
+
+def _check_packs(setup: Setup, architecture: Architecture) -> None:
+    if not setup.packed:
+        return
+    if architecture.family not in FAMILIES_WITH_PACKS:
+        raise _untraced(
+            f"packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of "
+            "another family, so give one sample's length as the sequence length."
+        )
+    if setup.offload_activations or setup.sharding in TENSOR_SHARDINGS:
+        raise _untraced("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
+
+
+def _check_heads(setup: Setup, architecture: Architecture) -> None:
+    """In 16 bits, PyTorch computes attention that no fused kernel can read in separate operations of 32 bits."""
+    if setup.attention != "sdpa" or not architecture.fusable or setup.precision == "fp32":
+        return
+    length, width = setup.sequence_length or architecture.sequence_length, architecture.head_dim
+    slides = any("sliding" in kind for kind in architecture.attention_cycle)
+    has_mask = setup.packed or architecture.relative_buckets or (slides and architecture.sliding_window <= length)
+    if width > WIDEST_FLASH_HEAD or (width % 8 and (has_mask or architecture.value_dim not in (0, width))):
+        raise _untraced(
+            f"No fused kernel reads heads of {width} values in 16 bits here: they have {WIDEST_FLASH_HEAD} at most, "
+            "and a multiple of 8 with packs, windows, T5's bias or values of another width. Choose attention eager."
+        )
+
+
+def _check_fp8(setup: Setup, architecture: Architecture) -> None:
+    if not setup.fp8:
+        return
+    if architecture.family not in FAMILIES_IN_FP8:
+        raise _untraced(
+            "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; "
+            f"{architecture.name} is of another family, so omit fp8."
+        )
+    if setup.precision not in ("bf16", "amp-bf16"):
+        raise BadSetup(
+            f"fp8 stands beside the precision bf16 or amp-bf16, not {setup.precision}; choose one of the two."
+        )
+    if setup.lora_rank is not None or setup.gpus > 1 or setup.offload_activations:
+        raise _untraced("fp8 is not counted with LoRA, several GPUs and offload_activations; omit these, or fp8.")
+    if setup.loss == "trainer":
+        raise BadSetup("This project's trainer, whose loss you chose, has no FP8; choose the loss whole or liger.")
+    if setup.shared_groups or architecture.shared_groups:
+        raise _untraced("fp8 is not counted for layers that share weights; omit shared_groups, or fp8.")
+    tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
+    if tokens % SIDES_OF:
+        raise BadSetup(
+            f"FP8 multiplies {SIDES_OF} tokens at a time, and micro_batch_size times sequence_length is {tokens}; "
+            f"choose a multiple of {SIDES_OF}, or omit fp8."
+        )
+    if odd := odd_matrix(architecture):
+        raise BadSetup(f"FP8 multiplies matrices whose sides are multiples of 16, not {odd}; omit fp8.")
+
+
+def _check_sharding(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what FSDP2 and ZeroRedundancyOptimizer cannot run, and what is not counted with them."""
+    _whole("gpus", setup.gpus, 1, MOST_GPUS)
+    _one_of("sharding", setup.sharding, SHARDINGS)
+    if setup.sharding == "none":
+        return
+    if setup.gpus == 1:
+        raise BadSetup(f"sharding {setup.sharding} divides memory among several GPUs; give gpus 2 or more.")
+    if setup.offload_optimizer:
+        raise BadSetup("A sharded optimizer works on its GPU; omit offload_optimizer, or choose sharding none.")
+    if setup.optimizer not in SHARDED_OPTIMIZERS:
+        raise _untraced(
+            f"Sharding is counted with the optimizers {' and '.join(SHARDED_OPTIMIZERS)}, not {setup.optimizer}; "
+            "choose one of these, or sharding none."
+        )
+    if setup.sharding == "zero-1":
+        return
+    if setup.sharding in TENSOR_SHARDINGS:
+        _check_tensor_parallel(setup, architecture)
+        return
+    _check_divided_adapters(setup)
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
+    if architecture.fixed_length:
+        raise _untraced(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+
+
+def _check_divided_adapters(setup: Setup) -> None:
+    """Refuses adapters beside which FSDP2 cannot divide the frozen weights, or is not counted."""
+    if setup.base_bits == 4:
+        raise BadSetup(
+            "FSDP2 loses what bitsandbytes needs to read 4-bit weights (bitsandbytes' issue 1945); choose base_bits "
+            "16, or sharding zero-1 or none."
+        )
+    if setup.adapter_bits == 16 and setup.precision.startswith("amp-"):
+        raise BadSetup(
+            f"With precision {setup.precision}, FSDP2 casts adapters of 32 bits itself; omit adapter_bits, or choose "
+            "precision bf16 or fp16."
+        )
+
+
+def _check_tensor_parallel(setup: Setup, architecture: Architecture) -> None:
+    if setup.lora_rank is not None:
+        raise BadSetup(
+            "Tensor parallelism is counted as torchtitan divides Llama, which has no adapters; omit lora_rank, or "
+            "choose sharding zero-3."
+        )
+    joined = architecture.joined_projections or architecture.output_bias or architecture.feed_forward_bias
+    if architecture.family != "llama" or joined:
+        raise _untraced(
+            f"Tensor parallelism is counted for Llama, Mistral, Qwen2 and Qwen3 without biases after a sum; "
+            f"{architecture.name} is another model, so choose sharding zero-3."
+        )
+    if setup.shared_groups:
+        raise _untraced("Tensor parallelism is not counted for layers that share weights; omit shared_groups.")
+    odd = undivided(architecture, setup.gpus)
+    length = setup.sequence_length or architecture.sequence_length
+    if not odd and setup.sharding == "tensor-sequence" and length % setup.gpus:
+        odd = f"{length} tokens of a sequence"
+    if odd:
+        raise BadSetup(f"{setup.gpus} GPUs cannot divide {odd} evenly; choose other gpus, or sharding zero-3.")
+    if setup.precision.startswith("amp"):
+        raise _untraced("Tensor parallelism is counted without autocast; choose precision bf16, fp16 or fp32.")
+    if setup.accumulation_steps > 1:
+        raise _untraced("Tensor parallelism is counted without accumulation; choose accumulation_steps 1.")
+    if setup.optimizer != "adamw":
+        raise _untraced(f"Tensor parallelism is counted with the optimizer adamw, not {setup.optimizer}.")
+    if architecture.tied_embeddings:
+        raise _untraced(
+            f"Tensor parallelism is not counted where head and embedding share a matrix, as in {architecture.name}; "
+            "choose sharding zero-3."
+        )
+
+
+def plain(setup: Setup) -> Setup:
+    """The same model, batch and lengths without any memory-saving technique: 32 bits, separate operations, AdamW."""
+    architecture = resolve(setup)
+    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
+    text_to_image = architecture.family == "text-to-image"
+    return Setup(
+        model=setup.model,
+        config=setup.config,
+        micro_batch_size=setup.micro_batch_size,
+        sequence_length=setup.sequence_length,
+        image_size=setup.image_size,
+        target_length=setup.target_length,
+        dropout=setup.dropout,
+        accumulation_steps=setup.accumulation_steps,
+        pcie_generation=setup.pcie_generation,
+        gpus=setup.gpus,
+        precision="fp32",
+        attention="eager",
+        shared_groups=layers if architecture.shared_groups else None,
+        reversible=False if text_to_image else None,
+    )
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _check_model(name: object) -> None:
+    if isinstance(name, str) and name in PRESETS:
+        return
+    near = get_close_matches(str(name).lower().rpartition("/")[2], PRESETS, n=2)
+    meant = f" The nearest: {' and '.join(near)}." if near else ""
+    raise BadSetup(
+        f"model is one of {', '.join(PRESETS)}, not {_shown(name)}.{meant} "
+        "Of any other model, give its config.json as config."
+    )
+
+
+def _one_of(name: str, value: object, accepted: tuple) -> None:
+    # bool first: true equals 1, so it would be accepted as a number.
+    if isinstance(value, bool) or value not in accepted:
+        if isinstance(value, str) and value in NOT_COUNTED:
+            raise BadSetup(f"{name} cannot be {_shown(value)}. {NOT_COUNTED[value]}")
+        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
+
+
+def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        accepted = f"a whole number from {least} to {most}"
+        raise BadSetup(f"{name} is {or_else + ', ' if or_else else ''}{accepted}, not {_shown(value)}.")
+
+
+def _probability(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
+        raise BadSetup(f"{name} is null or a number from 0 to below 1, not {_shown(value)}.")
+
+
+_CHECKS = (
+    _check_combinations,
+    _check_optimizers_of_matrices,
+    _check_diffusion,
+    _check_sharding,
+    _check_offloaded_activations,
+    _check_loss,
+    _check_packs,
+    _check_heads,
+    _check_fp8,
+    _check_adapters,
+)

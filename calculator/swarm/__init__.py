@@ -1,0 +1,1 @@
+"""Training by volunteers: what the exchange of gradients costs, and what a mix of peers reaches."""

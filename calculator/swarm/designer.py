@@ -1,0 +1,400 @@
+"""Designs a run: settings that suit a model, volunteers and a target; their forecast; and the recipe file."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from calculator.choose.advice import advised_micro_batch, sizes_to_advise
+from calculator.choose.devices import device_named
+from calculator.choose.flops import UTILISATION, samples_per_second
+from calculator.errors import BadSetup
+from calculator.step.estimate import estimate
+from calculator.swarm.collaboration import Collaboration, Kind
+from calculator.swarm.designed_models import BATCHES, DesignedModel
+from calculator.swarm.forecast import (
+    ADVISED_WINDOWS,
+    DAY_SECONDS,
+    PATIENCE_WINDOWS,
+    Exchange,
+    Forecast,
+    Volunteers,
+    forecast,
+)
+from calculator.swarm.settings import (
+    AVERAGING_TIMEOUT_SECONDS,
+    DEFAULTS,
+    INNER_BATCH_SIZE,
+    REQUEST_TIMEOUT_SECONDS,
+)
+
+LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
+"""The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
+MOST_COMMUNICATION = 0.1
+"""The largest share of the time that the exchange may take if it can be avoided."""
+INNER_UPDATES = (100, 500)
+"""The numbers of local updates between two exchanges that are tried (Douillard et al. 2023, arXiv:2311.08105, make
+500)."""
+SEARCH_WINDOWS = PATIENCE_WINDOWS + 2
+"""Matchmaking windows in the time-out of an averaging, besides the all-reduce: two more than a recipe needs."""
+WHY_DELAYED = (
+    "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
+    "averaged while the next update is computed, so they are one update old."
+)
+WHY_ASKED = "You chose it."
+WHY_LOCAL = (
+    "The links are too slow, or the volunteers too many, to average gradients: each volunteer trains on its own for "
+    "about {updates} updates, then all average the changes of their weights."
+)
+GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
+"""The longest advised time-outs. Settings are tried with these; the final ones follow from the slowest link."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class People:
+    """Volunteers with one GPU and link."""
+
+    count: int
+    gpu: str
+    up_megabits: float
+    down_megabits: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """The user's target and volunteers."""
+
+    model: DesignedModel
+    people: tuple[People, ...]
+    hours_a_day: float
+    samples: float
+    """Samples to train on in total."""
+    days: float
+    """Days available."""
+    utilisation: float = UTILISATION
+    batch: int | None = None
+    """Samples per update; None: the designer chooses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Design:
+    """Settings and their forecast."""
+
+    collaboration: Collaboration
+    forecast: Forecast
+    micro_batches: dict[str, int]
+    """By GPU; 0 where not even one sample fits."""
+    learning_rate: float
+    epochs: int
+    why_batch: str
+
+    @property
+    def days(self) -> float:
+        """Until all samples are trained on."""
+        return self.forecast.days(self.epochs)
+
+
+@lru_cache(maxsize=512)
+def micro_batch(
+    model: DesignedModel,
+    gpu: str,
+    *,
+    local_updates: bool = False,
+    target_batch_size: int = BATCHES[0],
+    sample_seconds: float | None = None,
+) -> int:
+    """Samples at once that are advised for this GPU; 0 if not even one fits.
+
+    Args:
+        model: What is trained.
+        gpu: Name of a GPU.
+        local_updates: See `calculator.choose.advice.PeerTraining`.
+        target_batch_size: Of the run; the smallest of `BATCHES` allows as many as any larger one.
+        sample_seconds: Of one sample on this GPU, where it is known.
+    """
+    device, training = device_named(gpu), model.training(local_updates=local_updates)
+    window = DEFAULTS.matchmaking_seconds
+    sizes = sizes_to_advise(target_batch_size, matchmaking_seconds=window, sample_seconds=sample_seconds)
+    return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What training takes on a volunteer's machine."""
+
+    device_bytes: int
+    """On the GPU, with all activations recomputed."""
+    host_bytes: int
+
+
+def memory_of(wish: Wish, made: Design, gpu: str) -> Memory:
+    """The memory of a volunteer with this GPU and the design's micro-batch, which is at least 1."""
+    return _memory(wish.model, gpu, made.micro_batches[gpu], made.collaboration.local_updates)
+
+
+@lru_cache(maxsize=512)
+def _memory(model: DesignedModel, gpu: str, micro_batch_size: int, local_updates: bool) -> Memory:
+    device, training = device_named(gpu), model.training(local_updates=local_updates)
+    result = estimate(training.setup(device, micro_batch_size, checkpointing=True))
+    _, on_host = training.bytes_of_the_mode(result)
+    return Memory(device_bytes=training.need_bytes(device, micro_batch_size), host_bytes=result.host.total + on_host)
+
+
+def design(wish: Wish) -> Design:
+    """Settings whose exchange takes little time, those that learn best first; otherwise the fastest that work.
+
+    Raises:
+        BadSetup: If no volunteer's GPU holds the model.
+    """
+    crew = _crew(wish, local_updates=False)
+    if not crew.people:
+        raise BadSetup(
+            "No volunteer's GPU holds even one sample of this model; choose a smaller model or GPUs with more memory."
+        )
+    chosen, made, why = _choose(crew, wish)
+    if chosen.local_updates:
+        crew = _crew(wish, local_updates=True)
+    collaboration = crew.collaboration
+    learned = INNER_BATCH_SIZE if chosen.local_updates else chosen.target_batch_size
+    return Design(
+        collaboration=replace(
+            collaboration,
+            target_batch_size=chosen.target_batch_size,
+            delay_gradient_averaging=chosen.delay_gradient_averaging,
+            local_updates=chosen.local_updates,
+            matchmaking_seconds=chosen.matchmaking_seconds,
+            allreduce_timeout_seconds=_timeout(made.all_reduce_seconds),
+            next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
+        ),
+        forecast=made,
+        micro_batches=crew.sizes,
+        learning_rate=wish.model.learning_rate(learned),
+        epochs=max(2, math.ceil(wish.samples / chosen.target_batch_size)),
+        why_batch=why,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Crew:
+    """Those volunteers whose GPUs hold the model."""
+
+    collaboration: Collaboration
+    people: list[Volunteers]
+    sizes: dict[str, int]
+    """Micro-batch by GPU, 0 for the others."""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second, if nothing were lost."""
+        return sum(kind.count * kind.present * kind.samples_per_second for kind in self.people)
+
+
+def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
+    sizes = {people.gpu: _size(wish, people.gpu, local_updates) for people in wish.people if people.count}
+    able = [people for people in wish.people if people.count and sizes[people.gpu]]
+    collaboration = Collaboration(
+        volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
+        config=wish.model.config,
+        sequence_length=wish.model.sequence_length,
+        optimizer=wish.model.host_optimizer,
+        utilisation=wish.utilisation,
+        average_state_every=25,
+        state_bits=16,
+        **GENEROUS,
+    )
+    return _Crew(collaboration, collaboration.kinds(), sizes)
+
+
+def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
+    """What is advised at the speed that is expected, `most_forecast` at most; 0 if not even one sample fits."""
+    seconds = 1 / _speed(wish, gpu)
+    return min(
+        micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), wish.model.most_forecast
+    )
+
+
+def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
+    """Samples per second of one volunteer with this GPU."""
+    model = wish.model
+    return samples_per_second(
+        model.architecture(), device_named(gpu), wish.utilisation, micro_batch_size, length=model.sequence_length
+    )
+
+
+def _timeout(all_reduce_seconds: float) -> float:
+    """Twice the time of an average, rounded up to ten seconds, and at least the default."""
+    longest = GENEROUS["allreduce_timeout_seconds"]
+    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(all_reduce_seconds / 5)), longest)
+
+
+def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:
+    return Kind(
+        count=people.count,
+        gpu=people.gpu,
+        up_megabits=people.up_megabits,
+        down_megabits=people.down_megabits,
+        present=hours_a_day / 24,
+        session_hours=None if hours_a_day == 24 else hours_a_day,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    exchange: Exchange
+    forecast: Forecast
+    why: str
+
+    @property
+    def good(self) -> bool:
+        """Whether the run works, loses little time to the exchange, and has epochs long enough for matchmaking."""
+        made, windows = self.forecast, ADVISED_WINDOWS * self.exchange.matchmaking_seconds
+        # 0.99, because the window was rounded to a tenth of a second.
+        calm = made.peers <= 1 or made.computing_seconds >= 0.99 * windows
+        return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
+
+
+def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
+    people, exchange = crew.people, crew.collaboration.exchange()
+    present = sum(kind.count * kind.present for kind in people)
+    reducers = max(2, min(round(present), exchange.max_group_size))
+    message = max(exchange.message_seconds(kind.link, reducers) for kind in people)
+    longest = GENEROUS["next_chunk_timeout_seconds"]
+    silence = max(DEFAULTS.next_chunk_timeout_seconds, float(math.ceil(2 * message)))
+    exchange = replace(exchange, next_chunk_timeout_seconds=min(silence, longest))
+
+    def tried(why: str, batch: int, crew: _Crew = crew, **changes) -> _Tried:
+        # At least 1.5 s, which leaves a request one second (see `_tables`).
+        window = min(DEFAULTS.matchmaking_seconds, max(1.5, round(batch / crew.rate / ADVISED_WINDOWS, 1)))
+        candidate = replace(exchange, target_batch_size=batch, matchmaking_seconds=window, **changes)
+        return _Tried(candidate, forecast(crew.people, candidate), why)
+
+    known = wish.model.batches
+    batches = [batch for batch in known if batch <= wish.samples / LEAST_UPDATES] or known[:1]
+    if wish.batch:
+        batches = [wish.batch]
+
+    def awaited(place: int) -> _Tried:
+        return tried(WHY_ASKED if wish.batch else _why_batch(batches[place]), batches[place])
+
+    best = awaited(len(batches) - 1)
+    if best.good:  # larger batches exchange less often, so bisection finds the smallest good one
+        low, high = 0, len(batches) - 1
+        while low < high:
+            middle = (low + high) // 2
+            one = awaited(middle)
+            low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
+        return best.exchange, best.forecast, best.why
+    # Then what learns less well: gradients that are one update old, and last local updates.
+    others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
+    local = _crew(wish, local_updates=True)  # which takes more memory
+    for updates in INNER_UPDATES if local.people else ():
+        batch = max(batches[-1], round(present * INNER_BATCH_SIZE * updates))
+        if others[-1].good or wish.batch or batch > wish.samples / LEAST_EXCHANGES:
+            break
+        others.append(tried(WHY_LOCAL.format(updates=updates), batch, local, local_updates=True))
+    chosen = others[-1]
+    if chosen.good:
+        return chosen.exchange, chosen.forecast, chosen.why
+    chosen = max(others, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
+    why = f"{chosen.why} This is the fastest of the settings tried; none leaves enough time for the exchange."
+    return chosen.exchange, chosen.forecast, why
+
+
+def _why_batch(batch: int) -> str:
+    return (
+        f"{'The smallest batch' if batch > BATCHES[0] else 'A small batch'} for which the exchange takes at most a "
+        "tenth of the time: with smaller batches a model learns more from each sample."
+    )
+
+
+def recipe(wish: Wish, made: Design) -> str:
+    """The complete recipe file, ready for `python -m training bootstrap --recipe`."""
+    body = "".join(
+        f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in _tables(wish, made).items()
+    )
+    # From the wish, so that the same settings always give the same file.
+    name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
+    return (
+        "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
+        "# every number. All peers of a run use the same file.\n"
+        "# To simulate it with the volunteers that you named (without --alike, speeds and links vary as people's do,\n"
+        "# and the slowest link of a group sets its pace):\n"
+        f"#   {simulate_command(wish, made)}\n"
+        "# To prepare the data:\n"
+        f"#   python -m training {wish.model.prepare_command}\n\n"
+        f'run_id = "{name}"\ntitle = "My run"\ndescription = "{wish.model.description}"\n'
+        f'task = "{wish.model.task}"\nseed = 0\n' + body
+    )
+
+
+def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
+    """The recipe's tables by name."""
+    chosen = made.collaboration
+    search = SEARCH_WINDOWS * chosen.matchmaking_seconds
+    averaging = max(AVERAGING_TIMEOUT_SECONDS, search + chosen.allreduce_timeout_seconds)
+    return {
+        **wish.model.tables(),
+        "data": dict(shards="shards"),
+        "optimizer": wish.model.optimizer,
+        "schedule": dict(
+            peak_learning_rate=float(f"{made.learning_rate:.2g}"),
+            warmup_epochs=made.epochs // 10,
+            total_epochs=made.epochs,
+        ),
+        "swarm": dict(
+            target_batch_size=chosen.target_batch_size,
+            matchmaking_seconds=chosen.matchmaking_seconds,
+            request_timeout_seconds=min(REQUEST_TIMEOUT_SECONDS, round(chosen.matchmaking_seconds * 2 / 3, 1)),
+            allreduce_timeout_seconds=chosen.allreduce_timeout_seconds,
+            averaging_timeout_seconds=averaging,
+            next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
+            gradient_codec=chosen.gradient_codec,
+            average_state_every=chosen.average_state_every,
+            state_bits=chosen.state_bits,
+            delay_gradient_averaging=chosen.delay_gradient_averaging,
+            mode="diloco" if chosen.local_updates else "synchronous",
+            **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
+        ),
+        "monitor": dict(
+            checkpoint_every_epochs=max(1, made.epochs // 300),
+            pictures_every_epochs=max(1, made.epochs // 300),
+            **wish.model.shown,
+        ),
+    }
+
+
+def simulate_command(wish: Wish, made: Design, file: str = "my-run.toml") -> str:
+    """The command that simulates the recipe with the volunteers of the wish, each kind as fast as the design says."""
+    kinds = made.collaboration.volunteers
+    said = [
+        f"--volunteers {kind.count}:{speed.samples_per_second:.4g}:{kind.up_megabits:g}/{kind.down_megabits:g}"
+        for kind, speed in zip(kinds, made.collaboration.kinds(), strict=True)
+    ]
+    hours = wish.hours_a_day
+    absent = [] if hours == 24 else [f"--session-hours {hours:g} --present {hours / 24:.3g}"]
+    size = min(kind.micro_batch_size for kind in kinds)
+    words = ["python -m training simulate", f"--recipe {file}", "--alike", f"--micro-batch-size {size}", *said, *absent]
+    return " ".join(words)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def alone_days(wish: Wish) -> float | None:
+    """Days that one volunteer of the first kind needs on its own, 24 hours a day; None if the model does not fit it."""
+    first = wish.people[0]
+    size = _size(wish, first.gpu, local_updates=False)
+    if not size:
+        return None
+    return wish.samples / _speed(wish, first.gpu, size) / DAY_SECONDS

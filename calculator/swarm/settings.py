@@ -1,0 +1,48 @@
+"""The defaults of the exchange between peers, each stated only here.
+
+The trainer's recipes (`training.config`), the forecast (`calculator.swarm.forecast`), a collaboration in people's words
+(`calculator.swarm.collaboration`) and the run designer all take them from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COMPRESSION_THRESHOLD = 65_536
+"""Tensors with fewer values are sent in 16 bits where large ones take 8 (paper, section 3.3)."""
+REQUEST_TIMEOUT_SECONDS = 3.0
+"""Longest wait for another peer's answer."""
+AVERAGING_TIMEOUT_SECONDS = 180.0
+"""Longest averaging, the search for a group included."""
+MIN_GROUP_SIZE = 2
+"""Fewest peers that average together."""
+INNER_BATCH_SIZE = 32
+"""Samples of one update between exchanges of local updates."""
+BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3
+"""Samples of an update, updates in all, and rate at the end of the warm-up (paper, section 3.3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeSettings:
+    """The settings of a recipe's `[swarm]` that decide how long an epoch takes; `training.config.SwarmConfig` explains
+    each."""
+
+    gradient_codec: str = "blockwise8"
+    state_bits: int = 8
+    newcomer_bits: int = 16
+    average_state_every: int = 1
+    delay_gradient_averaging: bool = False
+    matchmaking_seconds: float = 15.0
+    allreduce_timeout_seconds: float = 60.0
+    next_chunk_timeout_seconds: float = 10.0
+    """How long a peer whose link is too slow for its group delays the others; also one that vanishes, if it accepts no
+    connections."""
+    max_group_size: int = 256
+    local_updates: bool = False
+    """Whether peers train on their own between exchanges (`mode = "diloco"`)."""
+    declared_links: bool = False
+    """Whether all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
+    value of `join --bandwidth`, or the one that they measured while downloading the state; no recipe sets it."""
+
+
+DEFAULTS = ExchangeSettings()

@@ -1,0 +1,1 @@
+"""PyTorch's memory: what each operation allocates and keeps for backward, as a tape that is played once."""

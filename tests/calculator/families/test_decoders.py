@@ -1,0 +1,265 @@
+"""Today's decoders: parameters equal the released checkpoints and transformers' models, which read configs alike."""
+
+import dataclasses
+import time
+from itertools import product
+
+import pytest
+
+from calculator import BadSetup, Setup, estimate
+from calculator.choose.flops import forward_flops
+from calculator.models.architectures import PRESETS, from_config
+from calculator.models.decoders import DECODER_READERS, DECODERS, cycle_of
+from calculator.parts.parameters import count_parameters
+
+PUBLISHED = {
+    # released checkpoints, huggingface.co: meta-llama, mistralai, Qwen, HuggingFaceTB, microsoft, google, deepseek-ai
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "mistral-7b": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "smollm2-135m": 134_515_008,
+    "smollm2-1.7b": 1_711_376_384,
+    "phi-3-mini": 3_821_079_552,
+    "phi-4": 14_659_507_200,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    # without the layer of multi-token prediction; the paper (arXiv:2412.19437) rounds it to 671B
+    "deepseek-v3": 671_026_404_352,
+}
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
+def test_count_equals_the_published_one(name, published):
+    assert count_parameters(PRESETS[name]) == published
+
+
+def test_gemma_2_does_not_read_the_pattern_of_gemma_3():
+    """transformers 5.23: Gemma2Config slides in every other layer, whatever sliding_window_pattern says."""
+    transformers = pytest.importorskip("transformers")
+    for kind, cycle in (("gemma2", ("sliding", "full")), ("gemma3_text", ("sliding", "sliding", "full"))):
+        config = {"model_type": kind, "num_hidden_layers": 6, "sliding_window_pattern": 3}
+        real = transformers.AutoConfig.for_model(**config).layer_types
+        assert from_config(config).attention_cycle == cycle
+        assert [f"{kind}_attention" for kind in cycle] * (6 // len(cycle)) == real
+
+
+def _config(transformers, a):
+    """The config of transformers for a preset."""
+    kinds = {
+        "llama": "llama", "mistral": "mistral", "qwen2.5": "qwen2", "qwen3": "qwen3", "smollm2": "llama",
+        "smollm3": "smollm3", "phi": "phi3", "gemma": "gemma3_text" if a.head_norms else "gemma2",
+    }  # fmt: skip
+    kind = {"mixtral-8x7b": "mixtral", "qwen3-30b-a3b": "qwen3_moe", "deepseek-v3": "deepseek_v3"}.get(a.name)
+    kind = kind or kinds[a.name.split("-")[0]]
+    values = {
+        "vocab_size": a.vocab_size, "hidden_size": a.hidden_size, "intermediate_size": a.intermediate_size,
+        "num_hidden_layers": a.num_layers, "num_attention_heads": a.num_heads, "num_key_value_heads": a.key_heads,
+        "head_dim": a.head_dim, "max_position_embeddings": a.max_positions, "tie_word_embeddings": a.tied_embeddings,
+    }  # fmt: skip
+    if kind in ("mistral", "phi3", "gemma2", "gemma3_text"):
+        values["sliding_window"] = a.sliding_window or None
+    if kind == "mixtral":
+        values |= {"num_local_experts": a.num_experts, "num_experts_per_tok": a.experts_per_token}
+    if kind == "qwen3_moe":
+        values |= {"num_experts": a.num_experts, "num_experts_per_tok": a.experts_per_token, "norm_topk_prob": True}
+        values["moe_intermediate_size"] = a.expert_size
+    if kind == "deepseek_v3":  # whose defaults are the released model's
+        values = {"max_position_embeddings": a.max_positions}
+    return transformers.AutoConfig.for_model(kind, **values)
+
+
+def _count(transformers, config) -> int:
+    """Parameters of the real model, built on the meta device, which takes no memory."""
+    import torch
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("architecture", DECODERS, ids=lambda architecture: architecture.name)
+def test_preset_equals_the_model_of_transformers(architecture):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = _config(transformers, architecture)
+    assert count_parameters(architecture) == _count(transformers, config)
+    read = from_config(config.to_dict())
+    # A preset states no kinds of layers where all are alike, and a config's name is that of its family.
+    assert dataclasses.replace(read, name=architecture.name) == architecture
+
+
+@pytest.mark.parametrize("kind", DECODER_READERS)
+def test_an_empty_config_is_the_default_model_of_transformers(kind):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    # Of a model with pictures, only the text model is read.
+    config = transformers.AutoConfig.for_model("gemma3_text" if kind == "gemma3" else kind)
+    read = from_config({"model_type": kind})
+    assert count_parameters(read) == _count(transformers, config)
+    assert dataclasses.replace(from_config(config.to_dict()), name=read.name) == read
+
+
+REFUSED = {
+    "num_key_value_heads in config is a whole number from 1": {"num_key_value_heads": "many"},
+    "are not a multiple of its 3 heads of keys": {"num_attention_heads": 8, "num_key_value_heads": 3},
+    "is not divisible by its 7 heads": {"num_attention_heads": 7, "num_key_value_heads": 7},
+    "head_dim in config is an even number": {"model_type": "qwen3", "head_dim": 63},
+    "hidden_act in config is one of": {"hidden_act": "xielu"},
+    "layer_types in config is a list of": {
+        "model_type": "qwen2", "use_sliding_window": True, "layer_types": [["full_attention"]]
+    },
+    "num_experts_per_tok in config is at most the 4 experts": {
+        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5
+    },
+    "mlp_only_layers in config is a list of numbers": {"model_type": "qwen3_moe", "mlp_only_layers": "all"},
+    "divide the 10 experts": {"model_type": "deepseek_v3", "n_routed_experts": 10},
+    "num_key_value_heads in config is only supported as 128": {
+        "model_type": "deepseek_v3", "num_key_value_heads": 8
+    },
+    "no_rope_layers in config is a list": {"model_type": "smollm3", "no_rope_layers": [1, 0]},
+    "partial_rotary_factor in config is a number": {"model_type": "phi3", "partial_rotary_factor": "half"},
+    "num_hidden_layers in config is a whole number from 1 to 10000, not 9999999.": {"num_hidden_layers": 9_999_999},
+    "partial_rotary_factor in config gives 1 ": {"model_type": "phi3", "partial_rotary_factor": 0.011},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "values"), REFUSED.items())
+def test_a_wrong_config_is_refused_in_a_sentence(sentence, values):
+    with pytest.raises(BadSetup) as refused:
+        from_config({"model_type": "llama", **values})
+    assert sentence in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("keys", "nearest"),
+    [
+        ({"hidden_size": 2048, "num_key_value_heads": 16, "rms_norm_eps": 1e-5}, "llama"),
+        ({"num_key_value_heads": 4, "query_pre_attn_scalar": 256}, "gemma3_text"),
+        ({"num_key_value_heads": 4, "num_experts": 64, "moe_intermediate_size": 512}, "qwen3_moe"),
+        ({"num_key_value_heads": 4, "num_local_experts": 8}, "mixtral"),
+        ({"kv_lora_rank": 512, "n_routed_experts": 64, "num_experts_per_tok": 6}, "deepseek_v3"),
+        ({"n_embd": 768, "n_layer": 12}, "gpt2"),
+        ({"hidden_size": 768, "type_vocab_size": 2}, "bert"),
+        ({"d_model": 512, "d_kv": 64}, "t5"),
+    ],
+)
+def test_an_unknown_family_is_refused_with_the_nearest_one(keys, nearest):
+    with pytest.raises(BadSetup, match=f"model_type 'new' is not supported; the nearest is {nearest} "):
+        from_config({"model_type": "new", **keys})
+
+
+@pytest.mark.parametrize(
+    ("kind", "nearest", "parameters"),
+    # Of Pythia-6.9B and OPT-6.7B, as their authors publish them: with the nearest family's name you get about these.
+    [("gpt_neox", "gptj", 6_857_302_016), ("opt", "gpt2", 6_658_473_984)],
+)
+def test_the_nearest_family_gives_about_the_size_of_the_model(kind, nearest, parameters):
+    config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048}
+    config |= {"model_type": kind, "vocab_size": 50_432 if kind == "gpt_neox" else 50_272}
+    with pytest.raises(BadSetup, match=rf"the nearest is {nearest} \(give the sizes under its keys\)"):
+        from_config(config)
+    assert estimate(Setup(config=config | {"model_type": nearest})).parameters == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [{"model_type": "falcon_mamba"}, {"_class_name": "UNet2DConditionModel"}])
+def test_what_is_like_no_supported_family_is_not_said_to_be_like_one(kind):
+    with pytest.raises(BadSetup, match=r"is not supported, and no supported family is like it\. All: bert, "):
+        from_config({**kind, "hidden_size": 2560, "num_key_value_heads": 8})
+
+
+def test_a_vision_tower_that_is_not_counted_is_named():
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
+    config = {"model_type": "gemma3", "text_config": sizes, "vision_config": {"hidden_size": 1152}}
+    said = "Only the text model is counted, not the vision tower that is published with it."
+    assert said in estimate(Setup(config=config)).notes and said in estimate(Setup(model="gemma-3-4b")).notes
+    assert said not in estimate(Setup(model="gemma-3-1b")).notes
+
+
+def test_kinds_of_layers_are_the_shortest_cycle():
+    assert cycle_of(["full"] * 4) == ()
+    assert cycle_of(["sliding"] * 4) == ("sliding",)
+    assert cycle_of(["sliding", "full", "sliding", "full", "sliding"]) == ("sliding", "full")
+    assert cycle_of(["full", "full", "sliding"]) == ("full", "full", "sliding")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gemma2", "deepseek_v3", "gpt2", "gptj"])
+def test_operations_equal_those_that_torch_counts(kind):
+    """torch counts all pairs of tokens, also those that a mask hides; the rest is compared one to one."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    values = {"vocab_size": 60, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "pad_token_id": 0}
+    values |= {"num_attention_heads": 4, "num_key_value_heads": 4 if kind == "deepseek_v3" else 2}
+    if kind.startswith("gpt"):
+        values = {"vocab_size": 60, "n_embd": 64, "n_inner": 40, "n_layer": 3, "n_head": 4}
+        values |= {"rotary_dim": 8} if kind == "gptj" else {}
+    elif kind == "deepseek_v3":
+        values |= {"first_k_dense_replace": 3, "kv_lora_rank": 24, "q_lora_rank": 16, "qk_rope_head_dim": 8}
+        values |= {"qk_nope_head_dim": 8, "v_head_dim": 12}
+    else:
+        values |= {"head_dim": 16}
+    if "gemma" in kind:
+        values |= {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    config = transformers.AutoConfig.for_model(kind, **values, attn_implementation="eager")
+    model, length = transformers.AutoModelForCausalLM.from_config(config), 19
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, length, dtype=torch.long))
+    a = from_config(config.to_dict())
+    widths = 2 * a.num_heads * (a.head_dim + (a.value_dim or a.head_dim))
+    seen = [sum(min(i + 1, 7 if "sliding" in a.attention_kind(n) else 19) for i in range(length)) for n in range(3)]
+    counted = counter.get_total_flops() - widths * sum(length**2 - pairs for pairs in seen)
+    assert forward_flops(a, length) == counted
+
+
+def test_a_mixture_computes_each_token_with_its_experts_only():
+    model = PRESETS["qwen3-30b-a3b"]
+    more = dataclasses.replace(model, num_experts=256)
+    router = 2 * 128 * model.hidden_size * model.num_layers * 1000
+    assert forward_flops(more, 1000) - forward_flops(model, 1000) == router
+
+
+def test_layers_with_different_weights_cannot_share_them():
+    with pytest.raises(BadSetup, match="Layers of deepseek-v3 have different weights; omit shared_groups"):
+        estimate(Setup(model="deepseek-v3", shared_groups=4))
+
+
+@pytest.mark.parametrize(("name", "active"), [("mixtral-8x7b", 12.88), ("qwen3-30b-a3b", 3.35)])
+def test_experts_are_the_published_share(name, active):
+    """Parameters that a token uses, in billions: arXiv:2401.04088, section 2.1, and arXiv:2505.09388, table 2."""
+    model = PRESETS[name]
+    one = dataclasses.replace(model, num_experts=model.experts_per_token)
+    router = (model.num_experts - one.num_experts) * model.hidden_size * model.num_layers
+    assert (count_parameters(one) + router) / 1e9 == pytest.approx(active, abs=0.05)
+
+
+def test_the_cycle_of_layers_is_the_shortest():
+    for kinds in product(("full", "sliding"), repeat=9):
+        lengths = [n for n in range(1, 10) if all(kinds[i] == kinds[i % n] for i in range(9))]
+        assert (cycle_of(list(kinds)) or ("full",)) == kinds[: lengths[0]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "smollm3", "no_rope_layers": [1] * 9999 + [0]},
+        {"model_type": "qwen3_moe", "mlp_only_layers": [7] * 60_000},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_a_config_of_thousands_of_layers_is_read_at_once(config):
+    """It took ten seconds and more here, and the browser's Python several times as long."""
+    started = time.process_time()
+    assert from_config(config | {"num_hidden_layers": 10_000}).num_layers == 10_000
+    assert time.process_time() - started < 2

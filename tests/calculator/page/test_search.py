@@ -1,0 +1,344 @@
+"""A setup in a reader's own words."""
+
+import json
+import re
+
+import pytest
+
+from calculator import PRESETS, BadSetup, Setup, estimate
+from calculator.__main__ import main
+from calculator.browser import search
+from calculator.choose.devices import DEVICES
+from calculator.page.search import COMMON, said, understood
+from calculator.step.setups import setup_from
+
+LORA, QLORA = {"lora_rank": 16, "base_bits": 16}, {"lora_rank": 16, "base_bits": 4}
+QUERIES = {
+    "llama 8b lora 24 gb": ("llama-3.1-8b", LORA, "cuda-24gb"),
+    "fine-tune GPT-J on 24 GB": ("gpt-j-6b", {}, "cuda-24gb"),
+    "T5-3B on a T4": ("t5-3b", {"precision": "amp-fp16"}, "t4"),
+    "Llama-3.1-8B on 16 GB": ("llama-3.1-8b", {}, "cuda-16gb"),
+    "how much VRAM does llama3.1 70b qlora need? 80GB": ("llama-3.1-70b", QLORA, "cuda-80gb"),
+    "gpt 2 large batch 4 checkpointing 8-bit adam rtx 4090": (
+        "gpt2-large", {"micro_batch_size": 4, "checkpointing": True, "optimizer": "adamw8bit"}, "rtx-4090"
+    ),
+    "qwen 2.5 7b 4bit 4090": ("qwen2.5-7b", QLORA, "rtx-4090"),
+    "Qwen3-8B, lora r=64, 2k tokens, A100 80GB": (
+        "qwen3-8b", LORA | {"lora_rank": 64, "sequence_length": 2048}, "a100-80gb"
+    ),
+    "mistral pure bf16 adafactor 3090": ("mistral-7b", {"precision": "bf16", "optimizer": "adafactor"}, "rtx-3090"),
+    "llama 3.2 3b galore rank 256 pure bf16": (
+        "llama-3.2-3b", {"precision": "bf16", "optimizer": "galore", "optimizer_rank": 256}, ""
+    ),
+    "qwen3 4b apollo mini 24gb": ("qwen3-4b", {"optimizer": "apollo-mini"}, "cuda-24gb"),
+    "qwen3 4b apollo": ("qwen3-4b", {"optimizer": "apollo"}, ""),
+    "phi-3 mini context 4096 h100": ("phi-3-mini", {"sequence_length": 4096}, "h100-80gb"),
+    "bert large sgd fp32 1080 ti": ("bert-large", {"precision": "fp32", "optimizer": "sgd"}, "gtx-1080-ti"),
+    "gemma 2 9b cpu offload eager apple 32gb": (
+        "gemma-2-9b", {"offload_optimizer": True, "attention": "eager"}, "apple-32gb"
+    ),
+    "llama 70b 4x h100 zero-3": (
+        "llama-3.1-70b", {"sharding": "zero-3", "gpus": 4, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 8b fsdp 8 gpus": ("llama-3.1-8b", {"sharding": "zero-3", "gpus": 8, "optimizer": "adamw"}, ""),
+    "qwen3 8b tensor parallel 4 gpus": (
+        "qwen3-8b", {"sharding": "tensor", "precision": "bf16", "gpus": 4, "optimizer": "adamw"}, ""
+    ),
+    "llama 8b 2 gpus 4090": ("llama-3.1-8b", {"gpus": 2}, "rtx-4090"),
+    "llama 8b bs 16 gradient accumulation 8": (
+        "llama-3.1-8b", {"micro_batch_size": 16, "accumulation_steps": 8}, ""
+    ),
+    "qwen3 8b grad accum steps 4": ("qwen3-8b", {"accumulation_steps": 4}, ""),
+    "qwen3 4b m3 max 64gb": ("qwen3-4b", {}, "apple-64gb"),
+    "gpt2 4060 8gb": ("gpt2", {}, "rtx-4060"),
+    "gpt2 h200 141 gb": ("gpt2", {}, "h200"),
+    "llama 8b lora 1,024 tokens": ("llama-3.1-8b", LORA | {"sequence_length": 1024}, ""),
+    "llama-3.1-8b --micro-batch-size 4 --gpu a100-80gb": ("llama-3.1-8b", {"micro_batch_size": 4}, "a100-80gb"),
+    "llama-3.1-8b --lora-rank 8 --base-bits 4 --sequence-length 2048": (
+        "llama-3.1-8b", {"lora_rank": 8, "base_bits": 4, "sequence_length": 2048}, ""
+    ),
+    "llama 8b max_seq_length: 4096 batch size: 8 lora_r=64": (
+        "llama-3.1-8b", {"sequence_length": 4096, "micro_batch_size": 8, "lora_rank": 64, "base_bits": 16}, ""
+    ),
+    "llama 8b seq len 4096": ("llama-3.1-8b", {"sequence_length": 4096}, ""),
+    "llama 8b without lora no offload": ("llama-3.1-8b", {}, ""),
+    "llama 8b gradient_checkpointing=False packing=True": (
+        "llama-3.1-8b", {"checkpointing": False, "packed": True}, ""
+    ),
+    "llama 8b checkpointing off t4": ("llama-3.1-8b", {"checkpointing": False, "precision": "amp-fp16"}, "t4"),
+    "llama 8b use_liger_kernel: false, fp8=0, disable offload": ("llama-3.1-8b", {}, ""),
+    "llama 8b checkpointing offload": ("llama-3.1-8b", {"checkpointing": True, "offload_optimizer": True}, ""),
+    "llama 8b lora on 24 gb": ("llama-3.1-8b", LORA, "cuda-24gb"),
+    "bert base 110m": ("bert-base", {}, ""),
+    "deepseek v3 671b": ("deepseek-v3", {}, ""),
+    "flux dev 12b lora": ("flux-dev", LORA, ""),
+    "gpt2 xl 1.5b": ("gpt2-xl", {}, ""),
+    "gpt2 mac mini 16 gb": ("gpt2", {}, "apple-16gb"),
+    "gpt2 mac studio 64gb": ("gpt2", {}, "apple-64gb"),
+    "llama 8b lora 4bit": ("llama-3.1-8b", QLORA, ""),
+    "llama 8b nf4 adapters r=8 24gb": ("llama-3.1-8b", QLORA | {"lora_rank": 8}, "cuda-24gb"),
+    "llama 8b lora bs 2 seq 4096": ("llama-3.1-8b", LORA | {"micro_batch_size": 2, "sequence_length": 4096}, ""),
+    "llama 8b batch size=2 seq=1024 gpus=4 zero=3": (
+        "llama-3.1-8b",
+        {"micro_batch_size": 2, "sequence_length": 1024, "gpus": 4, "sharding": "zero-3", "optimizer": "adamw"},
+        "",
+    ),
+    "llama 8b zero: 2 num_gpus: 8": ("llama-3.1-8b", {"sharding": "zero-2", "gpus": 8, "optimizer": "adamw"}, ""),
+    "t5 base 512 tokens target length 64": ("t5-base", {"sequence_length": 512, "target_length": 64}, ""),
+    "llama 8b adamw 8bit lora": ("llama-3.1-8b", LORA | {"optimizer": "adamw8bit"}, ""),
+    "llama 8b paged adamw 8bit lora r=8": (
+        "llama-3.1-8b", LORA | {"lora_rank": 8, "optimizer": "paged-adamw8bit"}, ""
+    ),
+    "llama 8b a100 80gb x 8 4096 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 4096}, "a100-80gb"),
+    "llama 8b a100 80gb x 8 4 samples": ("llama-3.1-8b", {"gpus": 8, "micro_batch_size": 4}, "a100-80gb"),
+    "llama 8b 8 gpus 2048 tokens": ("llama-3.1-8b", {"gpus": 8, "sequence_length": 2048}, ""),
+    "llama 8b a100 80gb x 8 8-bit lion": ("llama-3.1-8b", {"gpus": 8, "optimizer": "lion8bit"}, "a100-80gb"),
+    "2 b200 gemma 2 9b": ("gemma-2-9b", {"gpus": 2}, "b200"),
+    "llama 8b lora, no qlora": ("llama-3.1-8b", LORA, ""),
+    "llama 8b muon and adamw": ("llama-3.1-8b", {"optimizer": "muon"}, ""),
+    "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
+    "llama 8b paged adamw 8bit": ("llama-3.1-8b", {"optimizer": "paged-adamw8bit"}, ""),
+    "llama 8b load_in_4bit": ("llama-3.1-8b", QLORA, ""),
+    "llama 8b 8xH100": ("llama-3.1-8b", {"gpus": 8}, "h100-80gb"),
+    "llama 8b 4xA100-80GB": ("llama-3.1-8b", {"gpus": 4}, "a100-80gb"),
+    "llama 8b 2x24gb": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "llama 8b on 2 x 24 gb": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "llama 8b 4 * 80 g": ("llama-3.1-8b", {"gpus": 4}, "cuda-80gb"),
+    "llama 8b 3090 x 2 gpus": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
+    "llama 8b two 3090s": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
+    "llama 8b dual rtx 4090": ("llama-3.1-8b", {"gpus": 2}, "rtx-4090"),
+    "llama 8b 24gb x 2": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "llama 8b 3090 \u00d7 4": ("llama-3.1-8b", {"gpus": 4}, "rtx-3090"),
+    "llama 70b 4 a100s 80gb": ("llama-3.1-70b", {"gpus": 4}, "a100-80gb"),
+    "flux 512\u00d7512 4090": ("flux-dev", {"image_size": 512}, "rtx-4090"),
+    "llama 8b 16 x 2048 tokens": ("llama-3.1-8b", {"micro_batch_size": 16, "sequence_length": 2048}, ""),
+    "vit-l batch 4": ("vit-large", {"micro_batch_size": 4}, ""),
+    "gpt2 3080 20gb": ("gpt2", {}, "cuda-20gb"),
+    "gpt2 a100-80g": ("gpt2", {}, "a100-80gb"),
+    "gpt2 t4 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 2080 ti 22gb": ("gpt2", {"precision": "amp-fp16"}, "cuda-22gb"),
+    "smollm2 135m without checkpointing": ("smollm2-135m", {"checkpointing": False}, ""),
+    "deepseek v3 8 h100 zero 3": (
+        "deepseek-v3", {"sharding": "zero-3", "gpus": 8, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 70b 2 rtx 3090 qlora": ("llama-3.1-70b", QLORA | {"gpus": 2}, "rtx-3090"),
+    "llama 8b tensor parallel 4 h100": (
+        "llama-3.1-8b", {"sharding": "tensor", "precision": "bf16", "gpus": 4, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 8b zero stage 3 4 nvidia h100": (
+        "llama-3.1-8b", {"sharding": "zero-3", "gpus": 4, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 8b on 8h100": ("llama-3.1-8b", {"gpus": 8}, "h100-80gb"),
+    "llama 8b 4 80gb a100s": ("llama-3.1-8b", {"gpus": 4}, "a100-80gb"),
+    "llama 2 7b 2 a100": ("llama-2-7b", {"gpus": 2}, "a100-40gb"),
+    "gpt2 batch 8 h100": ("gpt2", {"micro_batch_size": 8}, "h100-80gb"),
+    "gpt2 batch 8 a100s": ("gpt2", {"micro_batch_size": 8}, "a100-40gb"),
+    "gpt2 batch 8 16 h100": ("gpt2", {"micro_batch_size": 8, "gpus": 16}, "h100-80gb"),
+    "llama 8b lora rank 16 a100": ("llama-3.1-8b", LORA, "a100-40gb"),
+    "llama 8b zero 3 gpus 2 3090": (
+        "llama-3.1-8b", {"sharding": "zero-3", "gpus": 2, "optimizer": "adamw"}, "rtx-3090"
+    ),
+    "phi 4 gpus": ("phi-4", {}, ""),
+    "phi 4 h100": ("phi-4", {}, "h100-80gb"),
+    "gemma 3 4b": ("gemma-3-4b", {}, ""),
+    "gemma 3 4b 2 t4": ("gemma-3-4b", {"gpus": 2, "precision": "amp-fp16"}, "t4"),
+    "gpt2 colab": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 free google colab 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 colab pro": ("gpt2", {}, "l4"),
+    "gpt2 colab a100": ("gpt2", {}, "a100-40gb"),
+    "llama 8b full finetune": ("llama-3.1-8b", {}, ""),
+    "llama 8b full fine-tuning context 2048": ("llama-3.1-8b", {"sequence_length": 2048}, ""),
+    "llama 8b full": ("llama-3.1-8b", {}, ""),
+    "llama 8b full parameter fine tuning no lora": ("llama-3.1-8b", {}, ""),
+    "gpt2 full precision": ("gpt2", {"precision": "fp32"}, ""),
+    "gpt2 A6000": ("gpt2", {}, "rtx-a6000"),
+    "gpt2 2 rtx a6000 48gb": ("gpt2", {"gpus": 2}, "rtx-a6000"),
+    "gpt2 L40S": ("gpt2", {}, "l40s"),
+    "gpt2 two l40s": ("gpt2", {"gpus": 2}, "l40s"),
+    "gpt2 RTX 6000 Ada": ("gpt2", {}, "rtx-6000-ada"),
+    "gpt2 NVIDIA RTX 6000 Ada Generation": ("gpt2", {}, "rtx-6000-ada"),
+    "gpt2 8 B200": ("gpt2", {"gpus": 8}, "b200"),
+    "gpt2 b200 192 gb": ("gpt2", {}, "b200"),
+    "gpt2 b200 180gb": ("gpt2", {}, "b200"),
+    "llama 3 8b": ("llama-3.1-8b", {}, ""),
+    "llama3 instruct 8b 2 a100": ("llama-3.1-8b", {"gpus": 2}, "a100-40gb"),
+    "Llama-3-70B qlora": ("llama-3.1-70b", QLORA, ""),
+    "llama 3.3 70b h100": ("llama-3.1-70b", {}, "h100-80gb"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_words_become_a_setup(text):
+    model, settings, gpu = QUERIES[text]
+    assert understood(text) == {"setup": {"model": model} | settings, "gpu": gpu, "ignored": []}
+    assert estimate(setup_from(understood(text)["setup"])).gpu.total > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "ignored"),
+    [
+        ("gpt2 gtx 1080", "", ["gtx", "1080"]),
+        ("gpt2 3080 ti", "", ["3080", "ti"]),
+        ("gpt2 4070 ti super", "", ["4070", "ti", "super"]),
+        ("gpt2 apple m3", "", ["apple", "m3"]),
+        ("gpt2 64gb ram 4090", "rtx-4090", ["ram"]),
+        ("gpt2 global batch 64 on 8 gpus", "", ["global batch 64"]),
+        ("gpt2 rtx 6000", "", ["rtx", "6000"]),
+        ("gpt2 a10g", "", ["a10g"]),
+        ("llama 8b lora 16 bs 2 seq 4096 t4", "t4", ["16"]),
+        ("gpt2 epochs 3 t4", "t4", ["epochs", "3"]),
+        ("gpt2 lora_alpha 32 h100", "h100-80gb", ["lora_alpha", "32"]),
+        ("gpt2 1e-4 h100", "h100-80gb", ["1e", "4"]),
+        ("gpt2 2 4070 super", "", ["2", "4070", "super"]),
+    ],
+)
+def test_what_is_not_listed_is_said_and_not_guessed(text, gpu, ignored):
+    found = understood(text)
+    assert (found["gpu"], found["ignored"]) == (gpu, ignored)
+
+
+def test_a_card_that_is_not_listed_is_taken_by_its_memory():
+    found = understood("gpt2 4060 ti 16gb")
+    assert found == {"setup": {"model": "gpt2"}, "gpu": "cuda-16gb", "ignored": ["4060", "ti"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mixtral 8x22b", "no model of that name with 8x22b; choose mixtral-8x7b, or paste"),
+        ("microsoft/Phi-4-mini-instruct", "no model of that name with mini"),
+        ("deepseek-r1-distill-llama-70b", "no model of that name with"),
+        ("t5-xl", "no model of that name with xl; choose one of t5-small"),
+        ("64gb ram llama 4 h100", "knows no llama 4"),
+        ("8 bit muon llama 4", "knows no llama 4"),
+        ("llama 4 scout h100", "knows no llama 4; choose one of llama-2-7b, llama-3.2-1b"),
+        ("gemma 4 27b", "knows no gemma 4"),
+        ("llama 3 1b", "knows no llama 3"),
+        ("gpt2 1.5b", "no model of that name with 1.5b"),
+        ("gpt-neo", "no model of that name with neo"),
+        ("flan-t5-base", "no model of that name with flan"),
+        ("google/t5-v1_1-base", "no model of that name with v1_1"),
+        ("flux schnell", "no model of that name with schnell"),
+        ("llama 3.3 8b", "knows no llama 3.3"),
+        ("llama 13b 200gb", "no model of that name with 13b"),
+        ("qwen3 4b m4 24gb", "knows apple-8gb, apple-16gb, apple-32gb, apple-64gb"),
+    ],
+)
+def test_what_is_not_known_is_not_taken_for_something_else(text, reason):
+    with pytest.raises(BadSetup, match=re.escape(reason)):
+        understood(text)
+
+
+@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("written", [str, lambda name: name.replace("-", " "), lambda name: name.upper()])
+def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
+    for gpu in ("", *DEVICES):
+        found = understood(f"{written(model)} {written(gpu)}")
+        assert (found["setup"]["model"], found["gpu"]) == (model, gpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mixtral 8x7b qlora a100", "base_bits 4 is not counted for mixtral-8x7b"),
+        ("llama 3b apollo 24gb lora", "takes the gradients of whole matrices"),
+        ("llama 8b liger activation offloading", "is not counted with offload_activations"),
+        ("llama 8b zero-3 h100", "give gpus 2 or more"),
+        ("llama 8b 8bit lora", "base_bits 8 is not counted"),
+        ("llama 8b fp8 t4", "fp8 stands beside the precision bf16"),
+        ("llama 8b full finetune 4bit", "Full fine-tuning trains all weights"),
+        ("llama 8b 4 bit no lora", "LoRA, which weights of 4 or 8 bits need"),
+        ("llama 8b galore 8bit 24gb", "“AdamW, 8-bit” and “GaLore” are two optimizers; name one of them."),
+        ("llama 8b sgd adafactor", "“Adafactor” and “SGD with momentum” are two optimizers"),
+    ],
+)
+def test_words_that_exclude_each_other_are_refused(text, reason):
+    """The form would leave one of them out in silence."""
+    assert reason in json.loads(search(json.dumps({"text": text})))["error"]
+
+
+def test_each_word_of_the_page_is_understood_in_any_order():
+    words = ["lora", "24 gb", "llama 8b", "batch 2", "1k tokens"]
+    expected = understood(" ".join(words))
+    for start in range(len(words)):
+        found = understood(" ".join(words[start:] + words[:start]))
+        assert found["gpu"] == expected["gpu"] and found["setup"] == expected["setup"] and not found["ignored"]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("the cat", "'the cat' names no model that the calculator knows; try words such as llama 8b lora 24 gb"),
+        ("llama 13b", "no model of that name with 13b; choose one of llama-2-7b"),
+        ("", "Type a model, and if you like a technique and a GPU"),
+        ("x" * 5000, "names no model"),
+        (5, "Type a model"),
+        ("gpt2 9999999 gb", "gpu is cuda-Ngb"),
+        ("gpt2 0 gb", "gpu is cuda-Ngb"),
+        ("qlora 70b on 2x 3090", "names no model that the calculator knows; of 70b, it knows llama-3.1-70b: name it"),
+        ("4b qlora", "it knows qwen3-4b, gemma-3-4b: name one, or paste a config.json"),
+        (
+            "llama 8b inference 24gb",
+            "For generating text, set the model and open the table below, or run "
+            "`python -m calculator inference llama-3.1-8b --gpu cuda-24gb`.",
+        ),
+        (
+            "serving gpt2 batch 8 context 512 t4",
+            "`python -m calculator inference gpt2 --batch 8 --length 512 --gpu t4`",
+        ),
+        ("bert large inference", "The answer here is for training. bert-large does not generate text"),
+    ],
+)
+def test_what_is_not_understood_is_said(text, said):
+    error = json.loads(search(json.dumps({"text": text})))["error"]
+    assert said in error and len(error) < 300 and "\n" not in error
+
+
+def test_the_command_for_generating_text_runs(capsys):
+    error = json.loads(search(json.dumps({"text": "llama 8b inference context 2048 on a colab"})))["error"]
+    command = re.search("`python -m calculator (.*)`", error)[1]
+    assert main(command.split()) == 0
+    assert "llama-3.1-8b: 1 x 2,048 tokens" in (out := capsys.readouterr().out) and "Tesla T4" in out
+
+
+def test_words_that_say_nothing_are_left_out_and_others_named():
+    assert not understood("gpt2 " + " ".join(COMMON))["ignored"]
+    answer = json.loads(search(json.dumps({"text": "gpt2 quickly batch 4 please"})))
+    assert answer["said"] == "Understood: gpt2, micro-batch of 4. Not understood: quickly, please."
+    assert answer["values"] == {"model": "gpt2", "micro_batch_size": "4"}
+
+
+@pytest.mark.parametrize(
+    "words", ["activation offloading", "offload activations", "activations offloaded", "activations on the host"]
+)
+def test_offloaded_activations_are_not_taken_for_the_optimizer(words):
+    found = understood(f"llama 8b {words} 24 gb")
+    assert (
+        found["setup"] == {"model": "llama-3.1-8b", "offload_activations": True, "checkpointing": False}
+        and not found["ignored"]
+    )
+    assert "activations on the host" in said(found)
+    assert understood("llama 8b offload")["setup"] == {"model": "llama-3.1-8b", "offload_optimizer": True}
+
+
+def test_an_impossible_setup_is_refused_by_the_calculator_itself():
+    found = understood("deepseek v3 qlora")
+    with pytest.raises(BadSetup, match="base_bits 4 is not counted for deepseek-v3"):
+        estimate(Setup(**found["setup"]))
+    assert estimate(Setup(**understood("deepseek v3 lora")["setup"])).trained_parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("llama 8b torch.compile 24 gb", "torch.compile is not counted"),
+        ("gpt2 compiled", "torch.compile is not counted"),
+        ("llama 8b 8-bit muon t4", "8-bit Muon is not counted"),
+        ("llama 8b muon 8bit 24 gb", "8-bit Muon is not counted"),
+        ("llama 8b cce", "Cut Cross-Entropy is not counted"),
+    ],
+)
+def test_who_asks_for_what_is_not_counted_is_told_why(text, reason):
+    assert said(understood(text)).count(reason) == 1
+    assert ("muon" in text) == ("Muon, " in said(understood(text)))
+    assert "is not counted" not in said(understood("gpt2"))

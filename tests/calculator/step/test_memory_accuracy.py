@@ -1,0 +1,73 @@
+"""The published comparison: it reports errors as they are, and the calculator is within the figures it promises."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory import memory_accuracy as accuracy
+from calculator.step.setups import Setup
+
+ROOT = Path(__file__).parents[3]
+
+STEPS = json.loads(accuracy.STEPS.read_text())
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_errors_are_within_the_promised_figures(held_out):
+    steps = [step for step in json.loads(accuracy.STEPS.read_text()) if step["held_out"] == held_out]
+    assert len(steps) >= 50
+    rows = accuracy.judge(steps, accuracy.ours)
+    for figure, (median, p95, worst) in {
+        "parameters": (0, 0, 0),
+        "saved_activations": (0.5, 0.5, 0.5),
+        "peak": (1, 3, 6),
+        "host": (3, 3, 3),
+    }.items():
+        found = accuracy.summary([row[figure] for row in rows if figure in row])
+        assert found["median"] <= median and found["p95"] <= p95 and found["worst"] <= worst, figure
+
+
+def test_a_wrong_calculator_is_shown_as_wrong():
+    steps = json.loads(accuracy.STEPS.read_text())[:4]
+
+    def doubled(setup: Setup):
+        return {name: 2 * value for name, value in accuracy.ours(setup).items()}
+
+    rows = accuracy.judge(steps, doubled)
+    assert accuracy.summary([row["peak"] for row in rows])["median"] == pytest.approx(100, abs=0.01)
+    assert accuracy.error_percent(50, 100) == -50
+    assert accuracy.error_percent(1, 0) == 100
+    assert accuracy.summary([-4, 1, 2]) == {"median": 2, "p95": 4, "worst": 4}
+
+
+def test_program_prints_the_table_and_writes_it(tmp_path, capsys):
+    peer = tmp_path / "mem_calc.py"
+    peer.write_text(
+        "def calculate_memory(args):\n"
+        "    return dict(parameters=args.dmodel, grad=1, total_mem=2, optim=3, wgrad=4, cpu_mem=5)\n"
+    )
+    out = tmp_path / "accuracy.json"
+    accuracy.main(["--calculator-2021", str(peer), "--json", str(out)])
+    printed = capsys.readouterr().out
+    assert f"2021 calculator: {len(STEPS)} of {len(STEPS)} steps answered" in printed and "Worst peaks" in printed
+    recorded = json.loads(out.read_text())
+    assert set(recorded) >= {"name", "date", "machine", "versions", "results", "worst_cases", "cases"}
+    peak = next(entry for entry in recorded["results"] if entry["metric"] == "peak on the GPU: worst error")
+    assert peak["peer_name"] == "2021 calculator" and peak["peer"] > peak["ours"]
+    assert recorded["worst_cases"]["2021 calculator"][0]["error_percent"] != 0
+
+
+def test_program_names_what_it_needs(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        accuracy.main([])
+    assert ended.value.code == 2
+    assert "--ours-only" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"is not a file; give the path"):
+        accuracy.main(["--eleutherai", str(tmp_path / "none.py")])
+
+
+def test_recorded_result_is_of_these_steps():
+    recorded = json.loads((ROOT / "benchmarks/results/memory_accuracy.json").read_text())
+    steps = json.loads(accuracy.STEPS.read_text())
+    assert [case["step"] for case in recorded["cases"]] == [accuracy.name_of(step) for step in steps]

@@ -1,0 +1,284 @@
+"""Several GPUs: what each holds under DDP, ZeRO and FSDP2, as traced steps of torch.distributed show it.
+
+`benchmarks/sharded_steps.json` was traced by `benchmarks/memory/sharded_steps.py`, drawn at random after the rules were
+written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/memory/liger_steps.py`, and
+`divided_adapter_steps.json`, `divided_encoder_lora_steps.json` and `divided_deepseek_steps.json` by
+`benchmarks/memory/decoder_steps.py`.
+`redrawn_divided_steps.json` holds steps of all these kinds, drawn anew with one seed.
+"""
+
+import dataclasses
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from calculator import BadSetup, Setup, estimate
+from calculator.choose.devices import device_named
+from calculator.choose.fit import advice, need_bytes
+from calculator.step.setups import setup_from
+from calculator.step.sharding import shard_shape
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
+DIVIDED_LIGER = json.loads((BENCHMARKS / "divided_liger_steps.json").read_text())
+ADAPTERS = [
+    step
+    for name in ("divided_adapter_steps", "divided_encoder_lora_steps")
+    for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
+]
+DEEPSEEK = json.loads((BENCHMARKS / "divided_deepseek_steps.json").read_text())
+T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
+TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
+REDRAWN = json.loads((BENCHMARKS / "redrawn_divided_steps.json").read_text())
+LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
+
+
+def _name(step):
+    values = dict(step["setup"])
+    return " ".join([values.pop("config")["model_type"], *map(str, values.values())])
+
+
+@pytest.mark.parametrize("step", STEPS + DIVIDED_LIGER, ids=_name)
+def test_step(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == result.trained_parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gradient_bytes == pytest.approx(step["gradient_bytes"], abs=1024)
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+
+
+@pytest.mark.parametrize("step", DEEPSEEK, ids=_name)
+def test_step_of_deepseek(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert (result.trained_parameters < result.parameters) == ("lora_rank" in step["setup"])
+    assert result.gradient_bytes == step["gradient_bytes"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+
+
+@pytest.mark.parametrize("step", T5, ids=_name)
+def test_step_with_two_stacks(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert result.gradient_bytes == step["gradient_bytes"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.005)
+
+
+@pytest.mark.parametrize("step", ADAPTERS, ids=_name)
+def test_step_with_adapters(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.trained_parameters < result.parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gradient_bytes == step["gradient_bytes"]
+    off = 0.03 if step["setup"]["config"]["model_type"] == "t5" else 0.001
+    assert result.gpu.total == pytest.approx(step["peak"], rel=off)
+
+
+@pytest.mark.parametrize(
+    "off, step",
+    [*((0.03, step) for step in TOGETHER), *((0.005, step) for step in REDRAWN)],
+    ids=lambda value: _name(value) if isinstance(value, dict) else "",
+)
+def test_step_of_tensor_parallelism_or_drawn_anew(off, step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=off)
+
+
+def test_enough_steps_of_each_kind_were_drawn():
+    kinds = Counter(step["setup"].get("sharding", "none") for step in STEPS)
+    assert len(STEPS) >= 60 and min(kinds[kind] for kind in ("none", "zero-1", "zero-2", "zero-3")) >= 5
+    assert len({step["setup"]["config"]["model_type"] for step in STEPS}) >= 8
+
+
+def test_enough_steps_with_a_loss_in_pieces_were_drawn():
+    kinds = Counter((step["setup"]["sharding"], step["setup"]["loss"]) for step in DIVIDED_LIGER)
+    assert len(DIVIDED_LIGER) >= 40 and min(kinds["zero-2", "liger"], kinds["zero-3", "liger"]) >= 10
+
+
+def test_enough_steps_with_adapters_were_drawn():
+    kinds = Counter(step["setup"].get("sharding", "none") for step in ADAPTERS)
+    assert len(ADAPTERS) >= 60 and min(kinds[kind] for kind in ("none", "zero-1", "zero-2", "zero-3")) >= 8
+    assert len({step["setup"]["config"]["model_type"] for step in ADAPTERS}) >= 7
+    assert sum(step["setup"].get("lora_freeze_a", False) for step in ADAPTERS) >= 5
+    assert {step["setup"].get("base_bits") for step in ADAPTERS} == {None, 16, 32}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [STEPS, DIVIDED_LIGER, ADAPTERS, T5, REDRAWN],
+    ids=["whole loss", "loss in pieces", "with adapters", "two stacks", "drawn anew"],
+)
+def test_half_of_all_peaks_are_right_to_the_byte(steps):
+    differences = sorted(abs(estimate(setup_from(step["setup"])).gpu.total - step["peak"]) for step in steps)
+    assert differences[(len(differences) - 1) // 2] == 0
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero-1", "zero-2", "zero-3"])
+def test_a_step_that_is_traced_now_is_predicted(sharding):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from benchmarks.memory import sharded_steps
+
+    setup = dataclasses.replace(
+        sharded_steps.draw(random.Random(7)), sharding=sharding, precision="fp32", gpus=3,
+        config={"model_type": "llama", "vocab_size": 301, "hidden_size": 32, "intermediate_size": 65,
+                "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    )  # fmt: skip
+    step = sharded_steps.trace(setup)
+    assert estimate(setup).gpu.total == pytest.approx(step["peak"], abs=1024)
+    assert estimate(setup).optimizer_state_bytes == step["optimizer_state_bytes"]
+
+
+def test_each_sharding_divides_what_it_says():
+    none, one, two, three = (
+        estimate(dataclasses.replace(LLAMA, sharding=sharding)) for sharding in ("none", "zero-1", "zero-2", "zero-3")
+    )
+    assert one.optimizer_state_bytes < none.optimizer_state_bytes / 3 and one.gradient_bytes == none.gradient_bytes
+    assert two.gradient_bytes == pytest.approx(none.gradient_bytes / 4, rel=0.01)
+    assert none.gpu.total > one.gpu.total > two.gpu.total > three.gpu.total
+    assert none.parameters == two.parameters == two.trained_parameters
+
+
+def test_without_sharding_buckets_are_all_that_several_gpus_add():
+    alone = estimate(dataclasses.replace(LLAMA, gpus=1))
+    assert estimate(LLAMA).gpu.total - alone.gpu.total == pytest.approx(4 * alone.parameters, abs=512)
+
+
+def test_more_gpus_never_take_more_each():
+    totals = [
+        estimate(dataclasses.replace(LLAMA, gpus=gpus, sharding="zero-3", checkpointing=True)).gpu.total
+        for gpus in (2, 4, 8, 64, 1024)
+    ]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_parts_add_up_at_every_instant():
+    for sharding in ("none", "zero-1", "zero-2", "zero-3"):
+        for steps in (1, 2):
+            result = estimate(dataclasses.replace(LLAMA, sharding=sharding, accumulation_steps=steps))
+            for instant in result.timeline:
+                parts = instant[4:]
+                assert sum(parts) == instant.bytes and min(parts) >= 0, instant
+            assert result.gpu.total == max(instant.bytes for instant in result.timeline)
+
+
+def test_enough_steps_of_tensor_parallelism_were_drawn():
+    kinds = Counter(step["setup"]["sharding"] for step in TOGETHER)
+    assert len(TOGETHER) >= 20 and min(kinds["tensor"], kinds["tensor-sequence"]) >= 8
+    errors = [abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) for step in TOGETHER]
+    assert median(errors) < 0.005
+
+
+def test_a_share_is_padded_to_the_first_one():
+    assert shard_shape((10, 3), 4) == (3, 3)
+    assert shard_shape((1,), 8) == (1,)
+
+
+REFUSED = {
+    "divides memory among several GPUs; give gpus 2 or more": {"sharding": "zero-3", "gpus": 1},
+    "gpus is a whole number from 1": {"gpus": 0},
+    "sharding is one of none, zero-1, zero-2, zero-3, tensor, tensor-sequence": {"sharding": "fsdp"},
+    "works on its GPU; omit offload_optimizer": {"sharding": "zero-1", "offload_optimizer": True},
+    "FSDP2 loses what bitsandbytes needs to read 4-bit weights": {
+        "sharding": "zero-2", "lora_rank": 8, "base_bits": 4},
+    "FSDP2 casts adapters of 32 bits itself": {"sharding": "zero-3", "lora_rank": 8, "adapter_bits": 16},
+    "divides Llama, which has no adapters; omit lora_rank": {"sharding": "tensor", "lora_rank": 8},
+    "Sharding is counted with the optimizers adamw and sgd, not adamw8bit; choose one of these, or sharding none": {
+        "sharding": "zero-3", "optimizer": "adamw8bit"
+    },
+    "FSDP2 refuses layers that share weights": {"sharding": "zero-3", "shared_groups": 2},
+    "FSDP2 refuses layers that share": {"sharding": "zero-2", "model": "dalle-2021", "sequence_length": None},
+    "8 GPUs cannot divide 12 heads evenly": {"sharding": "tensor", "gpus": 8, "model": None, "config": {
+        "model_type": "llama", "hidden_size": 768, "num_attention_heads": 12}},
+    "64 GPUs cannot divide 32 heads evenly": {"sharding": "tensor", "gpus": 64},
+    "16 GPUs cannot divide 8 heads of keys evenly": {"sharding": "tensor", "gpus": 16},
+    "4 GPUs cannot divide 1023 tokens of a sequence evenly": {"sharding": "tensor-sequence", "sequence_length": 1023},
+    "Tensor parallelism is counted for Llama": {"sharding": "tensor", "model": "gpt2"},
+    "Tensor parallelism is not counted for layers that share": {"sharding": "tensor", "shared_groups": 2},
+    "Tensor parallelism is counted without autocast": {"sharding": "tensor"},
+    "Tensor parallelism is counted without accumulation": {
+        "sharding": "tensor", "precision": "bf16", "accumulation_steps": 2},
+    "Tensor parallelism is counted with the optimizer adamw, not sgd": {
+        "sharding": "tensor", "precision": "bf16", "optimizer": "sgd"},
+    "not counted where head and embedding share a matrix, as in llama-3.2-1b": {
+        "sharding": "tensor", "precision": "bf16"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "values"), REFUSED.items())
+def test_what_is_not_counted_is_refused_in_a_sentence(sentence, values):
+    with pytest.raises(BadSetup) as refused:
+        estimate(dataclasses.replace(LLAMA, **values))
+    assert sentence in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+def test_sharding_is_advised_only_among_several_gpus():
+    device = device_named("rtx-4090")
+    setup = dataclasses.replace(LLAMA, model="llama-3.2-3b")
+    several = [s["changes"].get("sharding") for s in advice(setup, device)["suggestions"]]
+    alone = advice(dataclasses.replace(setup, gpus=1), device)["suggestions"]
+    assert any(several)
+    assert alone and not any("sharding" in s["changes"] for s in alone)
+
+
+def test_a_model_that_fits_no_gpu_is_said_to_fit_several():
+    device = device_named("t4")
+    setup = Setup(model="t5-11b", optimizer="adamw8bit")
+    found = advice(setup, device)
+    assert not found["suggestions"]
+    several = re.search(
+        r"Divided among (\d+) of the Tesla T4 \(Colab\), it fits \(FSDP2, ZeRO-3, with checkpointing and fused AdamW\)",
+        found["sentence"],
+    )
+    divided = Setup(
+        model="t5-11b", optimizer_impl="fused", checkpointing=True, sharding="zero-3", gpus=int(several.group(1))
+    )
+    assert need_bytes(divided, device) <= device.usable_bytes
+    assert need_bytes(dataclasses.replace(divided, gpus=divided.gpus // 2), device) > device.usable_bytes
+
+
+def test_more_than_64_gpus_are_advised():
+    device = device_named("b200")
+    found = advice(Setup(model="deepseek-v3", gpus=8, sharding="zero-3"), device)
+    assert not found["suggestions"] and "Divided among 256 of the B200, it fits" in found["sentence"]
+    fitting, fewer = (
+        Setup(model="deepseek-v3", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused")
+        for gpus in (256, 128)
+    )
+    assert need_bytes(fitting, device) <= device.usable_bytes < need_bytes(fewer, device)
+
+
+def test_where_no_number_of_gpus_suffices_the_least_that_each_needs_is_said():
+    """FSDP2 pads DeepSeek's 256 experts to the number of GPUs, so with more of them a gathered layer takes more."""
+    device = device_named("h100-80gb")
+    found = advice(Setup(model="deepseek-v3", gpus=8, sharding="zero-3"), device)
+    needs = {
+        gpus: need_bytes(
+            Setup(model="deepseek-v3", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused"), device
+        )
+        for gpus in (16, 64, 128, 192, 256, 257, 384, 512, 1024)
+    }
+    assert not found["suggestions"] and "no 8 equal GPUs of the list" in found["sentence"]
+    assert min(needs.values()) == needs[256] > device.usable_bytes
+    said = re.search(r"divided among 256 of the H100, 80 GB, it needs ([\d.]+) GiB and ([\d.]+) GiB", found["sentence"])
+    assert float(said[1]) + float(said[2]) == pytest.approx(needs[256] / 2**30, abs=0.02)
+
+
+def test_experts_are_divided_by_expert():
+    """FSDP2 divides by the first dimension, which for transformers' experts is their number: fewer shares than GPUs."""
+    few, many = (
+        estimate(Setup(model="mixtral-8x7b", sequence_length=128, gpus=gpus, sharding="zero-3")) for gpus in (8, 64)
+    )
+    assert many.gpu.total > few.gpu.total / 2
+    assert any("as much as 64 experts" in note for note in many.notes)
+    assert not any("experts take" in note or "as much as" in note for note in few.notes)
