@@ -54,7 +54,7 @@ TOOLS = {
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
 NOT_APPLICABLE = (
     # If several live peers have faults in every repetition of an average, our group gives up the average. hivemind's
-    # peers use the parts that they got, as these tests expect. tests/training/swarm/test_faults.py tests the same
+    # peers use the parts that they got, as these tests expect. tests/training/swarm/round/test_faults.py tests the same
     # faults, lasting and temporary, with exact results.
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_SENDING-Fault.FAIL_SENDING]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_SENDING-Fault.FAIL_BEFORE]",
@@ -63,13 +63,13 @@ NOT_APPLICABLE = (
     # Our averager gets the bits of its group's key with its settings; they cannot be changed later.
     "test_averaging.py::test_getset_bits",
     # Our newcomers choose a donor without regard to the priority that it claims; see
-    # tests/training/swarm/test_download.py.
+    # tests/training/swarm/state/test_download.py.
     "test_averaging.py::test_load_state_priority",
     # Our averager of gradients makes the tensors that it averages, so nobody can give it tensors of other shapes.
     "test_optimizer.py::test_grad_averager_wrong_shape",
     # These five average extra tensors and the optimizer's statistics; our peers average gradients and weights only.
     "test_optimizer.py::test_state_averager",
-    # Our local updates are another algorithm, see tests/training/swarm/test_local_updates.py.
+    # Our local updates are another algorithm, see tests/training/swarm/epoch/test_local_updates.py.
     "test_optimizer.py::test_optimizer[True-False-False-False-False]",
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from training.config import LanguageRun, RunConfig
-from training.data.prepare_text import TextInput, prepare_text
-from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
-from training.data.tokenizer import Tokenizer
+from training.data.prepare.text import TextInput, prepare_text
+from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
+from training.data.store.tokenizer import Tokenizer
 
 SAMPLES = 64
 

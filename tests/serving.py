@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import contextmanager
 
-from training.processes.web import serve_in_thread
+from training.processes.servers.web import serve_in_thread
 
 
 @contextmanager

@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe do
     import torch
     from torch import Tensor
 
-    from training.data.sets import Shards
-    from training.data.shards import Kind, Manifest, TextManifest
-    from training.data.stream import Batch, Samples, TextBatch
-    from training.model.kernel_choice import KernelChoice
+    from training.data.store.sets import Shards
+    from training.data.store.shards import Kind, Manifest, TextManifest
+    from training.data.stream.stream import Batch, Samples, TextBatch
+    from training.model.kernels.kernel_choice import KernelChoice
 
 
 BUILT_IN = {

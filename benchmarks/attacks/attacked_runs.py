@@ -63,7 +63,7 @@ MEAN, CLIP, TICKETS = KINDS = ("mean", "centered-clip", "tickets")
 
 def be_hostile(first_epoch: int) -> None:
     """Changes this process: it sends its gradients times `FACTOR` from an epoch on, and hears of no ban."""
-    from training.swarm.gradients import GradientAverager
+    from training.swarm.epoch.gradients import GradientAverager
     from training.volunteer.membership import Membership
 
     load_mean = GradientAverager.load_mean

@@ -53,13 +53,13 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
     import torch
 
     from training.config import load_recipe
-    from training.swarm import auditing, auditor
-    from training.swarm.averager import Averager
-    from training.swarm.clipping import clipping_of_gradients
-    from training.swarm.codecs import exchange_codec
-    from training.swarm.dht import start_dht
-    from training.swarm.identity import Identity
-    from training.swarm.pipe import AveragerSettings
+    from training.swarm.defence import auditing, auditor
+    from training.swarm.defence.clipping import clipping_of_gradients
+    from training.swarm.engine.codecs import exchange_codec
+    from training.swarm.node.dht import start_dht
+    from training.swarm.node.identity import Identity
+    from training.swarm.round.averager import Averager
+    from training.swarm.round.pipe import AveragerSettings
 
     torch.set_num_threads(1)
     run = load_recipe("demo")
@@ -107,7 +107,7 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
 
 def answer_wrongly(lie: str) -> None:
     """All senders, or the first one alone, get another average."""
-    from training.swarm.reducer import FiniteReducer
+    from training.swarm.round.reducer import FiniteReducer
 
     accumulate = FiniteReducer.accumulate_part
 

@@ -15,7 +15,7 @@ Hostile peers send what an honest peer sends; each averages as large a share of 
 peers alike. Whoever is caught is left out for as long as the trainer does it, if an update takes `UPDATE_SECONDS`.
 
 The samples are those of `local_updates.py` with fewer captions, so that the loss is near its least when a run ends.
-`--reference FILE` writes what byzfl makes of small vectors, for tests/training/swarm/test_clipping.py.
+`--reference FILE` writes what byzfl makes of small vectors, for tests/training/swarm/defence/test_clipping.py.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def byzfl_attacks(aggregate: Callable, hostile: int) -> dict[str, Callable]:
 
 def attack_of(case: Case, run: RunConfig, last_average: list[torch.Tensor]) -> Attack:
     """What the hostile peers send. `last_average` holds the flat average of the last update, if there was one."""
-    from training.swarm.clipping import centered_clip, clipping_of_gradients
+    from training.swarm.defence.clipping import centered_clip, clipping_of_gradients
 
     def against(vectors: torch.Tensor) -> torch.Tensor:
         clipping = clipping_of_gradients(run.swarm)
@@ -198,12 +198,12 @@ class Swarm:
 
     def __init__(self, case: Case):
         from training.model.transformer import build_model
-        from training.swarm import engine
-        from training.swarm.clipping import clipping_of_gradients, clipping_of_parameters
-        from training.swarm.codecs import exchange_codec
-        from training.swarm.gradients import GradientAverager
-        from training.swarm.pipe import AveragerSettings
-        from training.swarm.strategies import Awaited
+        from training.swarm.defence.clipping import clipping_of_gradients, clipping_of_parameters
+        from training.swarm.engine import engine
+        from training.swarm.engine.codecs import exchange_codec
+        from training.swarm.epoch.gradients import GradientAverager
+        from training.swarm.epoch.strategies import Awaited
+        from training.swarm.round.pipe import AveragerSettings
 
         engine.prepare()
         local_updates.CAPTIONS = CAPTIONS
@@ -355,7 +355,7 @@ class Swarm:
 
 async def average_parts(sent: list[list[torch.Tensor]], weights: list[float], clipping: object) -> list:
     """The answers that each sender gets from the trainer's reducer."""
-    from training.swarm.reducer import ClippingReducer, FiniteReducer
+    from training.swarm.round.reducer import ClippingReducer, FiniteReducer
 
     shapes = tuple(part.shape for part in sent[0])
     reducer = FiniteReducer(shapes, len(sent)) if clipping is None else ClippingReducer(shapes, len(sent), clipping)
@@ -574,9 +574,9 @@ def _measure_part(kind: str) -> dict[str, float]:
 
     from hivemind.compression import deserialize_torch_tensor
 
-    from training.swarm import engine
-    from training.swarm.clipping import clipping_of_gradients
-    from training.swarm.codecs import BlockwiseCodec
+    from training.swarm.defence.clipping import clipping_of_gradients
+    from training.swarm.engine import engine
+    from training.swarm.engine.codecs import BlockwiseCodec
 
     torch.set_num_threads(1)
     engine.prepare()

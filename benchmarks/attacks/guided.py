@@ -33,7 +33,7 @@ def guide(name: str, options: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["training"]):
-        from training.swarm import engine
+        from training.swarm.engine import engine
 
         engine.prepare()
         reader = READERS[name][0]()

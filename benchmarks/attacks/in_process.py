@@ -25,15 +25,15 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from calculator.swarm.exchange import part_bytes
 from training.config import SwarmConfig
-from training.swarm.allreduce import ReportingRunner
-from training.swarm.auditor import Auditor
-from training.swarm.clipping import clipping_of_gradients
-from training.swarm.codecs import exchange_codec
-from training.swarm.groups import Contribution, Group
-from training.swarm.identity import peer_id_of
-from training.swarm.receipts import Signer
-from training.swarm.rounds import AllReduces, GroupAllReduce, Travel
-from training.swarm.standing import Standing
+from training.swarm.defence.auditor import Auditor
+from training.swarm.defence.clipping import clipping_of_gradients
+from training.swarm.defence.receipts import Signer
+from training.swarm.engine.codecs import exchange_codec
+from training.swarm.node.identity import peer_id_of
+from training.swarm.peers.groups import Contribution, Group
+from training.swarm.peers.standing import Standing
+from training.swarm.round.allreduce import ReportingRunner
+from training.swarm.round.rounds import AllReduces, GroupAllReduce, Travel
 
 PREFIX = "benchmark"
 QUIET_SECONDS, LOOKS = 0.05, 3

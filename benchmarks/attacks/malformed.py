@@ -84,7 +84,7 @@ def changed(seeds: Sequence[bytes], dice: random.Random) -> bytes:
 
 def try_reader(name: str, count: int, seed: int, folder: Path) -> None:
     """Gives a reader its inputs; prints a line of JSON at the end."""
-    from training.swarm import engine
+    from training.swarm.engine import engine
 
     engine.prepare()
     make, _ = READERS[name]

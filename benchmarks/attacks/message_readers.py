@@ -42,7 +42,7 @@ class Reader:
 
 def packed_messages() -> Reader:
     """What hivemind unpacks, in every process of a peer."""
-    from training.swarm.bounds import unpack
+    from training.swarm.engine.bounds import unpack
 
     return Reader(read=unpack, refuses=(ValueError,), seeds=[pack([1, "a", {"b": [None, 2.5]}, b"c"])], make=nested)
 
@@ -53,9 +53,9 @@ def records() -> Reader:
     from hivemind.dht import DHTID
     from hivemind.dht.validation import CompositeValidator, DHTRecord
 
-    from training.swarm.bounds import unpack
-    from training.swarm.dht import record_validators
-    from training.swarm.progress import progress_validator
+    from training.swarm.engine.bounds import unpack
+    from training.swarm.node.dht import record_validators
+    from training.swarm.peers.progress import progress_validator
 
     identity = new_identity()
     mine = [*record_validators("demo", identity), progress_validator("demo")]
@@ -91,9 +91,9 @@ def records() -> Reader:
 
 def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[object], object]]]:
     """Keys of a run -> what a peer stores there, and who reads what others have stored."""
-    from training.swarm.lineage import Word
-    from training.swarm.metrics import PeerRecord, RecentEpoch
-    from training.swarm.progress import PeerProgress
+    from training.swarm.node.metrics import PeerRecord, RecentEpoch
+    from training.swarm.peers.progress import PeerProgress
+    from training.swarm.run.lineage import Word
 
     peer = identity.peer_id
     record = PeerRecord(
@@ -120,8 +120,8 @@ def words_of_a_group() -> Reader:
     """What members tell their group."""
     from hivemind.averaging.allreduce import AveragingMode
 
-    from training.swarm.gathering import NonsenseError, Words
-    from training.swarm.groups import Announcement
+    from training.swarm.peers.groups import Announcement
+    from training.swarm.round.gathering import NonsenseError, Words
 
     words = Words(mbits=50.0, mode=AveragingMode.NODE, told=[7, False, 3], ticket="a ticket").packed()
 
@@ -174,7 +174,7 @@ def verdicts() -> Reader:
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.agreement import Decision, Verdict, repetition_of
+    from training.swarm.round.agreement import Decision, Verdict, repetition_of
 
     peers = [PeerID(bytes([number]) * 34) for number in range(4)]
     verdict = Verdict(whole=False, faulty=frozenset(peers[:2])).message(b"group")
@@ -204,7 +204,7 @@ class Led:
 
 def named(message: object) -> object:
     """A leader's message with the group's name, whatever it lists."""
-    from training.swarm.receipts import digest_of
+    from training.swarm.defence.receipts import digest_of
 
     again = type(message)()
     again.CopyFrom(message)
@@ -233,8 +233,8 @@ def words_of_leaders() -> Reader:
     from google.protobuf.message import DecodeError
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.coroutine import wait_for_result
-    from training.swarm.gathering import NonsenseError
+    from training.swarm.engine.coroutine import wait_for_result
+    from training.swarm.round.gathering import NonsenseError
 
     one = led()
 
@@ -266,7 +266,7 @@ def follower_of(one: Led, answers: Sequence[object]) -> object:
     from hivemind.utils import get_dht_time
     from hivemind.utils.asyncio import as_aiter
 
-    from training.swarm.matchmaking import PatientMatchmaking
+    from training.swarm.round.matchmaking import PatientMatchmaking
 
     class Follower(PatientMatchmaking):
         def __init__(self):  # hivemind's needs a node
@@ -300,9 +300,9 @@ def accusations() -> Reader:
     from hivemind.utils.asyncio import as_aiter
 
     from tests.training.swarm.audited import ADA, BOB, EVE, played, proof_of
-    from training.swarm.bounds import unpack
-    from training.swarm.coroutine import wait_for_result
-    from training.swarm.quota import Quota
+    from training.swarm.engine.bounds import unpack
+    from training.swarm.engine.coroutine import wait_for_result
+    from training.swarm.engine.quota import Quota
 
     network, proof = played(proof_of)
     auditor = network.auditors[BOB]
@@ -330,7 +330,7 @@ def accusations() -> Reader:
 def another_receipt(network: object) -> object:
     """A receipt of the liar for another peer, of other commitments."""
     from tests.training.swarm.audited import ADA, BOB, EVE, SIGNERS, THREE
-    from training.swarm.receipts import Receipt
+    from training.swarm.defence.receipts import Receipt
 
     words = {"commitments": b"c" * 32, "answers": b"a" * 32}
     statement = Receipt.statement(network.books[ADA].scope, reducer=EVE, receiver=BOB, **words)
@@ -343,8 +343,8 @@ def requests_for_parts() -> Reader:
     from hivemind.proto import averaging_pb2
 
     from tests.training.swarm.audited import ADA, BOB, EVE, played
-    from training.swarm.auditor import EVADED
-    from training.swarm.coroutine import wait_for_result
+    from training.swarm.defence.auditor import EVADED
+    from training.swarm.engine.coroutine import wait_for_result
 
     network, _ = played(lambda network: network.average())
     books, auditor = network.books[BOB], network.auditors[BOB]
@@ -372,9 +372,9 @@ def shown_parts() -> Reader:
     from hivemind.utils.asyncio import as_aiter
 
     from tests.training.swarm.audited import ADA, BOB, EVE, played
-    from training.swarm.auditor import LIE_WEIGHT
-    from training.swarm.bounds import unpack
-    from training.swarm.coroutine import wait_for_result
+    from training.swarm.defence.auditor import LIE_WEIGHT
+    from training.swarm.engine.bounds import unpack
+    from training.swarm.engine.coroutine import wait_for_result
 
     network, _ = played(lambda network: network.average())
     books, kept, show = network.books[ADA], dict(network.books[ADA].kept), network.stub
@@ -439,7 +439,7 @@ def samples_of_weights() -> Reader:
     """What witnesses answer."""
     import numpy as np
 
-    from training.swarm.witnesses import Sample
+    from training.swarm.state.witnesses import Sample
 
     sample = Sample(epoch=3, drifted=False, values=np.ones(16, np.float32)).packed()
     return Reader(read=lambda raw: Sample.read(raw, 16), refuses=(ValueError,), seeds=[sample], make=nested)
@@ -454,10 +454,10 @@ def facts_of_states() -> Reader:
     from hivemind.utils.asyncio import as_aiter
 
     from training.errors import TrainingError
-    from training.swarm.coroutine import wait_for_result
-    from training.swarm.download import _Download
-    from training.swarm.lineage import Lineage
-    from training.swarm.serving import StateService
+    from training.swarm.engine.coroutine import wait_for_result
+    from training.swarm.round.serving import StateService
+    from training.swarm.run.lineage import Lineage
+    from training.swarm.state.download import _Download
 
     shapes, lineage = [torch.Size((3, 2)), torch.Size((4,))], Lineage(id="a" * 16)
     download = _Download(
@@ -482,7 +482,7 @@ def facts_of_states() -> Reader:
 
 def statements() -> Reader:
     """What peers sign in an average."""
-    from training.swarm.receipts import Commitment, Receipt, Signed, pack_signed, read_signed
+    from training.swarm.defence.receipts import Commitment, Receipt, Signed, pack_signed, read_signed
     from training.swarm.work import Declared
 
     signed = Signed(b"key", b"signature")
@@ -490,7 +490,7 @@ def statements() -> Reader:
     commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, declared=declared, signed=signed)
     receipt = Receipt(commitments=b"c" * 32, answers=b"a" * 32, signed=signed)
     seeds = [pack(commitment.facts()), pack(receipt.facts()), pack_signed(signed, b"c" * 32), declared]
-    from training.swarm.bounds import unpack
+    from training.swarm.engine.bounds import unpack
 
     def read(raw: bytes) -> None:
         Declared.read(raw)  # None for what is none
@@ -521,7 +521,7 @@ def recipes() -> Reader:
 
 def manifests() -> Reader:
     """Manifests of shards."""
-    from training.data.shards import parse_manifest
+    from training.data.store.shards import parse_manifest
     from training.errors import BadInput
 
     folder = shards()
@@ -531,7 +531,7 @@ def manifests() -> Reader:
 
 def rows_of_shards() -> Reader:
     """Shards, which a server sends; streams also compare them with the digests of the manifest."""
-    from training.data.shards import read_shard
+    from training.data.store.shards import read_shard
     from training.errors import BadInput
 
     seed = next(shards().glob("*.parquet")).read_bytes()
@@ -642,7 +642,7 @@ def pack(value: object) -> bytes:
 
 def new_identity() -> object:
     """A peer's key."""
-    from training.swarm.identity import Identity
+    from training.swarm.node.identity import Identity
 
     return Identity(Path(tempfile.mkdtemp()))
 

@@ -31,14 +31,14 @@ import torch
 from benchmarks.record import record, result
 from training.compute.micro_batches import MicroBatches
 from training.config import SwarmConfig, load_recipe
-from training.data.order import Place
-from training.data.sets import open_shards
-from training.data.stream import SampleStream
-from training.swarm.clipping import Clipping, centered_clip
-from training.swarm.pipe import Shown
+from training.data.store.sets import open_shards
+from training.data.stream.order import Place
+from training.data.stream.stream import SampleStream
+from training.swarm.defence.clipping import Clipping, centered_clip
+from training.swarm.round.pipe import Shown
 from training.swarm.work import Declared, alike, noise_of, spans_of
 from training.task import task_of
-from training.trust.policy import FAILING_EVIDENCE
+from training.trust.server.policy import FAILING_EVIDENCE
 from training.volunteer.validator import EPOCHS_BETWEEN, Validator
 
 PICTURES, SAMPLES, EPOCHS, MOMENTUM, LEARNING_RATE = 8000, 32, 50, 0.9, 1e-3

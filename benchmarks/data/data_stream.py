@@ -76,8 +76,8 @@ def make_set(folder: Path, samples: int) -> None:
     """Shards of so many samples of random codes, as `prepare` writes them."""
     import numpy as np
 
-    from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
-    from training.data.tokenizer import Tokenizer
+    from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
+    from training.data.store.tokenizer import Tokenizer
 
     drawn, numbers = random.Random(0), np.random.default_rng(0)
     words = [f"word{number}" for number in range(3000)]
@@ -115,7 +115,7 @@ def make_large_set(folder: Path, total_bytes: int) -> None:
     import tokenizers
     from tokenizers.models import WordLevel
 
-    from training.data.shards import SplitEntry, TextManifest, describe_file, describe_shard, write_text_shard
+    from training.data.store.shards import SplitEntry, TextManifest, describe_file, describe_shard, write_text_shard
 
     inner = tokenizers.Tokenizer(WordLevel({str(number): number for number in range(LARGE_IDS)}, unk_token="0"))
     inner.save(str(folder / "tokenizer.json"))
@@ -163,9 +163,9 @@ class OneFileServer(ShardServer):
 
 def our_stream(source: str, cache: str, *, place=None, cache_gb: float = 1.0):
     from training.config import load_recipe
-    from training.data.order import Place
-    from training.data.sets import open_shards
-    from training.data.stream import SampleSet, SampleStream
+    from training.data.store.sets import open_shards
+    from training.data.stream.order import Place
+    from training.data.stream.stream import SampleSet, SampleStream
 
     shards = open_shards(source, cache=Path(cache), cache_gb=cache_gb)
     model = load_recipe("dalle-2021").model.model_copy(update={"text_seq_len": TEXT})
@@ -177,7 +177,7 @@ class Ours:
     """This project's stream."""
 
     def __init__(self, source: str, state: dict | None, cache: str):
-        from training.data.order import Place
+        from training.data.stream.order import Place
 
         self.stream = our_stream(source, cache, place=None if state is None else Place(**state))
 
@@ -248,9 +248,9 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
 
 def measure_large(side: str, source: str, cache: str) -> dict:
     """The most disk space that the cache takes while a large set is streamed, but for the tokenizer's file."""
-    from training.data.order import Place
-    from training.data.sets import open_shards
-    from training.data.stream import SampleStream, TextSet
+    from training.data.store.sets import open_shards
+    from training.data.stream.order import Place
+    from training.data.stream.stream import SampleStream, TextSet
 
     shards = open_shards(source, cache=Path(cache), kind="text")
     samples = TextSet(shards, block_length=CODES, vocab_size=LARGE_IDS, shuffle_buffer=MIXED)

@@ -36,12 +36,12 @@ from PIL import Image
 
 from benchmarks.record import record, renew, result
 from training.config import load_recipe
-from training.data.pictures import Picture, Pictures
-from training.data.prepare import Input, prepare
-from training.data.rows import Row
-from training.data.tokenizer import Tokenizer
-from training.model.codec import load_codec, save_codec
-from training.model.vqgan import VqGan, VqGanShape
+from training.data.prepare.pictures import Input, prepare
+from training.data.sources.pictures import Picture, Pictures
+from training.data.sources.rows import Row
+from training.data.store.tokenizer import Tokenizer
+from training.model.codecs.codec import load_codec, save_codec
+from training.model.codecs.vqgan import VqGan, VqGanShape
 
 SHAPE = VqGanShape(
     widths=(128, 128, 256, 512),

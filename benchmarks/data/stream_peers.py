@@ -74,7 +74,7 @@ def _shards(source: str) -> list[str]:
 
 
 def _samples(small: Path) -> Iterator[dict]:
-    from training.data.shards import read_shard
+    from training.data.store.shards import read_shard
 
     for path in sorted(small.glob("train-*.parquet")):
         for sample in read_shard(path):

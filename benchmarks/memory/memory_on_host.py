@@ -70,7 +70,7 @@ def measure(case: dict, *, give_back: bool) -> int:
     import hivemind
     import torch
 
-    from training.model.memory import give_back_freed_memory, keep_freed_memory
+    from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
 
     logging.disable(logging.WARNING)
     if case["optimizer"] != "adamw":  # as in the trainer, which runs only LAMB

@@ -53,8 +53,8 @@ def measure(side: str) -> dict:
     import torch
 
     from training.config import LanguageModelConfig
+    from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
     from training.model.language.folders import build_language_model
-    from training.model.memory import give_back_freed_memory, keep_freed_memory
 
     torch.set_num_threads(1)
     config = LanguageModelConfig(architecture=ARCHITECTURE, block_length=BLOCK_LENGTH)

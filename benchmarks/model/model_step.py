@@ -55,7 +55,7 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
     """
     import torch
 
-    from training.model.memory import keep_freed_memory
+    from training.model.kernels.memory import keep_freed_memory
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -174,7 +174,7 @@ def memory(name: str, size: int) -> tuple[float, float]:
     """Bytes of state and of temporary memory per parameter. Must run in a process of its own, as it measures a peak."""
     import torch
 
-    from training.model.memory import give_back_freed_memory
+    from training.model.kernels.memory import give_back_freed_memory
 
     make, small = cases()[name], parameter_of(100 * WIDTH)
     for parameter in (small, parameter_of(size)):

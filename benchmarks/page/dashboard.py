@@ -121,8 +121,8 @@ def write_picture(path: Path) -> None:
 def write_history(path: Path) -> None:
     """A history of `EPOCHS` epochs until now, written as one transaction."""
     from training.config import load_recipe
-    from training.publish.history import History
-    from training.publish.live import store_run
+    from training.publish.history.history import History
+    from training.publish.live.live import store_run
 
     run = load_recipe("dalle-2021")
     history = History(path, run_id=run.run_id, recipe_digest=run.digest, expiration_seconds=60)
@@ -176,9 +176,9 @@ def serve(folder: Path, site: Path, port: int) -> None:
     import uvicorn
 
     from training.config import load_recipe
-    from training.publish.history import History
-    from training.publish.live import create_app
-    from training.publish.watch import Watch
+    from training.publish.history.history import History
+    from training.publish.live.live import create_app
+    from training.publish.live.watch import Watch
 
     run = load_recipe("dalle-2021")
     path = folder / "history.sqlite"

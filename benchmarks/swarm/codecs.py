@@ -31,7 +31,7 @@ def codecs() -> dict:
     """The codecs by name. Each object decodes its own output, because not all of them are in hivemind's registry."""
     from hivemind.compression import BlockwiseQuantization, Float16Compression, Uniform8BitQuantization
 
-    from training.swarm.codecs import BlockwiseCodec
+    from training.swarm.engine.codecs import BlockwiseCodec
 
     return {
         OURS: BlockwiseCodec(),

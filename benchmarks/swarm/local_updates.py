@@ -113,8 +113,8 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
 
     from training.model.transformer import build_model
     from training.storage.whole import write_whole
-    from training.swarm.dht import full_addresses, start_dht
-    from training.swarm.identity import Identity
+    from training.swarm.node.dht import full_addresses, start_dht
+    from training.swarm.node.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
 
     torch.set_num_threads(1)

@@ -117,8 +117,8 @@ def one_peer(folder: Path, name: str, codec: str, kind: str, epochs: int, stop: 
     import torch
 
     from training.storage.whole import write_whole
-    from training.swarm.dht import full_addresses, start_dht
-    from training.swarm.identity import Identity
+    from training.swarm.node.dht import full_addresses, start_dht
+    from training.swarm.node.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
     from training.task import task_of
 

@@ -147,8 +147,8 @@ def peer(
     import hivemind
     import torch
 
-    from training.swarm.dht import start_dht
-    from training.swarm.identity import Identity
+    from training.swarm.node.dht import start_dht
+    from training.swarm.node.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
 
     say(event="imported", time=time.monotonic())

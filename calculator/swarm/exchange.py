@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from calculator.errors import BadSetup
 
 CODECS = ("blockwise8", "uniform8", "float16", "float32")
-"""The encodings among which a recipe chooses (training/swarm/codecs.py)."""
+"""The encodings among which a recipe chooses (training/swarm/engine/codecs.py)."""
 BLOCK_SIZE = 512
-"""Values that share one float32 scale in `blockwise8` (training/swarm/codecs.py)."""
+"""Values that share one float32 scale in `blockwise8` (training/swarm/engine/codecs.py)."""
 CODEBOOK_BYTES = 8 + 256 * 4
 """Bytes in each part of `uniform8` besides its codes: a length and 256 float32 values (hivemind 1.1.12,
 compression/quantization.py)."""

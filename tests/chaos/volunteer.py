@@ -105,7 +105,7 @@ def let_rounds_fail(share: float, seed: str) -> None:
     """Makes this peer answer with an error in a share of all all-reduces; a repetition may fail again."""
     from hivemind.proto import averaging_pb2
 
-    from training.swarm import rounds
+    from training.swarm.round import rounds
 
     dice, Runner = random.Random(seed), rounds.ReportingRunner
 
@@ -126,7 +126,7 @@ def let_rounds_fail(share: float, seed: str) -> None:
 
 def forgive() -> None:
     """Makes this peer note no faults of others."""
-    from training.swarm.standing import Standing
+    from training.swarm.peers.standing import Standing
 
     Standing.note = lambda self, peers: None
 

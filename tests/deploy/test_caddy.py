@@ -14,12 +14,12 @@ from tests.deploy.tools import DEPLOY, tool
 from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.serving import serving
-from training.trust.app import create_app
-from training.trust.desk import Desk
 from training.trust.keys import MembershipKey
-from training.trust.ledger import REGISTER_FILE
-from training.trust.moderation import Moderation
-from training.trust.policy import Policy
+from training.trust.server.app import create_app
+from training.trust.server.desk import Desk
+from training.trust.server.ledger import REGISTER_FILE
+from training.trust.server.moderation import Moderation
+from training.trust.server.policy import Policy
 
 CADDYFILE = DEPLOY / "Caddyfile"
 TEST_ONLY = "{\n\tskip_install_trust\n\tadmin off\n\tauto_https disable_redirects\n\tlog {\n\t\tlevel ERROR\n\t}\n}\n\n"

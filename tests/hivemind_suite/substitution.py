@@ -25,8 +25,8 @@ from adapters.optimizer import Optimizer
 from adapters.progress import ProgressTracker
 from adapters.state import TrainingStateAverager
 
-from training.swarm.allreduce import ReportingRunner
-from training.swarm.reducer import CheckedParts, FiniteReducer
+from training.swarm.round.allreduce import ReportingRunner
+from training.swarm.round.reducer import CheckedParts, FiniteReducer
 
 for _module in (hivemind, hivemind.averaging):
     _module.DecentralizedAverager = DecentralizedAverager

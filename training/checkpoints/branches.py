@@ -15,7 +15,7 @@ from training.errors import BadInput
 from training.storage.whole import move_folder
 
 if TYPE_CHECKING:
-    from training.swarm.lineage import Lineage
+    from training.swarm.run.lineage import Lineage
 
 STATE_FOLDER = "monitor"
 """A monitor's state folder, within the run's."""

@@ -36,7 +36,7 @@ from training.storage.whole import delete_drafts, whole_folder, write_whole
 from training.task import TrainedModel, task_of
 
 if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
-    from training.swarm.lineage import Lineage
+    from training.swarm.run.lineage import Lineage
 
 
 @dataclass(frozen=True, kw_only=True)

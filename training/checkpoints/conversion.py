@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, recipe_of, save_checkpoint, write_tensors
 from training.config import LanguageRun, RunConfig, parse_recipe, read_recipe
-from training.data.sets import open_manifest
+from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.language.adapters import ADAPTER_CONFIG, load_adapters

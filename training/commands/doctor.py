@@ -53,10 +53,10 @@ def run(
     import time
 
     from training.doctor import show
-    from training.doctor.checks import CHECKS, Shared
+    from training.doctor.catalogue import CHECKS, Shared
+    from training.doctor.checks.peers import parted
+    from training.doctor.checks.web import is_url
     from training.doctor.examination import Asked, run_checks
-    from training.doctor.peers import parted
-    from training.doctor.web import is_url
     from training.processes.environment import prepare_environment
 
     for address in initial_peers or ():

@@ -20,7 +20,7 @@ from training.compute.plan import Precision, dtype_of, needed_bytes, refusal_of,
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.errors import BadInput
-from training.model.pointwise import PLAIN
+from training.model.kernels.pointwise import PLAIN
 from training.task import Task, TrainedModel, task_of
 
 HOST_SHARE = 0.5

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from training.compute.plan import Precision
-from training.data.stream import Batch, TextBatch
+from training.data.stream.stream import Batch, TextBatch
 from training.errors import TrainingError
 from training.task import TrainedModel
 

@@ -2,7 +2,8 @@
 
 The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
 the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
-multiplications; fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities. A step of a
+multiplications; fused kernels, which a GPU may use (`training.model.kernels.kernel_choice`), keep no probabilities. A
+step of a
 model that the calculator does not know is traced instead (`training.compute.traced`). `training.compute.choices` bases
 its decisions on this.
 """

@@ -8,7 +8,7 @@ import torch
 
 from training.compute.micro_batches import MicroBatches, is_out_of_memory
 from training.compute.plan import Precision
-from training.data.stream import Batch, TextBatch
+from training.data.stream.stream import Batch, TextBatch
 from training.errors import TrainingError
 from training.task import TrainedModel
 

@@ -1,7 +1,8 @@
 """The memory of a training step of a model that the calculator does not know, by tracing the step itself.
 
 A traced step runs the model's own code, forward and backward, on tensors that have a shape and no content
-(`training.model.live_bytes`), and notes what each operation returns and when it is freed. Two steps with few samples
+(`training.model.kernels.live_bytes`), and notes what each operation returns and when it is freed. Two steps with few
+samples
 are traced. What exists while an operation runs grows linearly with the samples, so the two determine it for any number,
 and the highest operation is the peak.
 """
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from training.errors import BadInput, first_line
-from training.model.live_bytes import LiveBytes, fake_tensors
+from training.model.kernels.live_bytes import LiveBytes, fake_tensors
 from training.task import Task
 
 FEW, MORE = 4, 8

@@ -29,8 +29,8 @@ from training.demo.display import formatted, status_display
 from training.demo.preparation import prepare
 from training.errors import BadInput, TrainingError
 from training.processes.interruption import Interrupted, Stop
-from training.processes.only_one import only_one
 from training.processes.programs import ending
+from training.processes.servers.only_one import only_one
 from training.volunteer.invitation import INITIAL_PEERS, join_command
 
 DEFAULT_PORT = 8000

@@ -85,7 +85,7 @@ class Check:
     name: str
     """For people, such as `open files`."""
     examine: Callable[..., Finding | Iterable[Finding]]
-    """Gets what all checks share; see `training.doctor.checks.Shared`."""
+    """Gets what all checks share; see `training.doctor.catalogue.Shared`."""
     seconds: float | None = CHECK_SECONDS
     """Time-out; None: the whole examination."""
     late: Fault = TOO_SLOW

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.data.captions import parse_caption
+from training.data.demo.captions import parse_caption
 from training.errors import BadInput
 from training.generate.judge import Judgement, judge
 from training.generate.pictures import Picture
 
 if TYPE_CHECKING:
-    from training.data.sets import Shards
+    from training.data.store.sets import Shards
     from training.generate.clip import Clip
 
 QUALITIES = ("shape", "colour", "matched", "exact")

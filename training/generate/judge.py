@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Thing, parse_caption
+from training.data.demo.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Thing, parse_caption
 from training.errors import BadInput
 from training.generate.outlines import best_shape, stray_from
 
@@ -109,7 +109,7 @@ def judge(picture: np.ndarray, caption: str) -> Judgement:
 
     Args:
         picture: uint8, shape (height, width, 3), sRGB, square.
-        caption: A sentence of the grammar in `training.data.captions`.
+        caption: A sentence of the grammar in `training.data.demo.captions`.
 
     Raises:
         BadInput: If the caption is not in the grammar, or the picture has another type or shape.

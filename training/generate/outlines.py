@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from training.data.captions import SHAPES
-from training.data.draw import shape_mask
+from training.data.demo.captions import SHAPES
+from training.data.demo.draw import shape_mask
 
 Box = tuple[int, int, int, int]
 """Top, bottom, left and right, in pixels; bottom and right are exclusive."""

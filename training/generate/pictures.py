@@ -23,10 +23,10 @@ from training.storage.whole import write_whole
 from training.task import task_of
 
 if TYPE_CHECKING:
-    from training.data.captions import Split
-    from training.data.sets import Shards
-    from training.data.tokenizer import Tokenizer
-    from training.model.codec import ImageCodec
+    from training.data.demo.captions import Split
+    from training.data.store.sets import Shards
+    from training.data.store.tokenizer import Tokenizer
+    from training.model.codecs.codec import ImageCodec
     from training.model.transformer import TextToImageTransformer
 
 BATCH_SIZE = 32
@@ -182,7 +182,7 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
     Raises:
         BadInput: If the shards are not found or have another codec, or the tokenizer has more ids than the recipe.
     """
-    from training.model.codec import load_codec
+    from training.model.codecs.codec import load_codec
 
     opened = shards_of(checkpoint, shards)
     if shards is not None and checkpoint.codec_digest is None:
@@ -203,7 +203,7 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
     Raises:
         BadInput: If they are not found, have no such split, or have the codes of another codec.
     """
-    from training.data.sets import open_shards
+    from training.data.store.sets import open_shards
 
     source = shards or checkpoint.shards
     # A run's folder that was moved or copied as a whole has its shards beside the checkpoints.

@@ -16,13 +16,13 @@ import torch
 from torch.nn import functional
 
 from training.checkpoints.checkpoint import Checkpoint
-from training.data.sets import Shards
-from training.data.shards import read_shard
-from training.data.tokenizer import PADDING, UNKNOWN
+from training.data.store.sets import Shards
+from training.data.store.shards import read_shard
+from training.data.store.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
-from training.model.codec import ImageCodec, rise_and_fall
+from training.model.codecs.codec import ImageCodec, rise_and_fall
 from training.storage.whole import whole_folder
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"

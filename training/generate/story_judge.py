@@ -1,6 +1,7 @@
 """Judges continued stories by rules: is each sentence one of the grammar, and does it follow from those before it?
 
-The judge reads a story sentence by sentence, as `training.data.stories` could have made it, and keeps account of who
+The judge reads a story sentence by sentence, as `training.data.demo.stories` could have made it, and keeps account of
+who
 has what, who is where and who is with whom. The first sentence that contradicts the account gives the reason. It does
 not know the plots: any order of sentences is right in which each one fits the facts.
 """
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from training.data.stories import BOYS, ENDINGS, NEEDS, OPENING_SENTENCES, OUTDOORS, SENTENCES, WEATHER, WORDS
+from training.data.demo.stories import BOYS, ENDINGS, NEEDS, OPENING_SENTENCES, OUTDOORS, SENTENCES, WEATHER, WORDS
 from training.errors import BadInput
 from training.generate.evaluate import wilson_interval
 
@@ -86,7 +87,7 @@ def evaluate_stories(
     """Lets a model continue prompts, and judges what it wrote.
 
     Args:
-        prompts_by_kind: Such as `training.data.stories.prompts` gives for each of its kinds.
+        prompts_by_kind: Such as `training.data.demo.stories.prompts` gives for each of its kinds.
         continue_: Gives for prompts their continuations, each as far as the end of the text.
 
     Raises:

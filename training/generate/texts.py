@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from training.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from training.data.shards import TOKENIZER_FILE
+from training.data.store.shards import TOKENIZER_FILE
 from training.errors import BadInput
 from training.generate.pictures import Sampling, shards_of
 
 if TYPE_CHECKING:
-    from training.data.text_tokenizer import TextTokenizer
+    from training.data.store.text_tokenizer import TextTokenizer
     from training.model.language.model import LanguageModel
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"

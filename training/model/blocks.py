@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from training.model.attention import AttentionPattern
+from training.model.kernels.pointwise import PLAIN, Pointwise
 from training.model.layout import Layout
-from training.model.pointwise import PLAIN, Pointwise
 
 
 class Block(Protocol):

@@ -3,7 +3,8 @@
 Each layer's cache holds the keys and values to which a later token may still attend: all of the text, and the current
 row of the image (row layers) or all of it. For the token shift it holds the norm's outputs of the last grid row.
 
-Each token reads every weight for little arithmetic (see `training.model.product`) and runs some two hundred small
+Each token reads every weight for little arithmetic (see `training.model.kernels.product`) and runs some two hundred
+small
 operations in between, whose overhead would dominate; therefore views and buffers are prepared before the first token.
 """
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from training.model.pointwise import NORM_EPS, turned
-from training.model.product import Product, product_with
+from training.model.kernels.pointwise import NORM_EPS, turned
+from training.model.kernels.product import Product, product_with
 from training.model.transformer import Branch, SharedAttention, SharedFeedForward, TextToImageTransformer
 
 

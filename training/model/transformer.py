@@ -17,10 +17,10 @@ from training.config import AttentionType, ModelConfig
 from training.errors import BadInput
 from training.model.attention import AttentionPattern
 from training.model.blocks import AttentionBlock, FeedForwardBlock
-from training.model.fused import FusedPattern
-from training.model.kernel_choice import KernelChoice, Kernels, choose_kernels, compile_pointwise
+from training.model.kernels.fused import FusedPattern
+from training.model.kernels.kernel_choice import KernelChoice, Kernels, choose_kernels, compile_pointwise
+from training.model.kernels.pointwise import NORM_EPS, PLAIN, Pointwise
 from training.model.layout import Layout
-from training.model.pointwise import NORM_EPS, PLAIN, Pointwise
 from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from training.config import LARGEST_BLOCK
-from training.optim import blockwise
-from training.optim.kernels import Kernels, Settings
+from training.optim.eight_bit import blockwise
+from training.optim.eight_bit.kernels import Kernels, Settings
 
 CHUNK_VALUES = LARGEST_BLOCK
 """Values that PyTorch processes at once: four float32 buffers of this size stay in a core's second-level cache."""

@@ -5,7 +5,7 @@ by them: each of their rows stands for an entry of a vocabulary (Jordan et al. 2
 
 A parameter is a hidden matrix if
 
-- it is the weight of a linear layer (`training.model.linear`),
+- it is the weight of a linear layer (`training.model.kernels.linear`),
 - and neither an `nn.Embedding` nor the output layer has it, also if it is tied to one of these. The output layer is
   what the method `get_output_embeddings` of a model, or of a part of it, returns: all models of transformers have it,
   and so does `TextToImageTransformer`.
@@ -19,7 +19,7 @@ from torch import nn
 
 from training.config import OptimizerConfig
 from training.errors import BadInput
-from training.model.linear import multiplies
+from training.model.kernels.linear import multiplies
 from training.model.trained import trained_parameters
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from training.config import OptimizerConfig
 from training.errors import BadInput
-from training.optim import blockwise
-from training.optim.codebook import codebook
 from training.optim.directions import CHUNK_VALUES, Directions, clip_factor, update_settings
-from training.optim.kernels import Kernels, kernels
+from training.optim.eight_bit import blockwise
+from training.optim.eight_bit.codebook import codebook
+from training.optim.eight_bit.kernels import Kernels, kernels
 from training.optim.saved import check_moments, kind_of
 
 logger = logging.getLogger(__name__)

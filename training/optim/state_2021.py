@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from training.errors import BadInput
-from training.optim import blockwise
-from training.optim.codebook import codebook
+from training.optim.eight_bit import blockwise
+from training.optim.eight_bit.codebook import codebook
 from training.optim.moments import MomentOptimizer
 
 _NOT_DECAYED = ("bias", "LayerNorm.weight")

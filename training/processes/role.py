@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from training.errors import BeginsAnew, TrainingError
-from training.processes.again import environment_of_next_start
 from training.processes.children import ChildGroup
+from training.processes.servers.again import environment_of_next_start
 
 GRACE_SECONDS = 5.0
 """How long a role may take to finish after Ctrl-C or SIGTERM before it is killed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from training.checkpoints.facts import read_facts
 from training.config import RunConfig
-from training.publish.history import HistoryReader
+from training.publish.history.history import HistoryReader
 from training.task import CardWords, task_of
 
 MOST_NAMES = 50

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Response
 
-from training.processes.web import STOP_SECONDS, listen_at, serve_in_thread
+from training.processes.servers.web import STOP_SECONDS, listen_at, serve_in_thread
 from training.publish.offered import checkpoint_routes
 
 RETRY_SECONDS = 2

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, lineage_of
 from training.config import RunConfig
-from training.data.sets import open_manifest
+from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
-from training.publish.backup import back_up_run
-from training.publish.history import History
+from training.publish.copies.push import Pusher
+from training.publish.history.backup import back_up_run
+from training.publish.history.history import History
 from training.publish.pictures import PictureDrawer
-from training.publish.push import Pusher
 from training.publish.saving import NotGood, Saver
-from training.swarm.dht import DHT
-from training.swarm.lineage import Lineage
+from training.swarm.node.dht import DHT
+from training.swarm.run.lineage import Lineage
 from training.task import task_of
 
 DOWNLOAD_SECONDS = 300.0

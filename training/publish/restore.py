@@ -19,8 +19,8 @@ from training.checkpoints.checkpoint import (
 from training.checkpoints.facts import check_has
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
-from training.swarm.identity import is_in_use
-from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
+from training.swarm.node.identity import is_in_use
+from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
 
 BOOTSTRAP_FOLDER = "bootstrap"
 """State folder of the bootstrap peer, within the run's, where `serve` and the demo have it."""

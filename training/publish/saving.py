@@ -25,14 +25,14 @@ from training.config import RunConfig
 from training.errors import TrainingError, reason_of
 from training.optim.saved import optimizer_tensors
 from training.processes.events import EventLog
-from training.publish.history import History
+from training.publish.history.history import History
 from training.storage.whole import delete_drafts, reserve_space
-from training.swarm.dht import DHT
-from training.swarm.download import BadState, TrainingState, download_state
-from training.swarm.host import initialize_state, load_optimizer_state
-from training.swarm.lineage import Lineage, run_prefix
-from training.swarm.quoted import quoted
-from training.swarm.strategies import strategy_of
+from training.swarm.engine.quoted import quoted
+from training.swarm.epoch.strategies import strategy_of
+from training.swarm.node.dht import DHT
+from training.swarm.run.lineage import Lineage, run_prefix
+from training.swarm.state.download import BadState, TrainingState, download_state
+from training.swarm.state.host import initialize_state, load_optimizer_state
 from training.task import task_of
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20

@@ -13,13 +13,13 @@ from rich.text import Text
 from training.config import RunConfig
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.swarm.addresses import reach_of
-from training.swarm.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
-from training.swarm.identity import Identity
-from training.swarm.listening import settle_ports
-from training.swarm.metrics import believable, read_records
-from training.swarm.online import go_online
-from training.swarm.server_lineage import ServerLineage
+from training.swarm.node.addresses import reach_of
+from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
+from training.swarm.node.identity import Identity
+from training.swarm.node.listening import settle_ports
+from training.swarm.node.metrics import believable, read_records
+from training.swarm.run.online import go_online
+from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
 from training.volunteer.invitation import command_for
 from training.volunteer.membership import Membership, MemberStop

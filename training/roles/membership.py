@@ -16,15 +16,15 @@ from fastapi import FastAPI
 from training.config import RunConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import EventLog
-from training.processes.only_one import only_one
 from training.processes.role import StopRequest
-from training.processes.web import listen_at, serve_in_thread
-from training.trust.app import create_app
-from training.trust.desk import Desk
+from training.processes.servers.only_one import only_one
+from training.processes.servers.web import listen_at, serve_in_thread
 from training.trust.keys import MembershipKey, open_key, read_secret, write_secret
-from training.trust.ledger import REGISTER_FILE
-from training.trust.policy import Policy
-from training.trust.register import Register
+from training.trust.server.app import create_app
+from training.trust.server.desk import Desk
+from training.trust.server.ledger import REGISTER_FILE
+from training.trust.server.policy import Policy
+from training.trust.server.register import Register
 from training.trust.ticket import ACCOUNT, LONGEST_SECONDS
 
 KEY_FILE, PAGE_TOKEN_FILE = "membership.key", "page.token"

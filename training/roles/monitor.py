@@ -25,29 +25,29 @@ from rich.console import Console
 from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.data.sets import open_manifest
+from training.data.store.sets import open_manifest
 from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.processes.web import listen_at, serve_in_thread
-from training.publish import live
+from training.processes.servers.web import listen_at, serve_in_thread
 from training.publish.card import model_card
 from training.publish.checkpoint_site import CheckpointSite
-from training.publish.history import History
+from training.publish.copies.push import Pusher, Target, open_target
+from training.publish.history.history import History
 from training.publish.keeper import Keeper, codec_of_run
-from training.publish.push import Pusher, Target, open_target
-from training.publish.watch import Watch
+from training.publish.live import live
+from training.publish.live.watch import Watch
 from training.storage.room import await_room, beginning
-from training.swarm.addresses import address_to_tell, id_of, widest
-from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
-from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage
-from training.swarm.listening import settle_ports
-from training.swarm.metrics import PeerRecord, believable, read_records
-from training.swarm.online import go_online
-from training.swarm.redial import Redial
-from training.swarm.server_lineage import ServerLineage
-from training.swarm.tokens import check_tokens, tell_tokens
+from training.swarm.node.addresses import address_to_tell, id_of, widest
+from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
+from training.swarm.node.identity import Identity
+from training.swarm.node.listening import settle_ports
+from training.swarm.node.metrics import PeerRecord, believable, read_records
+from training.swarm.node.tokens import check_tokens, tell_tokens
+from training.swarm.run.lineage import Lineage
+from training.swarm.run.online import go_online
+from training.swarm.run.redial import Redial
+from training.swarm.run.server_lineage import ServerLineage
 from training.task import task_of
 from training.trust.client import Credentials
 from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
@@ -86,7 +86,7 @@ class MonitorFlags:
     credentials: Credentials = field(default=Credentials(), repr=False)
     """What this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
-    """Where checkpoints are copied to, see `training.publish.push`."""
+    """Where checkpoints are copied to, see `training.publish.copies.push`."""
     log_json: Path | None = None
     one_machine: bool = False
     """Whether all volunteers are programs on one machine, as in the demo; pages say so."""

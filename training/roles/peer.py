@@ -15,16 +15,16 @@ from training.checkpoints.folders import KEPT_FOLDER
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
-from training.data.shards import AnyManifest
+from training.data.store.shards import AnyManifest
 from training.errors import ProcessEnded, TrainingError
-from training.model.memory import give_back_freed_memory, keep_freed_memory
+from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
 from training.model.trained import count_trained, load_trained_state, trained_state
 from training.processes.events import EventLog
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
-from training.swarm.dht import full_addresses
-from training.swarm.identity import Identity
-from training.swarm.metrics import read_records
+from training.swarm.node.dht import full_addresses
+from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.task import task_of
 from training.volunteer.arrival import arrive

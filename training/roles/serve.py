@@ -22,9 +22,9 @@ from training.config import load_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.events import EventLog
 from training.processes.interruption import Interrupted, Stop
-from training.processes.only_one import only_one
 from training.processes.programs import ending
-from training.processes.service import Pace, Service
+from training.processes.servers.only_one import only_one
+from training.processes.servers.service import Pace, Service
 from training.volunteer.invitation import MEMBERS_FLAGS
 
 LOOK_SECONDS = 0.2

@@ -15,23 +15,23 @@ from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.config import RunConfig
-from training.swarm.alignment import AlignmentState, Event
-from training.swarm.catching_up import CatchingUp
-from training.swarm.clipping import FULL_WEIGHT, clipping_of_gradients, clipping_of_parameters
-from training.swarm.codecs import exchange_codec
-from training.swarm.dht import check_node
-from training.swarm.epochs import MOST_BATCHES, EpochEnd, EpochReport
-from training.swarm.exchange import Exchange
-from training.swarm.host import Host
-from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage, run_prefix
-from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
-from training.swarm.pipe import AveragerSettings
-from training.swarm.progress import Progress, RefreshSeconds
-from training.swarm.standing import Standing
-from training.swarm.strategies import Parts, strategy_of
-from training.swarm.updates import Updates
-from training.swarm.waiting import LeftBehindError
+from training.swarm.defence.clipping import FULL_WEIGHT, clipping_of_gradients, clipping_of_parameters
+from training.swarm.engine.codecs import exchange_codec
+from training.swarm.epoch.exchange import Exchange
+from training.swarm.epoch.strategies import Parts, strategy_of
+from training.swarm.epoch.updates import Updates
+from training.swarm.epoch.waiting import LeftBehindError
+from training.swarm.node.dht import check_node
+from training.swarm.node.identity import Identity
+from training.swarm.peers.epochs import MOST_BATCHES, EpochEnd, EpochReport
+from training.swarm.peers.progress import Progress, RefreshSeconds
+from training.swarm.peers.standing import Standing
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.run.lineage import Lineage, run_prefix
+from training.swarm.state.alignment import AlignmentState, Event
+from training.swarm.state.catching_up import CatchingUp
+from training.swarm.state.host import Host
+from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 
 LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""

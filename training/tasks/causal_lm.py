@@ -10,9 +10,9 @@ import torch
 
 from training.checkpoints.checkpoint import load_checkpoint
 from training.config import CAUSAL_LM, LanguageRun
-from training.data.sets import Shards, open_shards
-from training.data.shards import Manifest, TextManifest, check_text_fit
-from training.data.stream import TextBatch, TextSet
+from training.data.store.sets import Shards, open_shards
+from training.data.store.shards import Manifest, TextManifest, check_text_fit
+from training.data.stream.stream import TextBatch, TextSet
 from training.errors import BadInput
 from training.generate.pictures import Sampling
 from training.generate.story_judge import judge_story

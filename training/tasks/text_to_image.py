@@ -11,9 +11,9 @@ from PIL import Image
 
 from training.checkpoints.checkpoint import load_checkpoint
 from training.config import TEXT_TO_IMAGE, TextToImageRun
-from training.data.sets import Shards
-from training.data.shards import Manifest, TextManifest, check_fit
-from training.data.stream import Batch, SampleSet
+from training.data.store.sets import Shards
+from training.data.store.shards import Manifest, TextManifest, check_fit
+from training.data.stream.stream import Batch, SampleSet
 from training.errors import BadInput
 from training.generate.judge import judge
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer

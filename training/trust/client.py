@@ -20,10 +20,10 @@ from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, Pulse, read_bans
 from training.trust.keys import is_public_key
-from training.trust.policy import MOST_WORK_BITS
 from training.trust.proof import Identity, find_work, proof_message, report_message
 from training.trust.refusals import REASONS, refuse
 from training.trust.reports import write_findings
+from training.trust.server.policy import MOST_WORK_BITS
 from training.trust.ticket import ANY_LINEAGE, Ticket, read_ticket
 
 TICKET_SECONDS, BANS_SECONDS = 20.0, 5.0

@@ -32,7 +32,7 @@ _SHA256 = b"\x12\x20"
 
 
 class Identity(Protocol):
-    """A peer's identity; `training.swarm.identity.Identity` is one."""
+    """A peer's identity; `training.swarm.node.identity.Identity` is one."""
 
     peer_id: object
     """Its text is the peer id."""

@@ -22,14 +22,14 @@ from rich.console import Console
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.checkpoints.folders import checkpoint_epoch
 from training.config import RunConfig
-from training.data.sets import open_manifest
+from training.data.store.sets import open_manifest
 from training.errors import TrainingError
-from training.swarm.catching_up import CATCH_UP_EPOCHS
-from training.swarm.clocks import time_of_day
-from training.swarm.dht import check_node
-from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
+from training.swarm.node.clocks import time_of_day
+from training.swarm.node.dht import check_node
+from training.swarm.node.metrics import PeerRecord, believable, of_right_clocks, read_records
+from training.swarm.node.signs_of_life import any_answers
 from training.swarm.optimizer import SwarmOptimizer
-from training.swarm.signs_of_life import any_answers
+from training.swarm.state.catching_up import CATCH_UP_EPOCHS
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.kept import MAY_DIFFER, KeptWeights
 from training.volunteer.stored import fetch_stored

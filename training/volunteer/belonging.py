@@ -10,7 +10,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.swarm.lineage import (
+from training.swarm.node.metrics import believable, read_records
+from training.swarm.run.lineage import (
     PATIENCE_SECONDS,
     Lineage,
     Word,
@@ -21,8 +22,7 @@ from training.swarm.lineage import (
     posted_sites,
     read_kept,
 )
-from training.swarm.metrics import believable, read_records
-from training.swarm.servers import document_of, read_document
+from training.swarm.run.servers import document_of, read_document
 from training.volunteer.connection import Connection
 from training.volunteer.membership import MemberStop
 from training.volunteer.notices import Notices

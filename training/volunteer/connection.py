@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from training.config import RunConfig
-from training.data.sets import open_manifest
-from training.data.shards import AnyManifest
-from training.swarm.admission import Admission
-from training.swarm.dht import DHT, connection_seconds
-from training.swarm.identity import Identity
-from training.swarm.listening import settle_ports
-from training.swarm.online import find_run, go_online
-from training.swarm.redial import Redial
-from training.swarm.tokens import check_tokens
+from training.data.store.sets import open_manifest
+from training.data.store.shards import AnyManifest
+from training.swarm.node.admission import Admission
+from training.swarm.node.dht import DHT, connection_seconds
+from training.swarm.node.identity import Identity
+from training.swarm.node.listening import settle_ports
+from training.swarm.node.tokens import check_tokens
+from training.swarm.run.online import find_run, go_online
+from training.swarm.run.redial import Redial
 from training.task import task_of
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.storage.whole import write_whole
-from training.swarm.epochs import EpochReport
+from training.swarm.peers.epochs import EpochReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import TrainingError
 from training.model.trained import count_trained
 from training.optim.saved import optimizer_tensors
-from training.swarm.lineage import Lineage
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.run.lineage import Lineage
 from training.task import TrainedModel
 
 MOST_PARAMETERS = 10**8

@@ -14,9 +14,9 @@ from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
-from training.swarm.dht import check_node
-from training.swarm.epochs import EpochReport
+from training.swarm.node.dht import check_node
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.peers.epochs import EpochReport
 from training.volunteer.belonging import LeaveRequest
 from training.volunteer.contribution import Contribution
 from training.volunteer.notices import Notices

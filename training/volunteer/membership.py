@@ -12,14 +12,14 @@ from training.config import RunConfig
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.role import StopRequest
 from training.storage.whole import write_whole
-from training.swarm.admission import Admission
-from training.swarm.clocks import seconds_since_boot
-from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage
+from training.swarm.node.admission import Admission
+from training.swarm.node.clocks import seconds_since_boot
+from training.swarm.node.identity import Identity
+from training.swarm.run.lineage import Lineage
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, read_bans
 from training.trust.check import ServerSight, newer_bans
 from training.trust.client import Credentials, MembershipClient
-from training.trust.policy import BANS_EVERY_SECONDS
+from training.trust.server.policy import BANS_EVERY_SECONDS
 from training.trust.ticket import ANY_LINEAGE, LARGEST_TICKET_BYTES, Ticket, read_ticket, when
 from training.volunteer.notices import Notices
 

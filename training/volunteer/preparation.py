@@ -13,8 +13,8 @@ from training.compute.micro_batches import is_out_of_memory
 from training.config import RunConfig
 from training.errors import TrainingError
 from training.model.trained import count_trained
-from training.swarm.codecs import exchange_codec
-from training.swarm.selftest import check_exchange
+from training.swarm.engine.codecs import exchange_codec
+from training.swarm.epoch.selftest import check_exchange
 from training.task import TrainedModel, task_of
 from training.volunteer.notices import Notices
 from training.volunteer.settings import PeerSettings

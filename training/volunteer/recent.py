@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.storage.whole import whole_file
-from training.swarm.metrics import RECENT_EPOCHS, RecentEpoch
+from training.swarm.node.metrics import RECENT_EPOCHS, RecentEpoch
 
 RECENT_FILE = "recent_epochs.json"
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from training.config import RunConfig
-from training.swarm.clocks import time_of_day
-from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
-from training.swarm.identity import Identity
-from training.swarm.lineage import Word, post_lineage
-from training.swarm.metrics import LARGEST_LOSS, MetricsBoard, PeerRecord, RecentEpoch
-from training.swarm.tokens import tell_tokens
+from training.swarm.node.clocks import time_of_day
+from training.swarm.node.dht import DHT, WORD_SECONDS, post_recipe
+from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import LARGEST_LOSS, MetricsBoard, PeerRecord, RecentEpoch
+from training.swarm.node.tokens import tell_tokens
+from training.swarm.run.lineage import Word, post_lineage
 from training.volunteer.belonging import Belonging
 from training.volunteer.contribution import Contribution
 from training.volunteer.recent import RecentEpochs

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.config import RunConfig
-from training.data.order import Place, read_place
-from training.data.sets import open_shards
-from training.data.stream import Batch, SampleStream, TextBatch
+from training.data.store.sets import open_shards
+from training.data.stream.order import Place, read_place
+from training.data.stream.stream import Batch, SampleStream, TextBatch
 from training.errors import reason_of
-from training.swarm.identity import Identity
+from training.swarm.node.identity import Identity
 from training.task import task_of
 from training.volunteer.settings import PeerSettings
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.compute.choices import Wishes
-from training.data.cache import CACHE_GB
+from training.data.store.cache import CACHE_GB
 from training.trust.client import Credentials
 
 

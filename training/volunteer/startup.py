@@ -17,9 +17,9 @@ from training.compute.choices import Setting
 from training.compute.machine import usable_cores
 from training.config import RunConfig
 from training.errors import BadInput
-from training.optim.kernels import kernels
+from training.optim.eight_bit.kernels import kernels
 from training.processes.environment import FILE_LIMIT, files_of_group
-from training.swarm.metrics import LONGEST_NAME, PLAIN
+from training.swarm.node.metrics import LONGEST_NAME, PLAIN
 
 MEASURABLE_BYTES = 1 << 23
 """The time of a smaller download depends more on latency than on bandwidth."""

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from training.compute.micro_batches import MicroBatches
-from training.data.stream import Batch, TextBatch
+from training.data.stream.stream import Batch, TextBatch
 from training.errors import reason_of
 from training.storage.whole import write_whole
-from training.swarm.pipe import Shown
+from training.swarm.round.pipe import Shown
 from training.swarm.work import NOISIER, Declared, Presence, presence
-from training.trust.policy import FAILING_EVIDENCE
+from training.trust.server.policy import FAILING_EVIDENCE
 
 CHECKED_PART = 1 / 2
 """Samples that are computed again, over the declared ones: the error of a check depends on that ratio alone."""

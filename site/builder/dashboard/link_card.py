@@ -42,7 +42,8 @@ def card_html() -> str:
     recorded = load_recorded(SITE)
     if recorded is None:
         raise ValueError(
-            "The card shows a recorded run, but site/live has none; write one there with training.publish.live.export."
+            "The card shows a recorded run, but site/live has none; write one there with "
+            "training.publish.live.live.export."
         )
     drawn = [SITE / one["file"].lstrip("/") for one in recorded["pictures"][0]["pictures"]]
     pictures = "".join(f'<img src="{_data(path)}">' for path in drawn)

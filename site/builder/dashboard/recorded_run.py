@@ -1,4 +1,4 @@
-"""A finished run, recorded as static files in site/live, which `training.publish.live.export` writes.
+"""A finished run, recorded as static files in site/live, which `training.publish.live.live.export` writes.
 
 During a run the monitor answers at the same addresses. If no run is recorded, the site gets an empty live/run.json, so
 that the dashboard's first request does not fail.

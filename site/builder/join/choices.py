@@ -17,7 +17,7 @@ from calculator.choose.fit import ADVISED_SHARE
 from calculator.reports.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.config import RunConfig, load_recipe
-from training.data.cache import CACHE_GB
+from training.data.store.cache import CACHE_GB
 from training.simulate.forecast import collaboration_of
 
 RECIPES = ("demo", "stories", "dalle-2021")

@@ -9,7 +9,7 @@ from builder.benchmark_records import record, recorded
 from builder.markup.tables import stacked
 from calculator.reports.units import show_count
 from training.config import SwarmConfig
-from training.trust.policy import FAILING_EVIDENCE
+from training.trust.server.policy import FAILING_EVIDENCE
 
 RECORD = "byzantine"
 CHECKS = "audits"

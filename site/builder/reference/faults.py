@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from builder.markup.tables import code, stacked
-from training.doctor.checks import all_faults
+from training.doctor.catalogue import all_faults
 
 
 def fault_count() -> int:

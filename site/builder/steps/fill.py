@@ -34,8 +34,8 @@ from builder.learn import (
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.reports.units import show_count
-from training.data.cache import CACHE_GB
-from training.trust.policy import BANS_EVERY_SECONDS, Policy
+from training.data.store.cache import CACHE_GB
+from training.trust.server.policy import BANS_EVERY_SECONDS, Policy
 
 
 def fill(markdown: str) -> str:

@@ -15,11 +15,11 @@ from hivemind.p2p import PeerID
 
 from adapters.faults import method_with
 from training.errors import TrainingError
-from training.swarm.averager import Averager, AveragingFailedError, Round
-from training.swarm.download import download_state
-from training.swarm.parameters import state_prefix
-from training.swarm.pipe import AveragerSettings, Stage
-from training.swarm.serving import Head, pack
+from training.swarm.round.averager import Averager, AveragingFailedError, Round
+from training.swarm.round.pipe import AveragerSettings, Stage
+from training.swarm.round.serving import Head, pack
+from training.swarm.state.download import download_state
+from training.swarm.state.parameters import state_prefix
 
 PATIENCE_SECONDS = 120.0
 """Of a step without a timeout, for which hivemind waits without end."""

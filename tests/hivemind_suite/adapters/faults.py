@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from hivemind.compression import CompressionInfo
 
-from training.swarm import rounds
-from training.swarm.groups import RoundReport
-from training.swarm.rounds import AveragingMethod, GroupAllReduce, Mean
+from training.swarm.peers.groups import RoundReport
+from training.swarm.round import rounds
+from training.swarm.round.rounds import AveragingMethod, GroupAllReduce, Mean
 
 
 class FaultyMean(Mean):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from adapters.averager import PATIENCE_SECONDS, DecentralizedAverager, StepControl
-from training.swarm import gradients, powersgd
-from training.swarm.pipe import AveragerSettings
-from training.swarm.powersgd import PowerSgd, powersgd_codec
+from training.swarm.epoch import gradients, powersgd
+from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+from training.swarm.round.pipe import AveragerSettings
 
 powersgd._LEAST_SAVING = 0.5  # as in hivemind: the small matrices of its tests are averaged as products
 

@@ -10,7 +10,7 @@ from hivemind.dht import DHT
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 
-from training.swarm.progress import Progress, RefreshSeconds
+from training.swarm.peers.progress import Progress, RefreshSeconds
 
 LIVELY_SECONDS = 6.0
 END_SECONDS = 5.0

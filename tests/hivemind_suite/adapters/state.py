@@ -9,12 +9,12 @@ from hivemind.compression import CompressionBase, NoCompression
 from torch import nn
 
 from adapters.averager import DOWNLOAD_SECONDS, DecentralizedAverager
-from training.swarm.alignment import AlignmentState
-from training.swarm.download import download_state, most_state_bytes
-from training.swarm.host import Host
-from training.swarm.parameters import ParameterAverager
-from training.swarm.pipe import AveragerSettings
-from training.swarm.serving import Head
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.round.serving import Head
+from training.swarm.state.alignment import AlignmentState
+from training.swarm.state.download import download_state, most_state_bytes
+from training.swarm.state.host import Host
+from training.swarm.state.parameters import ParameterAverager
 
 LATEST_EPOCH = 10_000
 

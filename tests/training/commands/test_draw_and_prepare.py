@@ -7,9 +7,10 @@ import typer
 from typer.testing import CliRunner
 
 from training.cli import build_app
-from training.commands import data, draw, prepare
-from training.data.captions import SPLITS
-from training.data.sets import open_shards
+from training.commands.data import draw, prepare
+from training.commands.data import show as data
+from training.data.demo.captions import SPLITS
+from training.data.store.sets import open_shards
 from training.errors import BadInput
 
 

@@ -13,7 +13,7 @@ import torch
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
-from training.data.stream import Batch
+from training.data.stream.stream import Batch
 from training.model.transformer import build_model
 from training.processes.environment import prepare_environment
 from training.processes.role import run_role
@@ -25,11 +25,11 @@ SETTINGS = {"activation_budget_bytes": KEPT_ACTIVATION_BYTES, "precision": "floa
 
 
 def main(folder: Path, stop) -> None:
-    from training.swarm.dht import start_dht
-    from training.swarm.gradients import GradientAverager
-    from training.swarm.identity import Identity
+    from training.swarm.epoch.gradients import GradientAverager
+    from training.swarm.node.dht import start_dht
+    from training.swarm.node.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
-    from training.swarm.pipe import AveragerSettings
+    from training.swarm.round.pipe import AveragerSettings
 
     torch.set_num_threads(1)
     run = load_recipe("demo")

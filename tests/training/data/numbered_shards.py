@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
-from training.data.tokenizer import Tokenizer
+from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
+from training.data.store.tokenizer import Tokenizer
 
 COLOURS = ("red", "green", "blue")
 SHARDS, ROWS = 6, 40
@@ -17,7 +17,7 @@ def captions_of(numbers):
 
 
 def write_numbered(folder, *, has_index=True):
-    """Six shards of 40 samples, in row groups as `training.data.shards.ROW_GROUP` says."""
+    """Six shards of 40 samples, in row groups as `training.data.store.shards.ROW_GROUP` says."""
     folder.mkdir()
     names = [f"train-{shard:05d}.parquet" for shard in range(SHARDS)]
     for shard, name in enumerate(names):

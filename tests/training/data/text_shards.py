@@ -8,10 +8,10 @@ import tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from training.data.blocks import Blocks
-from training.data.prepare_text import TextInput, prepare_text
-from training.data.shards import read_manifest
-from training.data.source import Folder
+from training.data.prepare.text import TextInput, prepare_text
+from training.data.store.blocks import Blocks
+from training.data.store.shards import read_manifest
+from training.data.store.source import Folder
 
 LENGTH = 16
 END = "</s>"

@@ -13,7 +13,7 @@ from training.cli import build_app
 from training.config import RECIPES
 from training.errors import BadInput
 from training.model.language.adapters import digest_of
-from training.publish.history import HistoryReader
+from training.publish.history.history import HistoryReader
 from training.publish.pictures import PictureDrawer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ from PIL import Image
 from tests.programs import run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES
-from training.data.shards import read_manifest
-from training.publish.history import HistoryReader
+from training.data.store.shards import read_manifest
+from training.publish.history.history import HistoryReader
 
 PATIENCE_SECONDS = 180.0
 """For what only has to come."""

@@ -105,7 +105,7 @@ def check_alone(script: str, expression: str, **env: str) -> dict:
     """
     program = (
         "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
-        "from training.doctor import files, memory, processor\nfrom training.doctor.checks import Shared\n"
+        "from training.doctor.checks import files, memory, processor\nfrom training.doctor.catalogue import Shared\n"
         "from training.doctor.examination import Asked\n"
         f"shared = lambda **asked: Shared(Asked(**asked))\nprint(json.dumps(asdict({expression})))"
     )

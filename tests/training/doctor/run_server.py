@@ -22,9 +22,9 @@ prepare_environment()
 def serve(stop):
     """Serves until it is stopped."""
     from training.storage.whole import write_whole
-    from training.swarm.dht import full_addresses, post_recipe, start_dht
-    from training.swarm.identity import Identity
-    from training.swarm.tokens import tell_tokens
+    from training.swarm.node.dht import full_addresses, post_recipe, start_dht
+    from training.swarm.node.identity import Identity
+    from training.swarm.node.tokens import tell_tokens
 
     run, identity = load_recipe(recipe), Identity(folder)
     dht = start_dht(run, identity, host_maddrs=[listen])

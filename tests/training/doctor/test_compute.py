@@ -10,8 +10,8 @@ from tests.programs import run_program
 from training.compute.machine import this_machine
 from training.compute.plan import make_plan
 from training.config import RECIPES, load_recipe
-from training.doctor.checks import Shared
-from training.doctor.compute import (
+from training.doctor.catalogue import Shared
+from training.doctor.checks.compute import (
     check_codecs,
     check_compiler,
     check_gpu,
@@ -20,10 +20,10 @@ from training.doctor.compute import (
     judge_fit,
     judge_gpu,
 )
-from training.doctor.compute_probe import plan_of
+from training.doctor.checks.memory import check_memory, check_shared_memory
+from training.doctor.checks.peers import check_node
 from training.doctor.examination import Asked
-from training.doctor.memory import check_memory, check_shared_memory
-from training.doctor.peers import check_node
+from training.doctor.probes.compute_probe import plan_of
 
 GIB = 1 << 30
 NONE = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": ""}
@@ -273,7 +273,7 @@ def test_codecs_that_cannot_read_what_they_wrote(monkeypatch):
 from training.processes.environment import prepare_environment
 prepare_environment()
 from hivemind.compression.quantization import Quantization
-from training.doctor import swarm_probe
+from training.doctor.probes import swarm_probe
 swarm_probe.try_codecs()
 def unreadable(self, serialized_tensor):
     raise TypeError("only 0-dimensional arrays can be converted to Python scalars")

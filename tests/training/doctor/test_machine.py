@@ -10,17 +10,17 @@ import pytest
 
 from tests.programs import ROOT, run_program
 from tests.training.doctor.places import CAN_UNSHARE, check_alone
-from training.doctor.checks import Shared
-from training.doctor.examination import Asked
-from training.doctor.files import check_cache, check_open_files, check_state_folder, check_temp_folder
-from training.doctor.memory import (
+from training.doctor.catalogue import Shared
+from training.doctor.checks.files import check_cache, check_open_files, check_state_folder, check_temp_folder
+from training.doctor.checks.memory import (
     check_address_space,
     check_memory,
     check_shared_memory,
     check_swap,
     judge_memory,
 )
-from training.doctor.processor import check_cores, check_load, check_priority, check_speed
+from training.doctor.checks.processor import check_cores, check_load, check_priority, check_speed
+from training.doctor.examination import Asked
 
 MOUNTS = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def limited(shell, check):
     """What a check of `files`, `memory` or `processor` finds in a program that a shell starts with limits."""
     program = (
         "import json\nfrom dataclasses import asdict\nfrom training.doctor import files, memory, processor\n"
-        "from training.doctor.checks import Shared\nfrom training.doctor.examination import Asked\n"
+        "from training.doctor.catalogue import Shared\nfrom training.doctor.examination import Asked\n"
         f"print(json.dumps(asdict({check}(Shared(Asked())))))"
     )
     done = run_program(["sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-c", program], cwd=ROOT)
@@ -44,7 +44,7 @@ def limited(shell, check):
 
 def test_one_core_is_few():
     program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    program += "from training.doctor.processor import check_cores; print(check_cores(None).name)"
+    program += "from training.doctor.checks.processor import check_cores; print(check_cores(None).name)"
     assert run_program([sys.executable, "-c", program]).stdout.strip() == "few-cores"
     assert check_cores(None).name == ("" if len(os.sched_getaffinity(0)) > 1 else "few-cores")
 
@@ -75,7 +75,7 @@ def test_programs_that_compute_are_named(programs):
     for one in spinning:
         one.stdout.readline()
     # The doctor leaves out its own children; these are the tests' children, so it runs as a program of its own.
-    program = "from training.doctor.processor import check_load as c; f = c(None); print(f.name, f.found)"
+    program = "from training.doctor.checks.processor import check_load as c; f = c(None); print(f.name, f.found)"
     said = run_program([sys.executable, "-c", program]).stdout
     assert said.startswith("processor-busy") and "python" in said
     here = check_load(None).found  # they are the children of this program, which asks

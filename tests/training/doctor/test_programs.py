@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import ROOT, run_program
-from training.doctor.programs import check_packages, check_python, check_system
+from training.doctor.checks.programs import check_packages, check_python, check_system
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def environment(tmp_path):
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             )
         program = (
-            "import json\nfrom dataclasses import asdict\nfrom training.doctor.programs import check_packages\n"
+            "import json\nfrom dataclasses import asdict\nfrom training.doctor.checks.programs import check_packages\n"
             "print(json.dumps([asdict(one) for one in check_packages(None)]))"
         )
         done = run_program(

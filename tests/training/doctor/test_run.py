@@ -15,15 +15,15 @@ from tests.programs import Programs, until
 from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.config import RECIPES, load_recipe
-from training.data.shards import Manifest, SplitEntry, describe_file
-from training.doctor import peers
-from training.doctor.checks import Shared
-from training.doctor.children import NoAnswer
-from training.doctor.clock import check_clock
+from training.data.store.shards import Manifest, SplitEntry, describe_file
+from training.doctor.catalogue import Shared
+from training.doctor.checks import peers
+from training.doctor.checks.clock import check_clock
+from training.doctor.checks.peers import check_node, check_peers, check_port, check_reachable, connect_all, parted
+from training.doctor.checks.recipe import check_run
+from training.doctor.checks.shards import check_link, check_shards, check_tokens
 from training.doctor.examination import Asked
-from training.doctor.peers import check_node, check_peers, check_port, check_reachable, connect_all, parted
-from training.doctor.recipe import check_run
-from training.doctor.shards import check_link, check_shards, check_tokens
+from training.doctor.probes.children import NoAnswer
 from training.errors import BadInput
 from training.processes.environment import prepare_environment
 
@@ -75,7 +75,7 @@ def servers(tmp_path_factory, manifest):
 def visited(tmp_path, monkeypatch):
     """What checks share after a real visit, which takes place in the tests' own process to save its start."""
     prepare_environment()
-    from training.swarm.visit import visit
+    from training.swarm.run.visit import visit
 
     def examine(**asked):
         shared = Shared(Asked(**asked))
@@ -126,7 +126,7 @@ def test_a_run_with_another_recipe_and_other_tokens(visited, servers, manifest, 
 
 
 def test_peers_that_know_another_run_only(visited, servers, tmp_path, monkeypatch):
-    from training.swarm import visit
+    from training.swarm.run import visit
 
     monkeypatch.setattr(visit, "FIND_SECONDS", 0.5)
     recipe = tmp_path / "other.toml"

@@ -12,13 +12,13 @@ from cryptography.x509.oid import NameOID
 
 from tests.training.doctor.places import closed_port, file_of, listening, serving
 from training.config import read_recipe
-from training.doctor import web
-from training.doctor.checks import Shared
-from training.doctor.clock import check_clock
+from training.doctor.catalogue import Shared
+from training.doctor.checks import web
+from training.doctor.checks.clock import check_clock
+from training.doctor.checks.recipe import check_recipe
+from training.doctor.checks.shards import check_shards
+from training.doctor.checks.web import Unfetched, fetch
 from training.doctor.examination import Asked
-from training.doctor.recipe import check_recipe
-from training.doctor.shards import check_shards
-from training.doctor.web import Unfetched, fetch
 
 
 @pytest.fixture(autouse=True)

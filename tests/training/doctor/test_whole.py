@@ -20,10 +20,10 @@ from tests.training.doctor.places import (
 )
 from training.config import read_recipe
 from training.doctor import show
-from training.doctor.checks import CHECKS, all_faults
-from training.doctor.children import Child
+from training.doctor.catalogue import CHECKS, all_faults
 from training.doctor.examination import Check, Once, run_checks
 from training.doctor.finding import Fault, fine, skipped
+from training.doctor.probes.children import Child
 
 NETWORK = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
 OTHER_ID = "12D3KooWErbDxHgPXaPNFhaDKy2dLymnFWSbrYxxNMXLGcRw8w2X"
@@ -85,7 +85,7 @@ def test_checks_run_at_once_and_are_given_up(monkeypatch):
 
 def test_a_program_that_is_ended_leaves_no_folder():
     """It has the visitor's identity in it."""
-    child = Child("training.doctor.swarm_probe", "/ip4/127.0.0.1/tcp/0", life_seconds=120)
+    child = Child("training.doctor.probes.swarm_probe", "/ip4/127.0.0.1/tcp/0", life_seconds=120)
     folder = Path(child.fact("folder", within=60)["path"])
     assert folder.is_dir()
     child.end()
@@ -221,9 +221,9 @@ def test_other_ways_that_lead_nowhere(tmp_path):
     program = f"""
 import functools, http.server, json, os, threading
 from pathlib import Path
-from training.doctor.checks import Shared
+from training.doctor.catalogue import Shared
 from training.doctor.examination import Asked
-from training.doctor.peers import check_peers
+from training.doctor.checks.peers import check_peers
 
 def name(address, recipe=None):
     return check_peers(Shared(Asked(initial_peers=(address + "/p2p/{OTHER_ID}",), recipe=recipe))).name
@@ -262,10 +262,10 @@ kill $serves $other
 
 VISITOR = """
 import json, sys
-from training.doctor.checks import Shared
+from training.doctor.catalogue import Shared
 from training.doctor.examination import Asked
-from training.doctor.peers import check_reachable
-from training.doctor.recipe import check_run
+from training.doctor.checks.peers import check_reachable
+from training.doctor.checks.recipe import check_run
 
 for listen in ("0.0.0.0", "127.0.0.1"):
     asked = Asked(recipe="demo", initial_peers=(sys.argv[1],), host_maddrs=(f"/ip4/{listen}/tcp/0",))
@@ -298,8 +298,8 @@ def test_a_network_daemon_that_does_not_start(tmp_path):
 
     daemon = Path(programs.__file__).with_name("p2pd")
     program = (
-        "from training.doctor.checks import Shared\nfrom training.doctor.examination import Asked\n"
-        "from training.doctor.peers import check_node\n"
+        "from training.doctor.catalogue import Shared\nfrom training.doctor.examination import Asked\n"
+        "from training.doctor.checks.peers import check_node\n"
         "with Shared(Asked(), limit_seconds=60) as shared: print(check_node(shared).name, check_node(shared).found)"
     )
     script = f'mount --bind /dev/null {daemon}; "$@"'

@@ -9,8 +9,8 @@ import torch
 import transformers
 from PIL import Image
 
-from training.data.captions import parse_caption
-from training.data.draw import draw_picture
+from training.data.demo.captions import parse_caption
+from training.data.demo.draw import draw_picture
 from training.errors import BadInput
 from training.generate.clip import load_clip, rank, save_clip
 from training.generate.neighbours import find_neighbours, read_queries

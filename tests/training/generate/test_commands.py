@@ -16,20 +16,20 @@ from typer.testing import CliRunner
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
-from training.data.draw import draw_set
-from training.data.prepare import Input, prepare
-from training.data.sets import open_shards
+from training.data.demo.draw import draw_set
+from training.data.prepare.pictures import Input, prepare
+from training.data.store.sets import open_shards
 from training.errors import BadInput
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
 from training.generate.small_clip import decoded_samples, run_clip
-from training.model.codec import digest_of, load_codec
+from training.model.codecs.codec import digest_of, load_codec
 from training.model.transformer import build_model
-from training.optim import blockwise
 from training.optim.build import build_optimizer
+from training.optim.eight_bit import blockwise
 from training.optim.groups import parameter_groups
 from training.optim.saved import load_optimizer_tensors
 from training.publish.keeper import codec_of_run
-from training.swarm.lineage import Lineage
+from training.swarm.run.lineage import Lineage
 from training.volunteer import arrival
 from training.volunteer.arrival import arrive
 

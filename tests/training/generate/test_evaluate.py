@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.data.captions import caption_of, draw_scene
-from training.data.draw import draw_picture
+from training.data.demo.captions import caption_of, draw_scene
+from training.data.demo.draw import draw_picture
 from training.errors import BadInput
 from training.generate.evaluate import choose_captions, evaluate_by_clip, evaluate_pictures, wilson_interval
 from training.generate.pictures import Picture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from training.data.captions import COLOURS, SHAPES, Scene, caption_of, draw_scene, parse_caption
-from training.data.draw import draw_picture
+from training.data.demo.captions import COLOURS, SHAPES, Scene, caption_of, draw_scene, parse_caption
+from training.data.demo.draw import draw_picture
 from training.errors import BadInput
 from training.generate.judge import judge
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.stories import SENTENCES, WORDS, prompts, story_at
+from training.data.demo.stories import SENTENCES, WORDS, prompts, story_at
 from training.errors import BadInput
 from training.generate import story_judge
 from training.generate.story_judge import evaluate_stories, judge_story, parse_sentence

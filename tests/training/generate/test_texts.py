@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from training.data.text_tokenizer import TextTokenizer
+from training.data.store.text_tokenizer import TextTokenizer
 from training.generate.pictures import Sampling
 from training.generate.texts import continued
 

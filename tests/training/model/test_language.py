@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.compute.choices import Wishes, _kernels
 from training.config import LanguageModelConfig, OptimizerConfig
-from training.data.text_tokenizer import TextTokenizer
+from training.data.store.text_tokenizer import TextTokenizer
 from training.errors import BadInput, TrainingError
 from training.model.language.architecture import EAGER, FAMILIES, attention_of, read_architecture
 from training.model.language.folders import build_language_model, export_folder

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.model import product
 from training.model.convert import from_dalle_pytorch, to_dalle_pytorch
+from training.model.kernels import product
 from training.model.sampling import sample_codes
 from training.model.transformer import build_model
 

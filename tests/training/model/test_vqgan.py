@@ -12,8 +12,8 @@ import torch
 
 from training.config import CodecConfig
 from training.errors import BadInput
-from training.model.codec import load_codec, save_codec
-from training.model.vqgan import VqGan, VqGanShape, load_vqgan, published_name, read_shape
+from training.model.codecs.codec import load_codec, save_codec
+from training.model.codecs.vqgan import VqGan, VqGanShape, load_vqgan, published_name, read_shape
 
 pytest.importorskip("diffusers", reason="diffusers is not installed: pip install diffusers")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.errors import BadInput
-from training.optim.codebook import codebook
+from training.optim.eight_bit.codebook import codebook
 from training.optim.lamb import Lamb8bit
 from training.optim.state_2021 import load_2021_state
 

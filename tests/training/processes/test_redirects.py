@@ -14,12 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from training.config import load_recipe, read_recipe
-from training.data import source
-from training.data.source import UnreachableError, open_source
-from training.doctor.web import Unfetched, fetch
+from training.data.store import source
+from training.data.store.source import UnreachableError, open_source
+from training.doctor.checks.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
 from training.processes import redirects
-from training.swarm.servers import ask_site
+from training.swarm.run.servers import ask_site
 from training.volunteer.belonging import _servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

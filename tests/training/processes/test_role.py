@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.programs import are_gone, run_program, until
-from training.processes.again import MOST_STARTS, STARTED_AGAIN
+from training.processes.servers.again import MOST_STARTS, STARTED_AGAIN
 
 FORKING = """
     import multiprocessing, subprocess, sys, time

@@ -13,7 +13,7 @@ import pytest
 
 from tests.programs import ROOT, are_gone, until
 from training.processes.programs import marked_processes
-from training.processes.service import Pace, Service
+from training.processes.servers.service import Pace, Service
 
 SERVER = """
 import json, subprocess, sys, time
@@ -155,7 +155,7 @@ def test_a_service_ends_with_its_owner(programs, tmp_path):
     behaviour.write_text("work")
     owner = f"""
 import sys, time
-from training.processes.service import Pace, Service
+from training.processes.servers.service import Pace, Service
 service = Service("server", lambda: [sys.executable, "-c", {SERVER!r}, {str(behaviour)!r}],
                   show=lambda line: print(line, flush=True), event=print, alive=bool, pace=Pace())
 while True:

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training.publish.test_history import Report, open_history
+from tests.training.publish.history.test_history import Report, open_history
 from training.checkpoints.checkpoint import save_checkpoint
 from training.config import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.keeper import Keeper
-from training.swarm.lineage import Lineage
+from training.swarm.run.lineage import Lineage
 from training.task import Shown
 
 RUN, TEXT = load_recipe("demo"), (RECIPES / "demo.toml").read_text()

@@ -18,8 +18,8 @@ from training.config import RECIPES, parse_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.restore import order_restore
-from training.swarm.identity import Identity
-from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
+from training.swarm.node.identity import Identity
+from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
 
 OLD = Lineage(id="a" * 16)
 RECIPE = (RECIPES / "demo.toml").read_text().replace("hidden_size = 128", "hidden_size = 32")

@@ -22,16 +22,16 @@ from training.errors import TrainingError
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.processes.role import run_role
-from training.publish.history import History
+from training.publish.history.history import History
 from training.publish.saving import Saver
-from training.swarm import engine
-from training.swarm.alignment import AlignmentState
-from training.swarm.dht import full_addresses, start_dht
-from training.swarm.download import find_donors
-from training.swarm.identity import Identity
-from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
-from training.swarm.pipe import AveragerSettings
-from training.swarm.strategies import strategy_of
+from training.swarm.engine import engine
+from training.swarm.state.alignment import AlignmentState
+from training.swarm.node.dht import full_addresses, start_dht
+from training.swarm.state.download import find_donors
+from training.swarm.node.identity import Identity
+from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.epoch.strategies import strategy_of
 
 FOLDER = Path(sys.argv[1])
 TEXT = (RECIPES / "demo.toml").read_text()
@@ -60,7 +60,7 @@ def report(epoch, loss):
     return SimpleNamespace(recent=(), name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
         samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
-from training.swarm import serving
+from training.swarm.round import serving
 serving.DOWNLOADS_IN_A_ROW = 1000  # the donors are asked as often in seconds as in days
 
 def role(stop):

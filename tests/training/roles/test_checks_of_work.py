@@ -33,7 +33,7 @@ compute, MicroBatches.gradients_of = MicroBatches.gradients_of, repeat
 main()
 """
 SURE_SOON = """
-from training.trust import policy
+from training.trust.server import policy
 policy.FAILING_EVIDENCE /= 2
 from training.cli import main
 main()

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.random_shards import write_shards
-from tests.training.publish.test_history import Report
+from tests.training.publish.history.test_history import Report
 from tests.training.trust.hub import ADAS, hub_serving
 from tests.training.trust.tickets import PEER, Holder
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint
@@ -29,13 +29,13 @@ from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, RefusedByRun
 from training.processes.events import EventLog
-from training.publish.backup import HISTORY_FILE
-from training.publish.history import History
+from training.publish.history.backup import HISTORY_FILE
+from training.publish.history.history import History
 from training.roles.membership import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
 from training.trust.client import Credentials, MembershipClient
-from training.trust.ledger import REGISTER_FILE
-from training.trust.moderation import Moderation
-from training.trust.policy import Policy
+from training.trust.server.ledger import REGISTER_FILE
+from training.trust.server.moderation import Moderation
+from training.trust.server.policy import Policy
 
 PROGRAM = [sys.executable, "-m", "training"]
 LOOPBACK = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]

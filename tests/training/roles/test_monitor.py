@@ -23,21 +23,21 @@ import torch
 
 from tests.ports import free_port
 from tests.programs import are_gone, run_program, until
-from tests.training.publish.test_history import ALAN, Clock, Report, open_history
+from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
-from training.publish.backup import backups
+from training.publish.history.backup import backups
+from training.publish.live.watch import Watch
 from training.publish.saving import Saver
-from training.publish.watch import Watch
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
-from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
-from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage
+from training.swarm.node.dht import check_recipe, post_word, posted_words, start_dht
+from training.swarm.node.identity import Identity
+from training.swarm.run.lineage import Lineage
 from training.trust.bans import BanList
 
 PEER = """
@@ -49,14 +49,14 @@ import torch
 from training.config import load_recipe
 from training.model.transformer import build_model
 from training.processes.role import run_role
-from training.swarm.alignment import AlignmentState
-from training.swarm.dht import full_addresses, post_recipe, start_dht
-from training.swarm.identity import Identity
-from training.swarm.lineage import Lineage, Word, post_lineage, run_prefix
-from training.swarm.metrics import MetricsBoard, PeerRecord
-from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
-from training.swarm.pipe import AveragerSettings
-from training.swarm.strategies import Awaited
+from training.swarm.state.alignment import AlignmentState
+from training.swarm.node.dht import full_addresses, post_recipe, start_dht
+from training.swarm.node.identity import Identity
+from training.swarm.run.lineage import Lineage, Word, post_lineage, run_prefix
+from training.swarm.node.metrics import MetricsBoard, PeerRecord
+from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.epoch.strategies import Awaited
 
 def role(stop):
     torch.set_num_threads(1)
@@ -430,7 +430,7 @@ import os, sys
 from contextlib import suppress
 from pathlib import Path
 from training.cli import main
-from training.processes.again import STARTED_AGAIN
+from training.processes.servers.again import STARTED_AGAIN
 from training.roles import monitor
 
 ballast, go_online, await_room = Path(sys.argv.pop(1)), monitor._go_online, monitor.await_room

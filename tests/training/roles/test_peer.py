@@ -27,9 +27,9 @@ from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.saved import optimizer_tensors
 from training.processes.priority import LOW
-from training.swarm.dht import start_dht
-from training.swarm.identity import Identity
-from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.swarm.node.dht import start_dht
+from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import MetricsBoard, PeerRecord
 from training.volunteer.preparation import model_on_device
 from training.volunteer.settings import PeerSettings
 

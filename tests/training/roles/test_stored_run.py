@@ -13,7 +13,7 @@ from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
-from training.publish.history import HistoryReader
+from training.publish.history.history import HistoryReader
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 shards = test_peer.shards

@@ -25,7 +25,7 @@ from training.model.layout import Layout
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.simulate.forecast import collaboration_of
-from training.swarm.codecs import BLOCK_SIZE, exchange_codec
+from training.swarm.engine.codecs import BLOCK_SIZE, exchange_codec
 from training.task import task_of
 
 

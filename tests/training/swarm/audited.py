@@ -16,12 +16,12 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
-from training.swarm import engine
-from training.swarm.auditor import Auditor, _proof
-from training.swarm.books import Books
-from training.swarm.clipping import Clipping, centered_clip
-from training.swarm.coroutine import wait_for_result
-from training.swarm.receipts import Signer
+from training.swarm.defence.auditor import Auditor, _proof
+from training.swarm.defence.books import Books
+from training.swarm.defence.clipping import Clipping, centered_clip
+from training.swarm.defence.receipts import Signer
+from training.swarm.engine import engine
+from training.swarm.engine.coroutine import wait_for_result
 from training.trust.proof import peer_id_of_key
 
 engine.prepare()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 
-from training.swarm import engine
-from training.swarm.auditor import Auditor
-from training.swarm.service import Service
-from training.swarm.serving import StateService
+from training.swarm.defence.auditor import Auditor
+from training.swarm.engine import engine
+from training.swarm.round.service import Service
+from training.swarm.round.serving import StateService
 
 SERVICERS = (Service, Auditor, StateService, DHTProtocol)
 PROOF = "Auditor._read_proof"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from peers import Peer
+from started_peers import Peer
 
 from training.storage.whole import whole_file
 
@@ -80,8 +80,8 @@ def average(
         only_once: Faults occur in the first all-reduce of a group, and not in its repetitions.
         silence_seconds: A sender that is silent for so long is given up, a reducer after twice this time.
     """
-    from training.swarm.averager import Averager
-    from training.swarm.pipe import AveragerSettings
+    from training.swarm.round.averager import Averager
+    from training.swarm.round.pipe import AveragerSettings
 
     fault = faults.get(peer.name)
     settings = AveragerSettings(
@@ -126,7 +126,7 @@ def outcome_of(round_):
 
 def cancel(round_):
     """Gives the round up as soon as the others count on this peer."""
-    from training.swarm.pipe import Stage
+    from training.swarm.round.pipe import Stage
 
     while round_.stage is Stage.SEARCHING:
         time.sleep(0.05)
@@ -135,7 +135,7 @@ def cancel(round_):
 
 def faulty_mean(fault: Fault | None, folder: Path, *, only_once: bool):
     """The mean, averaged as a peer with this fault does it."""
-    from training.swarm import rounds
+    from training.swarm.round import rounds
 
     class FaultyMean(rounds.Mean):
         async def average(self, tensors, infos, all_reduce):
@@ -186,7 +186,7 @@ def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
     """A runner with the fault; `made` has those that were made before it in the same round."""
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import ReportingRunner
 
     class FaultyRunner(ReportingRunner):
         async def _communicate_with_peer(self, peer_id):
@@ -231,14 +231,14 @@ def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
 
 def spoil(fault: Fault) -> None:
     """From now on this peer has the fault in each of its all-reduces."""
-    from training.swarm import rounds
+    from training.swarm.round import rounds
 
     rounds.ReportingRunner = partial(faulty_runner, fault, first_only=False, made=[])
 
 
 def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
     """From now on this peer sends each mean late, but in time not to be given up."""
-    from training.swarm.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import ReportingRunner
 
     aggregate = ReportingRunner.rpc_aggregate_part
 

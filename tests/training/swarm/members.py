@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from training.config import RECIPES, RunConfig, parse_recipe
-from training.swarm.admission import Admission
-from training.swarm.identity import Identity
+from training.swarm.node.admission import Admission
+from training.swarm.node.identity import Identity
 from training.trust.bans import BanList
 from training.trust.keys import MembershipKey
 from training.trust.ticket import Ticket

@@ -11,11 +11,11 @@ from training.processes.role import run_role
 
 def play(folder: Path, name: str, stop) -> None:
     import torch
-    from peers import Peer
+    from started_peers import Peer
 
     from training.config import load_recipe
-    from training.swarm.dht import full_addresses, start_dht
-    from training.swarm.identity import Identity
+    from training.swarm.node.dht import full_addresses, start_dht
+    from training.swarm.node.identity import Identity
 
     torch.set_num_threads(1)
     names, behind_nat, scenarios = pickle.loads((folder / "scenarios").read_bytes())

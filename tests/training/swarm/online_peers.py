@@ -27,7 +27,7 @@ SEEN_SECONDS = 2.5
 
 
 def record(identity, name):
-    from training.swarm.metrics import PeerRecord
+    from training.swarm.node.metrics import PeerRecord
 
     nothing = ("samples", "group_size", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
     return PeerRecord(
@@ -41,13 +41,13 @@ def play(wanted, stop):
     # Before hivemind is imported, which keeps `time.time` as the clock of its DHT.
     real_time, offset = time.time, Path(wanted["folder"]) / f"{wanted['name']}.clock"
     time.time = lambda: real_time() + (float(offset.read_text()) if offset.exists() else 0.0)
-    from training.swarm import clocks
-    from training.swarm.dht import full_addresses, post_recipe
-    from training.swarm.identity import Identity
-    from training.swarm.listening import settle_ports
-    from training.swarm.metrics import MetricsBoard, read_records
-    from training.swarm.online import find_run, go_online
-    from training.swarm.redial import Pace
+    from training.swarm.node import clocks
+    from training.swarm.node.dht import full_addresses, post_recipe
+    from training.swarm.node.identity import Identity
+    from training.swarm.node.listening import settle_ports
+    from training.swarm.node.metrics import MetricsBoard, read_records
+    from training.swarm.run.online import find_run, go_online
+    from training.swarm.run.redial import Pace
 
     clocks.STEP_LASTS_SECONDS = 5.0
     if wanted.get("slow_disk"):

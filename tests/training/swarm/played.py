@@ -2,7 +2,7 @@
 
 from hivemind.p2p import PeerID
 
-from training.swarm.groups import AveragedGroup, RoundReport
+from training.swarm.peers.groups import AveragedGroup, RoundReport
 
 
 def averaged(*announcements, **facts):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import Peer
+from started_peers import Peer
 
 SHAPES = ((300, 300), (100, 100), (1000,), (7,))
 PART_BYTES = 1 << 14
@@ -60,12 +60,12 @@ def average_often(
     """
     from scenarios import run_with
 
-    from training.swarm import books
-    from training.swarm.averager import Averager
-    from training.swarm.clipping import clipping_of_gradients
-    from training.swarm.codecs import exchange_codec
-    from training.swarm.pipe import AveragerSettings
-    from training.swarm.powersgd import PowerSgd, powersgd_codec
+    from training.swarm.defence import books
+    from training.swarm.defence.clipping import clipping_of_gradients
+    from training.swarm.engine.codecs import exchange_codec
+    from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+    from training.swarm.round.averager import Averager
+    from training.swarm.round.pipe import AveragerSettings
 
     compression, method = exchange_codec(9_000, codec), None
     if powersgd_rank:
@@ -134,7 +134,7 @@ class Met:
 
 def note_checks(patch, path: Path) -> None:
     """Each check of an answer leaves a line in a file."""
-    from training.swarm import auditing
+    from training.swarm.defence import auditing
 
     path.touch()
     distance_of = auditing.distance_of
@@ -182,7 +182,7 @@ def change_one_number(patch) -> None:
 
 
 def _change_averages(patch, change: Callable) -> None:
-    from training.swarm.reducer import FiniteReducer
+    from training.swarm.round.reducer import FiniteReducer
 
     accumulate = FiniteReducer.accumulate_part
 
@@ -195,7 +195,7 @@ def _change_averages(patch, change: Callable) -> None:
 
 def drop_a_sender(patch) -> None:
     """What the first sender sends counts for nothing."""
-    from training.swarm.reducer import ClippingReducer, FiniteReducer
+    from training.swarm.round.reducer import ClippingReducer, FiniteReducer
 
     for kind in (FiniteReducer, ClippingReducer):
         add = kind._add
@@ -208,7 +208,7 @@ def drop_a_sender(patch) -> None:
 
 def claim_other_parts(patch) -> None:
     """What the first sender sends counts for nothing, and the reducer says that it has sent something else."""
-    from training.swarm.books import Books
+    from training.swarm.defence.books import Books
 
     drop_a_sender(patch)
     commitments = Books.commitments.fget
@@ -225,8 +225,8 @@ def claim_other_parts(patch) -> None:
 
 def tell_two_stories(patch) -> None:
     """It signs other parts of its own for each peer."""
-    from training.swarm.books import Books
-    from training.swarm.receipts import Commitment
+    from training.swarm.defence.books import Books
+    from training.swarm.defence.receipts import Commitment
 
     sign_answer, commitments = Books.sign_answer, Books.commitments.fget
 
@@ -253,7 +253,7 @@ def show_nothing(patch) -> None:
     """It answers wrongly, and says nothing when it is checked."""
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.auditor import Auditor
+    from training.swarm.defence.auditor import Auditor
 
     async def nothing(self, request, peer):
         yield averaging_pb2.DownloadData()
@@ -266,7 +266,7 @@ def hide_behind_its_own_part(patch) -> None:
     """It answers wrongly, and signs and shows an own part of another shape than all others have."""
     from hivemind.compression import serialize_torch_tensor
 
-    from training.swarm.books import Books
+    from training.swarm.defence.books import Books
 
     async def note_own(self, number, weight):
         await self.note_sent(self.own, serialize_torch_tensor(torch.zeros(1)), weight)
@@ -278,7 +278,7 @@ def hide_behind_its_own_part(patch) -> None:
 def accuse_falsely(patch) -> None:
     """Whatever it checks, it says that the reducer has lied: with what it was sent, or with an answer that it makes
     up."""
-    from training.swarm import auditor
+    from training.swarm.defence import auditor
 
     accuse = auditor.Auditor._accuse
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from peers import Peer
+from started_peers import Peer
 
 from training.config import RunConfig, load_recipe
 
@@ -90,7 +90,7 @@ def break_codec() -> None:
 
 def die_in_the_average(*, after_a_part: bool) -> None:
     """This peer's processes end with its first one: as it begins to send its parts, or when it has averaged one."""
-    from training.swarm.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import ReportingRunner
 
     first_process, aggregate = os.getpid(), ReportingRunner.rpc_aggregate_part
 
@@ -114,7 +114,7 @@ def die_in_the_average(*, after_a_part: bool) -> None:
 
 def break_off_once(prefix: str) -> None:
     """In the first all-reduce of an averager this peer fails one of the others and does not answer the next one."""
-    from training.swarm.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import ReportingRunner
 
     aggregate, broken = ReportingRunner.rpc_aggregate_part, []
     first_group = None
@@ -138,7 +138,7 @@ def trust_own_gradients() -> None:
     """What a peer with another program may do: it sends whatever it has."""
     import types
 
-    from training.swarm import gradients
+    from training.swarm.epoch import gradients
 
     blind = types.SimpleNamespace(**vars(torch))
     blind.isfinite = lambda tensor: torch.tensor(True)
@@ -169,10 +169,10 @@ def average_gradients(
     client_mode: str = "",
 ):
     """One round of the gradients' averager alone, weighted by `SAMPLES`: tensors after it, report, peer id."""
-    from training.swarm.codecs import exchange_codec
-    from training.swarm.gradients import GradientAverager
-    from training.swarm.pipe import AveragerSettings
-    from training.swarm.powersgd import PowerSgd, powersgd_codec
+    from training.swarm.engine.codecs import exchange_codec
+    from training.swarm.epoch.gradients import GradientAverager
+    from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+    from training.swarm.round.pipe import AveragerSettings
 
     fault.get(peer.name, lambda: None)()
     model = model_of(seed=0)
@@ -206,11 +206,11 @@ def average_gradients(
 
 def average_parameters(peer: Peer, *, codec: str):
     """One round of the parameters' averager in 8 bit, from the same weights as the other peer."""
-    from training.swarm.alignment import AlignmentState
-    from training.swarm.codecs import exchange_codec
-    from training.swarm.parameters import ParameterAverager, state_codec
-    from training.swarm.pipe import AveragerSettings
-    from training.swarm.strategies import Awaited
+    from training.swarm.engine.codecs import exchange_codec
+    from training.swarm.epoch.strategies import Awaited
+    from training.swarm.round.pipe import AveragerSettings
+    from training.swarm.state.alignment import AlignmentState
+    from training.swarm.state.parameters import ParameterAverager, state_codec
 
     model = model_of(seed=0)
     host = Awaited.make_host(model, run_with())
@@ -254,10 +254,10 @@ def weights_of(name: str) -> Gradients:
 
 def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: bool):
     """One round of gradients or weights in which one peer sends what harms, with a huge weight: tensors, report."""
-    from training.swarm.averager import Averager
-    from training.swarm.clipping import clipping_of_gradients, clipping_of_parameters
-    from training.swarm.codecs import exchange_codec
-    from training.swarm.pipe import AveragerSettings
+    from training.swarm.defence.clipping import clipping_of_gradients, clipping_of_parameters
+    from training.swarm.engine.codecs import exchange_codec
+    from training.swarm.round.averager import Averager
+    from training.swarm.round.pipe import AveragerSettings
 
     swarm = run_with(aggregation=aggregation).swarm
     make, clipping_of = (
@@ -286,10 +286,10 @@ def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: boo
 
 def average_beside_a_hasty_peer(peer: Peer):
     """One round in which the third peer sends nothing, and says at once that all is well: the report of the others."""
-    from training.swarm.agreement import Verdict
-    from training.swarm.averager import Averager
-    from training.swarm.pipe import AveragerSettings
-    from training.swarm.rounds import AllReduces
+    from training.swarm.round.agreement import Verdict
+    from training.swarm.round.averager import Averager
+    from training.swarm.round.pipe import AveragerSettings
+    from training.swarm.round.rounds import AllReduces
 
     async def say_that_all_is_well(self, tensors, infos, group, **facts):
         for other in set(group.peers) - {self.peer_id}:
@@ -364,7 +364,7 @@ def come_late(peer: Peer, *, request_timeout_seconds: float):
     Each has the weights with which it ended each epoch, the epochs in which it wanted the others' weights, and what has
     come of the recipe's time for a request in both of its averagers.
     """
-    from training.swarm import catching_up
+    from training.swarm.state import catching_up
 
     facts = {"downloads": [], "downloads begun": 0, "request timeouts": [], "wanted weights": set()}
     weights, is_late = {}, peer.name == "second"
@@ -416,7 +416,7 @@ def come_back_from_a_clock_that_was_ahead(peer: Peer):
     restart another one. What the others see of it each time."""
     from hivemind.utils import get_dht_time
 
-    from training.swarm.dht import start_dht
+    from training.swarm.node.dht import start_dht
 
     def tell(word, ahead=0.0):
         """As a volunteer does, again after a few seconds: a node that is busy may not answer."""
@@ -480,8 +480,8 @@ def look_beside_a_slow_node(peer: Peer):
     from hivemind.p2p import PeerID
     from hivemind.utils import get_dht_time
 
-    from training.swarm.signs_of_life import any_answers, silent_peers
-    from training.swarm.slow_nodes import slow_peers
+    from training.swarm.node.signs_of_life import any_answers, silent_peers
+    from training.swarm.node.slow_nodes import slow_peers
 
     def tell():
         expires = get_dht_time() + 60
@@ -562,7 +562,7 @@ def train_locally(peer: Peer):
 
 def go_on_alone(peer: Peer):
     """Trains alone after it was found to be behind others, who are gone; the reports of the epochs that it does."""
-    from training.swarm.alignment import Event
+    from training.swarm.state.alignment import Event
 
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run_with(target_batch_size=40), model)
@@ -582,7 +582,7 @@ def train_apart(peer: Peer):
     Each has the reports of its epochs; the second also what it could download before and after, as (whether, epoch),
     and its reports of averages with the first.
     """
-    from training.swarm.lineage import Lineage
+    from training.swarm.run.lineage import Lineage
 
     own = Lineage(id={"first": "a" * 16, "second": "b" * 16}[peer.name])
     run = run_with(target_batch_size=40, max_epochs_alone=0)
@@ -615,7 +615,7 @@ def doubt_the_others(peer: Peer, *, averages: int):
     the slowest."""
     from hivemind.utils import get_dht_time
 
-    from training.swarm.claims import Claims
+    from training.swarm.peers.claims import Claims
 
     class Doubts(Claims):
         def share(self, peer):

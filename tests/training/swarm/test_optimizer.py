@@ -10,12 +10,12 @@ from hivemind.utils import get_dht_time
 
 from tests.programs import until
 from training.config import load_recipe
-from training.swarm.averager import Averager
-from training.swarm.codecs import BlockwiseCodec
+from training.swarm.engine.codecs import BlockwiseCodec
+from training.swarm.epoch.powersgd import PowerSgd
+from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates
 from training.swarm.optimizer import LIVELY_WINDOWS, SwarmOptimizer
-from training.swarm.powersgd import PowerSgd
-from training.swarm.progress import Progress
-from training.swarm.strategies import Awaited, Delayed, LocalUpdates
+from training.swarm.peers.progress import Progress
+from training.swarm.round.averager import Averager
 
 DEMO = load_recipe("demo")
 

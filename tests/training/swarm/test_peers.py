@@ -4,7 +4,7 @@ import time
 
 import pytest
 import scenarios
-from peers import PATIENCE_SECONDS, meet
+from started_peers import PATIENCE_SECONDS, meet
 
 
 @pytest.mark.swarm

@@ -6,12 +6,12 @@ import httpx
 
 from tests.training.trust.tickets import NOW, Holder
 from training.config import RECIPES, parse_recipe
-from training.trust.app import create_app
 from training.trust.client import Credentials, MembershipClient
-from training.trust.desk import Desk
 from training.trust.keys import MembershipKey
-from training.trust.ledger import REGISTER_FILE
-from training.trust.moderation import Moderation
+from training.trust.server.app import create_app
+from training.trust.server.desk import Desk
+from training.trust.server.ledger import REGISTER_FILE
+from training.trust.server.moderation import Moderation
 from training.trust.ticket import read_ticket
 
 TOKEN = "the password of the page, which is long"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.training.trust.tickets import Holder
 from training.errors import BadInput
-from training.swarm.identity import Identity
+from training.swarm.node.identity import Identity
 from training.trust.keys import from_text, is_public_key, is_signed, open_key, read_secret, to_text, write_secret
 from training.trust.proof import find_work, has_worked, proof_message, proven_peer_id
 

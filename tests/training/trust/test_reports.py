@@ -15,16 +15,16 @@ from tests.training.trust.hub import hub_serving
 from tests.training.trust.servers import HOLDERS, HTTP, TOKEN, Server
 from tests.training.trust.tickets import NOW, OTHER_PEER
 from training.errors import RefusedByRun, TrainingError
-from training.trust import app as apps
-from training.trust.app import LARGEST_BODY_BYTES, LIMITS
-from training.trust.desk import NONCE_SECONDS, PER_VALIDATOR
 from training.trust.evidence import show_evidence
 from training.trust.keys import MembershipKey
-from training.trust.policy import Policy
 from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proof_message
 from training.trust.refusals import REASONS
-from training.trust.register import Admission
 from training.trust.reports import LARGEST_DETAIL_BYTES, LARGEST_SHARE, MOST_CHECKS, MOST_COPIED, Findings
+from training.trust.server import app as apps
+from training.trust.server.app import LARGEST_BODY_BYTES, LIMITS
+from training.trust.server.desk import NONCE_SECONDS, PER_VALIDATOR
+from training.trust.server.policy import Policy
+from training.trust.server.register import Admission
 
 VAL, EVE, BO = HOLDERS
 CHECK = {"epoch": 7, "samples": 8, "share": 0.125, "error": 0.25}

@@ -13,9 +13,9 @@ from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import load_checkpoint
 from training.config import parse_recipe
 from training.optim.saved import optimizer_tensors
-from training.swarm.alignment import AlignmentState, Event
-from training.swarm.lineage import Lineage
-from training.swarm.strategies import strategy_of
+from training.swarm.epoch.strategies import strategy_of
+from training.swarm.run.lineage import Lineage
+from training.swarm.state.alignment import AlignmentState, Event
 from training.task import task_of
 from training.volunteer.kept import KeptWeights
 

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from training.config import load_recipe
 from training.processes.events import EventLog
-from training.swarm.alignment import AlignmentState
-from training.swarm.epochs import EpochEnd
-from training.swarm.groups import RoundReport
-from training.swarm.strategies import Delayed, Parts
-from training.swarm.updates import Updates
+from training.swarm.epoch.strategies import Delayed, Parts
+from training.swarm.epoch.updates import Updates
+from training.swarm.peers.epochs import EpochEnd
+from training.swarm.peers.groups import RoundReport
+from training.swarm.state.alignment import AlignmentState
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.notices import Notices

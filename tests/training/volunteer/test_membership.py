@@ -15,18 +15,18 @@ from tests.serving import serving
 from tests.training.trust.tickets import Holder
 from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
-from training.swarm.lineage import Lineage
-from training.trust import app as apps
+from training.swarm.run.lineage import Lineage
 from training.trust import check
-from training.trust.app import create_app
 from training.trust.bans import BanList
 from training.trust.check import TicketRefused
 from training.trust.client import Credentials
-from training.trust.desk import Desk
 from training.trust.keys import MembershipKey
-from training.trust.ledger import REGISTER_FILE
-from training.trust.moderation import Moderation
-from training.trust.policy import Policy
+from training.trust.server import app as apps
+from training.trust.server.app import create_app
+from training.trust.server.desk import Desk
+from training.trust.server.ledger import REGISTER_FILE
+from training.trust.server.moderation import Moderation
+from training.trust.server.policy import Policy
 from training.trust.ticket import ANY_LINEAGE
 from training.volunteer import membership as memberships
 from training.volunteer.membership import BANS_FILE, TICKET_FILE, Membership

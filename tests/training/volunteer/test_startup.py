@@ -15,7 +15,7 @@ from hivemind.utils import TensorDescriptor
 from training.compute.machine import usable_cores
 from training.config import RECIPES, Codec, SwarmConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
-from training.swarm.codecs import exchange_codec
+from training.swarm.engine.codecs import exchange_codec
 from training.volunteer.startup import (
     Link,
     all_reduce_bytes,

@@ -10,14 +10,14 @@ import torch
 from tests.random_shards import write_shards
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
-from training.data.order import Place
-from training.data.sets import open_shards
-from training.data.stream import SampleStream
-from training.swarm.clipping import Clipping, centered_clip
-from training.swarm.pipe import Shown
+from training.data.store.sets import open_shards
+from training.data.stream.order import Place
+from training.data.stream.stream import SampleStream
+from training.swarm.defence.clipping import Clipping, centered_clip
+from training.swarm.round.pipe import Shown
 from training.swarm.work import Declared, Presence, alike, noise_of, presence, spans_of
 from training.task import task_of
-from training.trust.policy import FAILING_EVIDENCE
+from training.trust.server.policy import FAILING_EVIDENCE
 from training.volunteer.validator import EPOCHS_BETWEEN, UNCHECKED, Check, Record, Validator
 
 MANY, SAMPLES, PEERS = 20_000, 24, ("ada", "alan", "grace", "mallory")

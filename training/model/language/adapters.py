@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from training.config import AdapterConfig
 from training.errors import BadInput, first_line, reason_of
-from training.model.linear import multiplies
+from training.model.kernels.linear import multiplies
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -22,11 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from training.config import AdapterConfig, LanguageModelConfig
 from training.errors import BadInput
-from training.model.kernel_choice import KernelChoice
+from training.model.kernels.kernel_choice import KernelChoice
+from training.model.kernels.live_bytes import LiveBytes, fake_tensors
+from training.model.kernels.pointwise import PLAIN, Pointwise
 from training.model.language.adapters import quantize
 from training.model.language.loss import Head, next_token_loss
-from training.model.live_bytes import LiveBytes, fake_tensors
-from training.model.pointwise import PLAIN, Pointwise
 from training.model.sampling import check_sampling, check_seed, draw_codes
 
 if TYPE_CHECKING:

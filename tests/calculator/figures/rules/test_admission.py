@@ -17,7 +17,7 @@ from calculator.figures.rules.admission import (
     honest_request,
 )
 from calculator.figures.tickets import ATTACKS
-from training.swarm.coroutine import wait_for_result
+from training.swarm.engine.coroutine import wait_for_result
 
 EXPECTED = {
     "honest": None,

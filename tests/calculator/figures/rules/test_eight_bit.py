@@ -16,7 +16,7 @@ def example(shape: str = "normal", size: int = 128, outliers: int = 1) -> tuple[
 
 
 def test_values_are_those_of_the_optimizer():
-    from training.optim.codebook import codebook
+    from training.optim.eight_bit.codebook import codebook
 
     ours = codebook(signed=True).values.double().numpy()
     numpy.testing.assert_allclose(dynamic_values(), ours, rtol=2e-7, atol=1e-12)

@@ -1,0 +1,62 @@
+"""Every command that the site shows exists, with every flag it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from calculator.__main__ import main as calculator
+from training.cli import build_app
+
+SITE = Path(__file__).resolve().parents[3] / "site"
+SOURCES = [*SITE.rglob("*.md"), *(SITE / "includes").glob("*.html")]
+TRAINER = re.compile(r"(?:python -m training|nox -s training --) ([a-z]+)([^\n<`|]*)")
+NOX = re.compile(r"nox -s ([a-z]+)")
+
+
+def shown(pattern: re.Pattern) -> list[tuple[str, ...]]:
+    """All matches in the site's texts."""
+    return [
+        match if isinstance(match, tuple) else (match,)
+        for source in SOURCES
+        for match in pattern.findall(source.read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def commands() -> dict:
+    """The trainer's commands by name."""
+    return typer.main.get_command(build_app()).commands
+
+
+def test_commands_of_the_trainer_take_the_flags_shown(commands):
+    found = shown(TRAINER)
+    assert {name for name, _ in found} >= {"join", "bootstrap", "monitor", "prepare", "generate", "evaluate"}
+    for name, rest in found:
+        known = {flag for parameter in commands[name].params for flag in parameter.opts} | {"--help"}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, f"{name}{rest}"
+
+
+def test_flags_named_alone_belong_to_join(commands):
+    text = (SITE / "join.md").read_text(encoding="utf-8")
+    known = {flag for parameter in commands["join"].params for flag in parameter.opts} | {"--help"}
+    assert set(re.findall(r"`(--[a-z-]+)", text)) <= known
+
+
+def test_commands_of_the_calculator_run(capsys):
+    found = shown(re.compile(r"python -m calculator ([^\n<`|]+)"))
+    assert found
+    for (words,) in found:
+        assert calculator(shlex.split(words)) == 0, words
+        assert capsys.readouterr().out
+
+
+def test_sessions_of_nox_exist():
+    noxfile = (SITE.parent / "noxfile.py").read_text(encoding="utf-8")
+    sessions = {name for (name,) in shown(NOX)}
+    assert "demo" in sessions
+    assert all(re.search(rf"@nox\.session.*\ndef {name}\(", noxfile) for name in sessions), sessions

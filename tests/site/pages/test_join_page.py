@@ -1,0 +1,199 @@
+"""The join page: each choice gives the builder's command or a reason, the address keeps it, no message is missing."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+import sys
+
+import pytest
+from playwright.sync_api import expect
+
+from builder.join import choices
+from builder.reference import messages
+from tests.programs import ROOT, run_program
+from training import errors
+from training.config import load_recipe
+
+pytestmark = pytest.mark.browser
+
+READ_ALL = """() => {
+  const form = document.querySelector("[data-slot=form]");
+  const values = (name) => [...form.elements[name]].filter((one) => one.value !== "live").map((one) => one.value);
+  const set = (name, value) => { [...form.elements[name]].find((one) => one.value === value).checked = true; };
+  const slot = (name) => document.querySelector(`[data-slot="${name}"]`);
+  const found = [];
+  for (const system of values("system")) for (const device of values("device")) for (const link of values("link"))
+    for (const recipe of values("recipe")) for (const memory of values(device === "nvidia" ? "gpu" : "ram")) {
+      Object.entries({ system, device, link, recipe, [device === "nvidia" ? "gpu" : "ram"]: memory })
+        .forEach(([name, value]) => set(name, value));
+      form.dispatchEvent(new Event("change"));
+      const refused = !slot("refusal").classList.contains("hidden");
+      found.push([system, device, link, recipe, memory, slot(refused ? "refusal" : "command").textContent, refused]);
+    }
+  return found;
+}"""
+
+
+def expected(system: str, device: str, link: str, recipe: str, memory: str) -> tuple[str, bool]:
+    """The builder's command, or its reason; and whether it is one."""
+    if refusal := choices.refusal(system, device):
+        return html.unescape(re.sub("<[^>]+>", "", refusal)), True
+    chosen = choices.join_choices()["recipes"][recipe]["machines"][f"{device}-{memory}"]
+    if not chosen["samples"]:
+        return chosen["refusal"], True
+    return choices.command(recipe, chosen["samples"], link=link, kind=device), False
+
+
+def test_every_choice_gives_the_builders_command_or_its_reason(open_page):
+    page = open_page("join/")
+    page.wait_for_load_state("networkidle")
+    found = page.evaluate(READ_ALL)
+    sizes = {kind: sum(machine.kind == kind for machine in choices.machines()) for kind in ("nvidia", "cpu")}
+    per_device = sizes["nvidia"] + (len(choices.DEVICE_KINDS) - 1) * sizes["cpu"]
+    assert len(found) == len(choices.SYSTEMS) * len(choices.LINKS) * len(choices.RECIPES) * per_device
+    for *choice, text, refused in found:
+        assert (text, refused) == expected(*choice), choice
+
+
+def test_choices_are_kept_in_the_address_and_made_by_keyboard(open_page, server):
+    page = open_page("join/")
+    expect(page.get_by_role("radio", name="Linux")).to_be_checked()
+    page.get_by_role("radio", name="Processor only").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("radio", name="NVIDIA GPU", exact=True)).to_be_checked()
+    page.get_by_role("radio", name="6 GB", exact=True).check()
+    page.get_by_role("radio", name="dalle-2021").check()
+    command = page.locator("[data-slot=command]").inner_text()
+    assert "--recipe dalle-2021" in command
+    expect(page.locator("[data-slot=announce]")).to_have_text(f"The command is now: {command}")
+    kept = page.url
+    assert "gpu=6" in kept and "recipe=dalle-2021" in kept
+    page.goto(server.url + "accuracy/")
+    page.goto(kept)
+    expect(page.locator("[data-slot=command]")).to_have_text(command)
+
+
+def test_the_system_is_the_browsers_own(chromium, server):
+    for agent, system in (("MacIntel", "macOS"), ("Win32", "Windows with WSL 2")):
+        context = chromium.new_context(service_workers="block")
+        context.add_init_script(
+            f"Object.defineProperty(navigator, 'platform', {{ get: () => '{agent}' }});"
+            "Object.defineProperty(navigator, 'userAgentData', { get: () => undefined });"
+        )
+        page = context.new_page()
+        page.goto(server.url + "join/")
+        expect(page.get_by_role("radio", name=system)).to_be_checked()
+        context.close()
+
+
+def test_without_scripts_all_commands_stand_in_a_table(open_page):
+    page = open_page("join/", scripts=False)
+    expect(page.locator("[data-slot=command]")).to_have_text(choices.page_data()["command"])
+    expect(page.get_by_role("radio", name="Linux")).to_be_hidden()
+    page.get_by_text("All commands as a table").click()
+    rows = page.locator("table.commands tbody tr")
+    shown = [row.inner_text() for row in rows.all()]
+    for name, recipe in choices.join_choices()["recipes"].items():
+        for machine in choices.machines():
+            chosen = recipe["machines"][machine.key]
+            command = choices.command(name, chosen["samples"], link="router", kind=machine.kind)
+            assert sum((command if chosen["samples"] else chosen["refusal"]) in text for text in shown) == 1
+    assert sum(text.count("join --recipe") for text in shown) <= 4 * len(choices.RECIPES), (
+        "machines with one command share a line"
+    )
+
+
+def test_the_notebook_has_the_chosen_command(open_page, built_site, tmp_path):
+    made = json.loads((built_site / "notebooks" / "join.ipynb").read_text())
+    sources = {cell["id"]: cell["source"] for cell in made["cells"]}
+    samples = choices.micro_batch(load_recipe("demo"), choices.DEVICES["t4"])
+    assert sources["join"].strip() == "!" + choices.command("demo", samples, link="router").replace(
+        ".venv/bin/nox", "python -m nox"
+    )
+    page = open_page("join/?device=nvidia&gpu=6&recipe=dalle-2021&link=public")
+    # Before the script has made this command, the link is to the notebook of everyone.
+    expect(page.locator("[data-slot=command]")).to_contain_text("dalle-2021")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Open as a notebook").click()
+    saved.value.save_as(tmp_path / "join.ipynb")
+    own = {cell["id"]: cell["source"] for cell in json.loads((tmp_path / "join.ipynb").read_text())["cells"]}
+    command = page.locator("[data-slot=command]").inner_text()
+    assert own["join"] == "!" + command.replace(".venv/bin/nox", "python -m nox") + "\n"
+    assert own["code"] == sources["code"]
+
+
+RAISED = re.compile(r"\braise (?:BadInput|TrainingError|ProcessEnded|DiskFilled|RefusedByRun)\(")
+
+
+def test_no_message_is_missing(open_page):
+    """Counted in the text of the program, not by the reader that the page uses."""
+    in_code = sum(len(RAISED.findall(path.read_text())) for path in (ROOT / "training").rglob("*.py"))
+    of_recipes = len(re.findall(r"\braise ValueError\(", (ROOT / "training" / "config.py").read_text()))
+    assert len(messages.failures()) == in_code + of_recipes
+    page = open_page("reference/messages/", scripts=False)
+    shown = page.locator("table.failures tbody th").all_text_contents()
+    assert sorted(shown) == sorted({"".join(failure.parts) for failure in messages.failures()})
+    cures = page.locator("table.failures tbody td:last-child").all_text_contents()
+    assert len(cures) == len(shown) and all(len(cure) > 10 for cure in cures)
+
+
+FILLED_IN = re.compile(r"(‹[^›]*›)?")
+"""A message that is another exception's own words."""
+
+
+def test_every_message_says_what_to_do_where_it_is_raised():
+    """In its own words or by `cure`, not both; rules of a recipe are a part of a message that does."""
+    for failure in messages.failures():
+        if failure.module == "training.config" and not failure.text[:1].isupper() and "‹source›" not in failure.text:
+            continue
+        assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
+        assert not (failure.cure_argument and messages.CURE.search(failure.text)), (failure.module, failure.line)
+
+
+def test_a_message_without_a_cure_gets_the_usual_one_of_its_exception():
+    lines = ("raise BadInput(f'{path} is odd.')", "raise TrainingError('It broke.', cure='Mend it.')")
+    source = "\n".join([*lines, "raise BadInput('Two came; give one.')"])
+    odd, broke, two = messages._failures_of("training.nothing", ast.parse(source))
+    assert (odd.own_cure, odd.cure) == ("", errors.BadInput.usual_cure)
+    assert (broke.text, broke.cure) == ("It broke.", "Mend it.") and two.cure == "Give one."
+
+
+def test_messages_of_join_are_those_that_it_can_reach(open_page):
+    page = open_page("join/", scripts=False)
+    shown = set(page.locator("table.failures tbody th").all_text_contents())
+    modules = {failure.module for failure in messages.failures_of_command("join")}
+    assert {
+        "training.config",
+        "training.swarm.node.dht",
+        "training.data.stream.stream",
+        "training.roles.peer",
+    } <= modules
+    assert not {"training.demo", "training.roles.monitor", "training.generate.judge"} & modules
+    assert shown == {"".join(failure.parts) for failure in messages.failures_of_command("join")}
+
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmW5mr225nSLbG3Ph6zfDME9sMcmJxfaLsf1APK2HQy9FD"
+WRONG = [
+    (["--recipe", "nonesuch", "--initial-peers", ADDRESS], 2),
+    (["--recipe", "demo", "--initial-peers", "somewhere", "--shards", "."], 2),
+    (["--recipe", "pyproject.toml", "--initial-peers", ADDRESS], 2),
+]
+
+
+@pytest.mark.parametrize("flags, code", WRONG)
+def test_what_the_program_prints_is_in_the_table(flags, code):
+    ended = run_program([sys.executable, "-m", "training", "join", *flags, "--dry-run"])
+    said = ended.stderr.strip().splitlines()[-1].removeprefix("Error: ")
+    known = [failure for failure in messages.failures_of_command("join") if matches(failure, said)]
+    assert ended.returncode == code
+    assert known and all(failure.exit_code == code for failure in known), said
+
+
+def matches(failure: messages.Failure, said: str) -> bool:
+    """Whether it is this message with values filled in, and its cure behind it."""
+    pattern = "".join(re.escape(part) if place % 2 == 0 else ".+" for place, part in enumerate(failure.parts))
+    pattern += f" {re.escape(failure.cure_argument)}" if failure.cure_argument else ""
+    return re.fullmatch(pattern, said) is not None

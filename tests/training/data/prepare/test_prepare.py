@@ -1,0 +1,509 @@
+"""Preparing shards: a maintainer's pictures of every kind, filters by reason, interruption, the codes themselves."""
+
+import json
+import os
+import random
+import struct
+import sys
+import tarfile
+import zlib
+
+import markdown
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
+
+from tests.shard_server import shard_server
+from training.config import load_recipe
+from training.data.demo.captions import caption_of, draw_scene
+from training.data.demo.draw import draw_picture, draw_set
+from training.data.prepare import pictures as prepare_module
+from training.data.prepare.pictures import Input, prepare
+from training.data.sources import pictures as pictures_module
+from training.data.sources.fetch import Fetcher
+from training.data.sources.pictures import square_picture
+from training.data.store.shards import MANIFEST_FILE, check_file, read_manifest, read_shard, write_shard
+from training.data.store.tokenizer import Tokenizer
+from training.errors import BadInput, TrainingError
+from training.model.codecs.codec import load_codec, save_codec, train_small_codec
+
+RUN = load_recipe("demo")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawn") / "pictures"
+    draw_set(folder, count=60, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codec_folder(tmp_path_factory, drawn):
+    folder = tmp_path_factory.mktemp("codec")
+    pictures = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in sorted(drawn.glob("*.png"))]
+    save_codec(train_small_codec(torch.from_numpy(np.stack(pictures)), RUN.codec, steps=3), folder)
+    return folder
+
+
+@pytest.fixture
+def make(drawn, codec_folder, tmp_path):
+    def make(images=drawn, **settings):
+        captions = settings.pop("captions", images / "captions.jsonl")
+        out = settings.pop("out", tmp_path / "shards")
+        source = settings.pop("source", None) or Input(images=images, captions=captions)
+        return prepare(source, out, settings.pop("run", RUN), codec_file=codec_folder / "codec.safetensors", **settings)
+
+    return make
+
+
+def write_rows(folder, rows):
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "captions.jsonl").write_text(lines, encoding="utf-8-sig")  # as Windows' editors write
+
+
+def test_the_codecs_error_is_that_of_one_picture_in_32(make, drawn, codec_folder, tmp_path, monkeypatch):
+    """Decoding takes as long as encoding, so that not all are decoded; each shard begins with one that is."""
+    monkeypatch.setattr(pictures_module, "OPENED_TOGETHER", 10)
+    manifest, _ = make()
+    codec, errors, samples = load_codec(codec_folder, RUN.codec), [], 0
+    for name in (name for entry in manifest.splits.values() for name in entry.shards):
+        for number, sample in enumerate(read_shard(tmp_path / "shards" / name)):
+            samples += 1
+            if number % 32 == 0:
+                pixels = np.asarray(Image.open(drawn / sample.id), dtype=np.float32).transpose(2, 0, 1)[None] / 255
+                decoded = codec.decode(torch.from_numpy(sample.codes.astype(np.int64))[None]).numpy()
+                errors.append(np.square(decoded - pixels).mean())
+    assert 3 <= len(errors) < samples / 10
+    assert manifest.reconstruction_error == pytest.approx(np.mean(errors), rel=1e-4)
+
+
+def test_codes_captions_and_splits_are_those_of_the_pictures(make, drawn, codec_folder, tmp_path):
+    manifest, made = make()
+    assert made and manifest == read_manifest(tmp_path / "shards")
+    codec = load_codec(codec_folder, RUN.codec)
+    expected = {row["file"]: row for row in map(json.loads, (drawn / "captions.jsonl").read_text().splitlines())}
+    found = 0
+    for split, entry in manifest.splits.items():
+        for name in entry.shards:
+            for sample in read_shard(tmp_path / "shards" / name):
+                pixels = np.asarray(Image.open(drawn / sample.id), dtype=np.float32) / 255
+                codes = codec.encode(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+                assert sample.codes.tolist() == codes[0].tolist()
+                assert (sample.caption, split) == (expected[sample.id]["caption"], expected[sample.id]["split"])
+                found += 1
+    assert found == 60 == sum(entry.samples for entry in manifest.splits.values())
+    for name, entry in manifest.files.items():
+        check_file(tmp_path / "shards" / name, entry, source=name)
+    assert set(manifest.index) == {name for entry in manifest.splits.values() for name in entry.shards}
+
+
+def test_samples_are_mixed(make, tmp_path):
+    make()
+    ids = [sample.id for sample in read_shard(tmp_path / "shards" / "train-00000.parquet")]
+    assert ids != sorted(ids)
+
+
+def test_the_tokenizer_knows_every_training_word(make, tmp_path, drawn):
+    make()
+    tokenizer = Tokenizer.from_file(tmp_path / "shards" / "tokenizer.json")
+    assert tokenizer.vocab_size <= RUN.model.text_vocab_size
+    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
+    captions = [row["caption"] for row in rows if row["split"] == "train"]
+    assert not (tokenizer.encode(captions, RUN.model.text_seq_len) == 1).any()
+
+
+def test_again_does_nothing(make, tmp_path):
+    make()
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
+    assert make()[1] is False
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()} == stamps
+
+
+def test_other_input_needs_replace(make, tmp_path):
+    make()
+    with pytest.raises(BadInput, match="--replace"):
+        make(seed=1)
+    before = (tmp_path / "shards" / "train-00000.parquet").read_bytes()
+    assert make(seed=1, replace=True)[1]
+    assert (tmp_path / "shards" / "train-00000.parquet").read_bytes() != before
+    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for the size of a file")
+@pytest.mark.parametrize("limit", [30_000, 100])
+def test_a_full_disk_is_one_sentence_and_the_work_goes_on(make, tmp_path, limit):
+    """As with `test_a_full_disk_costs_the_cache_only`. The shard does not fit, or not even the table of rows."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(TrainingError, match=f"The disk of {tmp_path} cannot be written: ") as error:
+            make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "Make room" in error.value.told and not (tmp_path / "shards").exists()
+    assert make()[1] and read_manifest(tmp_path / "shards").splits["train"].samples > 0
+
+
+def test_interrupted_work_goes_on_after_the_last_finished_shard(make, tmp_path, monkeypatch):
+    """Shards of 20 rows; the third one fails, the second call encodes only what is missing."""
+    monkeypatch.setattr(prepare_module, "ROWS_PER_SHARD", 20)
+    make(out=tmp_path / "whole")
+    encoded = []
+
+    def stop(stage, done, total):
+        if stage == "Encoding":
+            encoded.append(done)
+            if done > 40:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(progress=stop)
+    assert not (tmp_path / "shards").exists()
+    (tmp_path / ".shards.part-of-other-input").mkdir()
+    written = []
+    monkeypatch.setattr(
+        prepare_module, "write_shard", lambda path, **rows: (written.append(path.name), write_shard(path, **rows))
+    )
+    make()
+    assert "train-00000.parquet" not in written and "train-00001.parquet" not in written and written
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "shards" / path.name).read_bytes() == path.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "shards"}
+
+
+def test_rows_after_a_shard_without_a_usable_picture_are_encoded(make, drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "ROWS_PER_SHARD", 1)
+    there = [
+        row for row in map(json.loads, (drawn / "captions.jsonl").read_text().splitlines()) if row["split"] == "train"
+    ]
+    missing = [{**row, "file": f"missing-{row['file']}"} for row in there[:6]]
+    rows = [row for pair in zip(missing, there[:6], strict=True) for row in pair]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest, _ = make(captions=tmp_path / "captions.jsonl")
+    found = {sample.id for name in manifest.splits["train"].shards for sample in read_shard(tmp_path / "shards" / name)}
+    assert found == {row["file"] for row in there[:6]} and manifest.left_out == {"missing file": 6}
+
+
+def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    picture = draw_picture(draw_scene(random.Random(5)), random.Random(5), size=96)
+    picture.save(folder / "photo.jpg")
+    picture.convert("L").save(folder / "grey.png")
+    picture.convert("CMYK").save(folder / "print.tif")
+    picture.convert("P").save(folder / "palette.gif")
+    Image.fromarray(np.full((80, 80), 40_000, np.uint16)).save(folder / "deep.png")
+    picture.resize((190, 96)).save(folder / "wide.png")
+    picture.resize((300, 96)).save(folder / "banner.png")
+    (folder / "torn.png").write_bytes((folder / "wide.png").read_bytes()[:200])
+    (folder / "text.png").write_text("not a picture")
+    picture.save(tmp_path / "outside.png")
+    Image.fromarray(np.full((80, 80), 0.5, np.float32)).save(folder / "float.tif")
+    assert (square_picture(folder / "deep.png", image_size=64, max_aspect_ratio=2) == 40_000 // 256).all()
+    good = ["photo.jpg", "grey.png", "print.tif", "palette.gif", "deep.png", "wide.png"]
+    rows = [{"file": name, "caption": "a caption"} for name in good]
+    rows += [
+        {"file": name, "caption": "a caption"}
+        for name in ("banner.png", "float.tif", "torn.png", "text.png", "gone.png")
+    ]
+    rows += [{"file": "../outside.png", "caption": "a caption"}, {"file": "photo.jpg", "caption": "x "}]
+    rows += [
+        {"file": "photo.jpg", "caption": "ü" * 2049},
+        {"file": "photo.jpg", "caption": "a caption", "nsfw": "NSFW"},
+        {"file": "photo.jpg"},
+        ["photo.jpg"],
+    ]
+    write_rows(folder, rows)
+    with (folder / "captions.jsonl").open("a") as file:
+        file.write('{"file": "photo.jpg", "capt\n\n')
+        file.write(
+            '{"file": "photo.jpg", "caption": "half a \\ud800 pair"}\n{"file": "a\\u0000b", "caption": "null"}\n'
+        )
+    manifest, _ = make(folder)
+    assert manifest.left_out == {
+        "broken line": 4,
+        "extreme aspect ratio": 1,
+        "line without file and caption": 1,
+        "long caption": 1,
+        "marked unsafe": 1,
+        "missing file": 2,
+        "short caption": 1,
+        "unreadable file": 3,
+    }
+    assert manifest.splits["train"].samples == len(good) and manifest.pictures == len(rows) + 3
+    assert {sample.id for sample in read_shard(tmp_path / "shards" / "train-00000.parquet")} == set(good)
+
+
+def test_the_middle_is_kept_and_turned_upright(tmp_path):
+    """A wide picture, green in the middle and red at both ends, stored lying on its side."""
+    pixels = np.zeros((100, 180, 3), np.uint8)
+    pixels[:, :, 0] = 255
+    pixels[:, 40:140] = (0, 255, 0)
+    pixels[:50, 40:140] = (0, 0, 255)
+    picture = Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "turned.png", exif=exif)
+    found = square_picture(tmp_path / "turned.png", image_size=50, max_aspect_ratio=2.0)
+    assert found.shape == (3, 50, 50) and found.dtype == np.uint8
+    assert found[:, 12, 25].tolist() == [0, 0, 255] and found[:, 38, 25].tolist() == [0, 255, 0]
+    assert found[0].max() <= 40
+
+
+@pytest.mark.parametrize("size", [(640, 480), (480, 641), (100, 80), (2000, 1500)])
+def test_pictures_are_resized_as_by_lanczos(tmp_path, size):
+    """Pillow's Lanczos filter is the oracle; the difference is smaller than what JPEG of quality 95 loses, in which
+    img2dataset keeps its pictures. The noise is a camera's; the last picture is one whose decoder skips detail."""
+    numbers = np.random.default_rng(1)
+    coarse = Image.fromarray(numbers.integers(0, 256, (9, 12, 3), dtype=np.uint8))
+    noisy = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)) + numbers.normal(0, 6, (size[1], size[0], 3))
+    picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    picture.save(tmp_path / "noisy.jpg", quality=95)
+    found = square_picture(tmp_path / "noisy.jpg", image_size=128, max_aspect_ratio=2.0).transpose(1, 2, 0).astype(int)
+    exact = ImageOps.fit(Image.open(tmp_path / "noisy.jpg"), (128, 128), Image.Resampling.LANCZOS)
+    exact.save(tmp_path / "kept.jpg", quality=95)
+    kept = np.asarray(Image.open(tmp_path / "kept.jpg"))
+    exact = np.asarray(exact).astype(int)
+    assert np.abs(found - exact).mean() < np.abs(kept - exact).mean()
+
+
+def test_transparent_pixels_become_white(tmp_path):
+    Image.fromarray(np.zeros((64, 64, 4), np.uint8)).save(tmp_path / "clear.png")
+    assert (square_picture(tmp_path / "clear.png", image_size=64, max_aspect_ratio=2.0) == 255).all()
+
+
+def test_nothing_left_is_an_error_with_the_reasons(make, tmp_path):
+    write_rows(tmp_path, [{"file": "gone.png", "caption": "a caption"}] * 3)
+    with pytest.raises(BadInput, match="3 missing file"):
+        make(tmp_path, out=tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_folders_of_others_are_not_touched(make, tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "mine.txt").write_text("keep me")
+    with pytest.raises(BadInput, match="not empty"):
+        make(replace=True)
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
+
+
+def test_two_calls_do_not_make_one_set_together(make, tmp_path):
+    """The second one comes while the first one encodes; both would write the same shards, and the same marks."""
+    refused = []
+
+    def come_second(stage, done, total):
+        if stage == "Encoding":
+            with pytest.raises(BadInput, match=r"^Another `prepare` makes .*shards\. Wait for its end"):
+                make()
+            refused.append(done)
+
+    make(progress=come_second)
+    assert refused and [path.name for path in tmp_path.iterdir()] == ["shards"]
+    assert make()[1] is False
+
+
+def test_what_killed_calls_left_goes_when_the_next_one_begins(make, tmp_path):
+    """Each of them leaves all captions; those of sets whose names are alike stay."""
+    for name in (".shards[1].rows-killed", ".shards[1].rows-again", ".shards1.rows-other", ".shards1.part-other"):
+        (tmp_path / name).mkdir()
+    left = []
+    make(
+        out=tmp_path / "shards[1]", progress=lambda *told: left.append(sorted(path.name for path in tmp_path.iterdir()))
+    )
+    assert not {".shards[1].rows-killed", ".shards[1].rows-again"} & set(left[0])
+    assert {path.name for path in tmp_path.iterdir()} == {"shards[1]", ".shards1.rows-other", ".shards1.part-other"}
+
+
+def test_missing_captions_and_large_vocabularies_are_refused(make, drawn, tmp_path):
+    with pytest.raises(BadInput, match="--captions"):
+        make(captions=tmp_path / "none.jsonl")
+    large = RUN.model_copy(update={"model": RUN.model.model_copy(update={"text_vocab_size": 32_100})})
+    with pytest.raises(BadInput, match="--tokenizer FILE"):
+        make(run=large)
+    Tokenizer.train([caption_of(draw_scene(random.Random(index))) for index in range(200)], 64).save(
+        tmp_path / "t.json"
+    )
+    small = RUN.model_copy(update={"model": RUN.model.model_copy(update={"text_vocab_size": 8})})
+    with pytest.raises(BadInput, match="smaller tokenizer"):
+        make(run=small, tokenizer_file=tmp_path / "t.json")
+
+
+def png_of(width, height):
+    """A PNG whose header claims a size, with some bytes of its first line: a small file of a huge picture."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    lines = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(13_300, 13_300), (6001, 4000), (100_000, 100_000), (2**31 - 1, 2**31 - 1)])
+def test_a_small_file_of_a_huge_picture_is_left_out_unread(tmp_path, size, monkeypatch):
+    """The first one has 177 million pixels: decoded, half a gigabyte."""
+    (tmp_path / "bomb.png").write_bytes(png_of(*size))
+    assert (tmp_path / "bomb.png").stat().st_size < 1000
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda picture: pytest.fail("it is decoded"))
+    assert square_picture(tmp_path / "bomb.png", image_size=64, max_aspect_ratio=2.0) == "huge picture"
+
+
+def test_a_picture_up_to_the_limit_is_kept(tmp_path, monkeypatch):
+    """A JPEG also beyond it: its decoder skips detail."""
+    monkeypatch.setattr(pictures_module, "LARGEST_PIXELS", 200 * 150)
+    for size, name in {(200, 150): "a.png", (200, 151): "b.png", (800, 600): "c.jpg"}.items():
+        Image.new("RGB", size, (200, 10, 10)).save(tmp_path / name)
+        found = square_picture(tmp_path / name, image_size=64, max_aspect_ratio=2.0)
+        if name == "b.png":
+            assert found == "huge picture"
+        else:
+            assert abs(found[:, 30, 30].astype(int) - (200, 10, 10)).max() < 6
+
+
+def samples_in(folder):
+    names = json.loads((folder / "manifest.json").read_text())["splits"]["train"]["shards"]
+    return {sample.caption: sample.codes.tolist() for name in names for sample in read_shard(folder / name)}
+
+
+@pytest.fixture
+def few(drawn, tmp_path):
+    """Twelve pictures and their captions, which differ."""
+    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
+    captions = {row["caption"]: row["file"] for row in rows if row["split"] == "train"}
+    return {caption: (drawn / file).read_bytes() for caption, file in list(captions.items())[:12]}
+
+
+def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few, tmp_path):
+    texts, lines = tmp_path / "texts", tmp_path / "lines"
+    texts.mkdir()
+    lines.mkdir()
+    with tarfile.open(tmp_path / "few.tar", "w") as tar:
+        for number, (caption, content) in enumerate(few.items()):
+            for folder in (texts, lines):
+                (folder / f"{number}.png").write_bytes(content)
+            (texts / f"{number}.txt").write_text(caption)
+            for file in (texts / f"{number}.png", texts / f"{number}.txt"):
+                tar.add(file, arcname=file.name)
+    write_rows(lines, [{"file": f"{number}.png", "caption": caption} for number, caption in enumerate(few)])
+    make(source=Input(images=texts), out=tmp_path / "a")
+    make(source=Input(images=lines, captions=lines / "captions.jsonl"), out=tmp_path / "b")
+    make(source=Input(images=tmp_path / "few.tar"), out=tmp_path / "c")
+    with shard_server(lines, ranged=False) as server:
+        addresses = {"URL": [f"{server.url}/{number}.png" for number in range(12)], "TEXT": list(few)}
+        addresses = {name: [*values, values[0]] for name, values in addresses.items()}
+        addresses["URL"][-1] = f"{server.url}/gone.png"
+        pq.write_table(pa.table(addresses), tmp_path / "list.parquet")
+        reach = Fetcher(lambda address: address == "127.0.0.1")
+        manifest, _ = make(source=Input(urls=tmp_path / "list.parquet"), out=tmp_path / "d", fetcher=reach)
+        assert manifest.left_out == {"not found at its address": 1}
+        listed = [json.loads(line) for line in (tmp_path / "d" / "left-out.jsonl").read_text().splitlines()]
+        assert listed == [{"file": f"{server.url}/gone.png", "reason": "not found at its address"}]
+    found = [samples_in(tmp_path / name) for name in "abcd"]
+    assert found[0] == found[1] == found[2] == found[3] and found[0].keys() == few.keys()
+
+
+def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):
+    with shard_server(tmp_path, ranged=False) as server:
+        pq.write_table(pa.table({"URL": [f"{server.url}/0.png"], "TEXT": ["a cat"]}), tmp_path / "list.parquet")
+        with pytest.raises(BadInput, match="1 private address"):
+            make(source=Input(urls=tmp_path / "list.parquet"))
+        with pytest.raises(BadInput, match=r"train a codec on \(1 private address\)"):
+            prepare(Input(urls=tmp_path / "list.parquet"), tmp_path / "other", RUN)
+        assert server.requests == []
+
+
+def test_pictures_come_from_one_kind_of_input(tmp_path):
+    for given in ({}, {"images": tmp_path, "urls": tmp_path}, {"urls": tmp_path, "captions": tmp_path}):
+        with pytest.raises(BadInput, match="or from --urls alone"):
+            Input(**given)
+
+
+def test_the_card_says_what_the_set_is(make, drawn, tmp_path):
+    manifest, _ = make(licence="cc-by-4.0")
+    text = (tmp_path / "shards" / "README.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    assert header["license"] == "cc-by-4.0" and header["task_categories"] == ["text-to-image"]
+    kept = {
+        sample.id
+        for entry in manifest.splits.values()
+        for name in entry.shards
+        for sample in read_shard(tmp_path / "shards" / name)
+    }
+    pictures = sum((drawn / name).stat().st_size for name in kept)
+    shards = sum(path.stat().st_size for path in (tmp_path / "shards").glob("*.parquet"))
+    assert manifest.picture_bytes == pictures
+    assert f"| Picture files over shards, bytes | {pictures / shards:.1f} |" in text
+    assert f"| Samples, train | {manifest.splits['train'].samples} |" in text
+    assert Image.open(tmp_path / "shards" / "samples.png").size == (8 * 64, 2 * 64)
+
+
+def test_captions_are_text_on_the_card(make, drawn, tmp_path):
+    """Neither a picture from elsewhere nor a tag."""
+    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
+    rows = [{**row, "caption": "![x](http://elsewhere/x.png) <img src=x>"} for row in rows if row["split"] == "train"]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make(captions=tmp_path / "captions.jsonl")
+    shown = markdown.markdown((tmp_path / "shards" / "README.md").read_text().split("as the codec shows them")[1])
+    assert shown.count("<img") == 1 and 'src="samples.png"' in shown
+
+
+def test_the_number_of_workers_changes_nothing(make, tmp_path):
+    make(out=tmp_path / "one", workers=1)
+    make(out=tmp_path / "many", workers=7)
+    for path in (tmp_path / "one").iterdir():
+        assert (tmp_path / "many" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_is_no_folder_stays_as_it_is(make, few, tmp_path):
+    place = tmp_path / "mine"
+    place.write_text("my only copy")
+    with pytest.raises(BadInput, match="mine is there already, and is no folder"):
+        make(out=place, replace=True)
+    assert place.read_text() == "my only copy"
+
+
+def test_a_link_to_a_folder_stays_a_link(make, few, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    make(out=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / MANIFEST_FILE).is_file()
+
+
+@pytest.mark.parametrize("damage", ["a shard is gone", "a shard is shorter", "the manifest is broken"])
+def test_damaged_shards_are_made_again(make, few, tmp_path, damage):
+    first, _ = make(out=tmp_path / "out")
+    shard = tmp_path / "out" / first.splits["train"].shards[0]
+    if damage == "a shard is gone":
+        shard.unlink()
+    elif damage == "a shard is shorter":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    else:
+        (tmp_path / "out" / MANIFEST_FILE).write_text("{")
+    again, is_made = make(out=tmp_path / "out", replace=damage == "the manifest is broken")
+    assert is_made and again == first and read_manifest(tmp_path / "out") == first
+    assert make(out=tmp_path / "out")[1] is False
+
+
+def test_a_pipe_among_the_pictures_is_left_out(make, few, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    write_rows(tmp_path, [{"file": "pipe.png", "caption": "a cat"}])
+    with pytest.raises(BadInput, match=r"No picture is left|None of 1 pictures"):
+        make(source=Input(images=tmp_path, captions=tmp_path / "captions.jsonl"), out=tmp_path / "out")
+
+
+def test_no_program_runs_for_a_picture(tmp_path, monkeypatch):
+    """Pillow has Ghostscript draw what is a program in PostScript. A stranger's may have no end."""
+    gs = tmp_path / "gs"
+    gs.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\n')
+    gs.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what Pillow has found before
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png", "EPS")
+    assert square_picture(tmp_path / "a.png", image_size=64, max_aspect_ratio=2) == "unreadable file"
+    assert not (tmp_path / "started").exists()

@@ -1,0 +1,411 @@
+"""Preparing text: every block as the definition has it, every reason counted, every interruption survived."""
+
+import json
+import os
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+import yaml
+
+from tests.training.data.text_shards import (
+    END,
+    LENGTH,
+    WORDS,
+    blocks_in,
+    document,
+    expected_blocks,
+    prepare_documents,
+    write_documents,
+    write_tokenizer,
+)
+from tests.training.doctor.places import CAN_UNSHARE, alone
+from training.data.prepare import text as prepare_module
+from training.data.prepare.text import TextInput, prepare_text
+from training.data.sources.documents import Piece
+from training.data.store.sets import open_shards
+from training.data.store.shards import check_file, read_manifest
+from training.data.store.text_tokenizer import TextTokenizer
+from training.errors import BadInput
+
+HELD_OUT = [number for number in range(300) if number % 10 == 0]
+TRAIN = [number for number in range(300) if number % 10]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Shards of some sixteen blocks, documents read four at a time."""
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 256)
+    monkeypatch.setattr(prepare_module, "READ_DOCUMENTS", 4)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "text").mkdir()
+    write_documents(tmp_path / "text" / "a.jsonl", 170)
+    write_documents(tmp_path / "text" / "b.jsonl", 130, first=170)
+    return tmp_path / "text"
+
+
+def test_blocks_are_the_documents_one_behind_the_other(small, lines, tmp_path):
+    """Across files and shards, each split for itself; within a shard, blocks are mixed."""
+    manifest, made = prepare_documents(tmp_path / "shards", lines)
+    assert made and manifest == read_manifest(tmp_path / "shards")
+    for split, numbers in {"train": TRAIN, "held-out": HELD_OUT}.items():
+        found, expected = blocks_in(tmp_path / "shards", split), expected_blocks(numbers)
+        assert sorted(found) == sorted(expected) and found != expected
+        assert manifest.splits[split].samples == len(expected)
+        names = manifest.splits[split].shards
+        assert len(names) > 3
+        first = pq.read_metadata(tmp_path / "shards" / names[0]).num_rows
+        assert sorted(found[:first]) == sorted(expected[:first])
+    tokens = [sum(len(document(number).split()) + 1 for number in numbers) - 1 for numbers in (TRAIN, HELD_OUT)]
+    assert manifest.left_over_tokens == sum(count % LENGTH for count in tokens)
+    assert manifest.tokens == sum(count // LENGTH * LENGTH for count in tokens)
+    assert manifest.documents == 300 and manifest.left_out == {}
+    assert manifest.text_bytes == sum(len(document(number)) for number in range(300))
+    for name, entry in manifest.files.items():
+        check_file(tmp_path / "shards" / name, entry, source=name)
+
+
+def test_reasons_are_counted(tmp_path):
+    good = [json.dumps({"text": document(number)}) for number in range(20)]
+    bad = [
+        '{"title": "no text"}',
+        '{"text": ""}',
+        '{"text": " \\n"}',
+        '{"text": "w1"}',
+        "{",
+        '{"text": "w1 w2", "split": "x"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join([*good, *bad]) + "\n")
+    (tmp_path / "a.jsonl").open("ab").write('{"text": "Stra\u00dfe"}\n'.encode("latin-1"))
+    manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl", min_characters=4)
+    short = sum(len(document(number)) < 4 for number in range(20))
+    assert manifest.left_out == {
+        "broken line": 1,
+        "empty": 2,
+        "line without text": 1,
+        "not UTF-8": 1,
+        "too short": 1 + short,
+        "unknown split": 1,
+    }
+    assert manifest.documents == 27 and manifest.splits["held-out"].samples == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 4096])
+def test_a_long_document_whose_first_piece_is_left_out_goes_on_with_no_other(tmp_path, monkeypatch, at_once):
+    """One that begins with more empty lines than a piece has signs, and one whose first piece has no token. Neither is
+    the end of the document before, also if a note is written in between."""
+    monkeypatch.setattr("training.data.sources.documents.LONGEST_PIECE", 64)
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 16)
+    monkeypatch.setattr(prepare_module, "READ_DOCUMENTS", at_once)
+    inner = tokenizers.Tokenizer.from_file(str(write_tokenizer(tmp_path / "words.json")))
+    inner.normalizer = tokenizers.normalizers.Replace("-", "")
+    inner.save(str(tmp_path / "words.json"))
+    texts = [" ".join(WORDS[:20]), "\n" * 100 + "w1 w2", " ".join(WORDS[30:50]), "-" * 100 + " w3 w4", "w5 w6 w7 w8"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = TextInput(path=tmp_path / "a.jsonl", block_length=LENGTH, tokenizer=tmp_path / "words.json")
+    manifest, _ = prepare_text(source, tmp_path / "shards")
+    ids = {word: at for at, word in enumerate(["<unk>", END, *WORDS])}
+    line, begins = [], []
+    for text in texts:
+        line += [ids[END]] if line else []
+        begins.append(len(line))
+        line += [ids[word] for word in text.strip("-").split()]
+    wanted = [
+        (tuple(line[at : at + LENGTH]), tuple(place in begins for place in range(at, at + LENGTH)))
+        for at in range(0, len(line) - LENGTH + 1, LENGTH)
+    ]
+    assert sorted(blocks_in(tmp_path / "shards")) == sorted(wanted)
+    assert manifest.left_out == {"empty": 1, "no tokens": 1}
+    assert sum(manifest.document_lengths) == len(texts)
+
+
+def test_a_long_document_is_not_too_short_because_its_first_piece_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.sources.documents.LONGEST_PIECE", 64)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "w1 " + "x" * 70 + " w2" * 20}) + "\n")
+    manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl", min_characters=50)
+    assert manifest.left_out == {} and manifest.tokens == LENGTH and manifest.left_over_tokens == 23 - LENGTH
+    with pytest.raises(BadInput, match="--min-characters is 2000000; give at most 1048576"):
+        TextInput(path=tmp_path, vocabulary=300, min_characters=2_000_000)
+
+
+def test_the_time_for_many_files_grows_with_their_number(tmp_path):
+    """It grew with the square: 16 hours for a million files, before anything was read."""
+    looked = 0
+
+    class File:
+        read_bytes = 0
+
+        @property
+        def size_bytes(self):
+            return Size(10)
+
+        def __iter__(self):
+            yield Piece(text="a")
+
+    class Size(int):
+        def __add__(self, other):
+            nonlocal looked
+            looked += 1
+            return Size(int(self) + int(other))
+
+        __radd__ = __add__
+
+    work = prepare_module._TextWork(tmp_path, None, [File()] * 500, lambda stage, done, total: None)
+    assert len(list(work._pieces(prepare_module._Note()))) == 500
+    assert 500 <= looked <= 5000
+
+
+def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkeypatch):
+    """Neither finished nor unfinished ones are text: tokenizer.json and the shards end as such files do."""
+    expected, _ = prepare_documents(tmp_path / "elsewhere", lines)
+    (lines / "more").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (lines / name).rename(lines / "more" / name)
+    out, seen = lines / "more" / "shards", []
+
+    def prepare(path, **settings):
+        source = TextInput(path=path, block_length=LENGTH, tokenizer=tmp_path / "words.json")
+        return prepare_text(source, out, **settings)
+
+    def stop(stage, done, total):
+        seen.append(stage)
+        if seen.count("Packing text, MB of files") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(lines, progress=stop)
+    (unfinished,) = out.parent.glob(".shards.part-*")
+    assert list(unfinished.glob("train-*.parquet"))
+    assert prepare(lines) == (expected, True) and not unfinished.exists()
+    monkeypatch.chdir(lines)
+    assert prepare(Path(".")) == (expected, False)
+    write_documents(lines / "more" / "shards-of-others.jsonl", 3)
+    with pytest.raises(BadInput, match="other input"):
+        prepare(lines)
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
+def test_where_a_disk_is_mounted_no_set_can_be_put(lines, tmp_path):
+    """As a container's volume: the finished set could not be renamed to it, which was known only after all the work."""
+    (tmp_path / "volume").mkdir()
+    flags = ("--text", lines, "--vocabulary", "300", "--block-length", "16", "--out", tmp_path / "volume")
+    command = [sys.executable, "-m", "training", "prepare", *flags]
+    done = alone(f'mount -t tmpfs x {tmp_path / "volume"}; "$@"', *map(str, command))
+    assert done.returncode == 2 and f"Give --out {tmp_path / 'volume' / 'shards'}" in done.stderr
+    assert not list(tmp_path.glob(".volume*"))
+
+
+def test_lines_of_json_that_were_taken_for_plain_text_are_other_input(tmp_path):
+    """Their file has the same content and another name."""
+    file = write_documents(tmp_path / "a.txt", 40)
+    assert prepare_documents(tmp_path / "shards", file)[0].documents == 1
+    file = file.rename(tmp_path / "a.jsonl")
+    with pytest.raises(BadInput, match="other input"):
+        prepare_documents(tmp_path / "shards", file)
+    assert prepare_documents(tmp_path / "shards", file, replace=True)[0].documents == 40
+
+
+@pytest.mark.parametrize("kind", [tokenizers.models.WordLevel, tokenizers.models.WordPiece])
+def test_a_tokenizer_without_a_token_for_what_it_does_not_know(tmp_path, kind):
+    inner = tokenizers.Tokenizer(kind({"w1": 0, END: 1}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "few.json"))
+    (tmp_path / "a.txt").write_text("w1 w2 w3")
+    source = TextInput(path=tmp_path / "a.txt", tokenizer=tmp_path / "few.json", block_length=2)
+    with pytest.raises(BadInput, match="no ids for a text"):
+        prepare_text(source, tmp_path / "shards")
+
+
+def test_a_vocabulary_that_no_memory_holds(tmp_path):
+    """The library would end the program."""
+    with pytest.raises(BadInput, match="1000000000000 ids is more than any text needs"):
+        TextTokenizer.train(["a"], 10**12)
+
+
+def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{\n{"id": 1, "content": "w1 w2"}\n')
+    with pytest.raises(BadInput, match=r"a.jsonl has the keys id, content\. Give that of the text with --text-column"):
+        prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
+    assert not (tmp_path / "shards").exists()
+
+
+class KilledError(BaseException):
+    """What stands for the end of the program."""
+
+
+def die_at(monkeypatch, step):
+    """The program ends before its n-th change of the disk; nothing is tidied up afterwards. Counts the steps."""
+    count = [0]
+
+    def dying(real):
+        def call(*arguments, **settings):
+            count[0] += 1
+            if step is not None and count[0] >= step:
+                raise KilledError
+            return real(*arguments, **settings)
+
+        return call
+
+    for name in ("replace", "unlink", "mkdir", "fsync", "rmdir"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+    return count
+
+
+def test_killed_at_any_step_it_loses_at_most_the_shard_in_hand(small, lines, tmp_path, monkeypatch):
+    packed = []
+    pack = prepare_module._TextWork._pack
+
+    def counted(work, pieces, *others):
+        packed.extend(pieces)
+        return pack(work, pieces, *others)
+
+    monkeypatch.setattr(prepare_module._TextWork, "_pack", counted)
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 1500)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # hundreds of them, and a busy disk takes seconds for each
+    with monkeypatch.context() as patch:
+        steps = die_at(patch, None)
+        prepare_documents(tmp_path / "whole", lines)
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert len(packed) == 300
+    of_a_shard = 1500 / (sum(len(document(number).split()) + 1 for number in range(300)) / 300) + 8
+    for step in range(1, steps[0] + 1, 5):
+        out = tmp_path / f"at-{step}" / "shards"
+        out.parent.mkdir()
+        packed.clear()
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            die_at(patch, step)
+            prepare_documents(out, lines)
+        prepare_documents(out, lines)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == expected, step
+        assert len(packed) <= 300 + 1.5 * of_a_shard, step
+    assert step > 30
+
+
+def test_memory_does_not_grow_with_the_set(tmp_path, monkeypatch):
+    """Eight times the documents, in shards of the same size."""
+    for name, size in {"SHARD_TOKENS": 1 << 12, "READ_DOCUMENTS": 32}.items():
+        monkeypatch.setattr(prepare_module, name, size)
+    peaks = []
+    for times in (1, 8):
+        write_documents(tmp_path / f"{times}.jsonl", 250 * times)
+        tracemalloc.start()
+        prepare_documents(tmp_path / f"of-{times}", tmp_path / f"{times}.jsonl")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0], peaks
+
+
+def test_again_does_nothing_and_other_input_needs_replace(lines, tmp_path):
+    prepare_documents(tmp_path / "shards", lines)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()}
+    assert prepare_documents(tmp_path / "shards", lines)[1] is False
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()} == stamps
+    before = blocks_in(tmp_path / "shards")
+    with pytest.raises(BadInput, match="--replace"):
+        prepare_documents(tmp_path / "shards", lines, seed=1)
+    prepare_documents(tmp_path / "shards", lines, seed=1, replace=True)
+    after = blocks_in(tmp_path / "shards")
+    assert after != before and sorted(after) == sorted(before)
+
+
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_the_folder_where_one_is_cannot_become_the_set(lines, tmp_path, monkeypatch, place):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"no name for a new folder|not empty"):
+        prepare_documents(Path(place), lines)
+
+
+def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
+    texts = ["Once upon a time, a fox and a bear had a ball.\n", "Füchse 狐 🦊 \u0000\x7f", "the fox the fox the fox"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = TextInput(path=tmp_path / "a.jsonl", block_length=4, vocabulary=280)
+    manifest, _ = prepare_text(source, tmp_path / "shards")
+    shards = open_shards(tmp_path / "shards", kind="text")
+    assert 257 < shards.tokenizer.vocab_size == manifest.vocab_size <= 280
+    odd = [*texts, "never seen: Ω ß \U0001f9ff <|endoftext|>"]
+    assert [shards.tokenizer.decode(ids) for ids in shards.tokenizer.encode(odd)] == odd
+    prepare_text(source, tmp_path / "again")
+    for name in ("tokenizer.json", "manifest.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "shards" / name).read_bytes()
+
+
+def test_a_tokenizer_is_trained_on_a_megabyte_without_a_space():
+    began = time.process_time()
+    tokenizer = TextTokenizer.train(["x" * (1 << 20), "once upon a time"], 300)
+    assert time.process_time() - began < 60
+    assert tokenizer.decode(tokenizer.encode(["x" * 100 + " once"])[0]) == "x" * 100 + " once"
+
+
+def test_the_end_of_text_within_a_document_ends_none(tmp_path):
+    """Whoever writes it into a text must not be able to begin a document."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a <|endoftext|> b " * 20}))
+    prepare_text(TextInput(path=tmp_path / "a.jsonl", block_length=16, vocabulary=257), tmp_path / "shards")
+    end = open_shards(tmp_path / "shards", kind="text").tokenizer.end_of_text
+    blocks = blocks_in(tmp_path / "shards")
+    assert blocks and all(end not in tokens for tokens, _ in blocks)
+    # A tokenizer of whole words knows no other way to write it; where documents begin is stored apart.
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": f"w1 {END} w2 " * 20}))
+    prepare_documents(tmp_path / "words", tmp_path / "b.jsonl")
+    assert sum(sum(starts) for _, starts in blocks_in(tmp_path / "words")) == 1
+
+
+@pytest.mark.parametrize("count, bits", [(65_536, 16), (65_537, 32)])
+def test_ids_take_16_bit_if_they_fit(tmp_path, count, bits):
+    vocabulary = {f"w{number}": number for number in range(count - 1)} | {"</s>": count - 1}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text(f"w1 w{count - 2} w2 w3\n<|endoftext|>\nw5 w6")
+    prepare_text(TextInput(path=tmp_path / "a.txt", block_length=3, tokenizer=tmp_path / "t.json"), tmp_path / "shards")
+    assert sorted(tokens for tokens, _ in blocks_in(tmp_path / "shards")) == [(1, count - 2, 2), (3, count - 1, 5)]
+    shard = pq.ParquetFile(tmp_path / "shards" / "train-00000.parquet")
+    assert shard.schema_arrow.field("tokens").type.byte_width == 3 * bits // 8
+    raw = sorted(np.frombuffer(one, f"<u{bits // 8}").tolist() for one in shard.read()["tokens"].to_pylist())
+    assert raw[0] == [1, count - 2, 2]
+
+
+def test_the_card_says_what_the_set_is(tmp_path):
+    """Text stays text: neither a picture from elsewhere nor a tag."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "![x](http://elsewhere/x.png) <img src=x> " * 9}))
+    source = TextInput(path=tmp_path / "a.jsonl", block_length=64, vocabulary=300)
+    manifest, _ = prepare_text(source, tmp_path / "shards", licence="odc-by")
+    card = (tmp_path / "shards" / "README.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["license"] == "odc-by" and header["task_categories"] == ["text-generation"]
+    assert f"| Blocks, train | {manifest.splits['train'].samples} |" in card
+    assert "\\!\\[x\\]" in card and "<img" not in card.replace("\\<img", "")
+    prepare_text(source, tmp_path / "other", licence="ours: ask us")
+    header = yaml.safe_load((tmp_path / "other" / "README.md").read_text().split("---")[1])
+    assert (header["license"], header["license_name"]) == ("other", "ours: ask us")
+
+
+def test_input_that_cannot_be_used_is_named(lines, tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "words.json")
+    settings = {"path": lines, "block_length": LENGTH}
+    for given in ({}, {"tokenizer": tokenizer, "vocabulary": 300}):
+        with pytest.raises(BadInput, match="Text needs a tokenizer"):
+            TextInput(**settings, **given)
+    with pytest.raises(BadInput, match="--end-of-text with --tokenizer"):
+        TextInput(**settings, vocabulary=300, end_of_text="x")
+    with pytest.raises(BadInput, match="2 to 131072 tokens"):
+        TextInput(path=lines, block_length=1, vocabulary=300)
+    with pytest.raises(BadInput, match="no room for every byte; give --vocabulary 257"):
+        prepare_text(TextInput(**settings, vocabulary=256), tmp_path / "shards")
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[END]": 1}, unk_token="a"))
+    inner.save(str(tmp_path / "t.json"))
+    with pytest.raises(BadInput, match=r"has no token <\|endoftext\|> or .*--end-of-text|which would end a document"):
+        TextTokenizer.from_file(tmp_path / "t.json")
+    assert TextTokenizer.from_file(tmp_path / "t.json", end_of_text="[END]").end_of_text == 1
+    (tmp_path / "a.jsonl").write_text('{"text": "w1 w2"}\n{\n')
+    with pytest.raises(BadInput, match=r"does not fill a block of 16 tokens .* 2 documents \(1 broken line\)"):
+        prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
+    assert not (tmp_path / "shards").exists()

@@ -1,0 +1,403 @@
+"""A run that goes back to an earlier epoch: no epoch has samples of two trainings, and nothing is deleted."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
+from training.config import parse_recipe, read_recipe
+from training.errors import BadInput
+from training.publish.history.history import HistoryReader
+from training.publish.live import live
+from training.task import Shown
+
+OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
+GRACE = {"name": "grace", "peer_id": "G"}
+EXPIRATION_SECONDS = 30.0
+
+
+class Played:
+    """A history in which peers do epochs of ten samples each."""
+
+    def __init__(self, folder):
+        self.folder, self.clock, self.samples = folder, Clock(), {}
+        self.history = open_history(folder, self.clock, expiration_seconds=EXPIRATION_SECONDS)
+
+    def say(self, peer, epoch, *, status="training", samples=0, lineage=None, recent=()):
+        """One record; `samples` are new."""
+        self.clock.now += 1
+        self.samples[peer["name"]] = self.samples.get(peer["name"], 0) + samples
+        told = {"samples": self.samples[peer["name"]], "time": self.clock.now, "lineage": lineage, "recent": recent}
+        self.history.observe([Report(**peer, epoch=epoch, status=status, loss=2.0, **told)])
+
+    def come(self, *peers, epoch=0, lineage=None):
+        for peer in peers:
+            self.say(peer, 0, status="joining", lineage=lineage)
+            self.say(peer, epoch, status="joining", lineage=lineage)
+
+    def train(self, *peers, epochs, lineage=None):
+        for epoch in epochs:
+            for peer in peers:
+                self.say(peer, epoch, samples=10, lineage=lineage)
+
+    def all_die(self):
+        self.clock.now += EXPIRATION_SECONDS + 1
+        self.history.observe([])
+
+    def restart(self):
+        self.history.close()
+        self.history = open_history(self.folder, self.clock, expiration_seconds=EXPIRATION_SECONDS)
+
+    @property
+    def shown(self):
+        return [(row["epoch"], row["samples"]) for row in self.history.epochs()]
+
+    @property
+    def left(self):
+        """What the run has gone back from: (branch, epoch, samples)."""
+        return [
+            (branch["number"], row["epoch"], row["samples"])
+            for branch in self.history.branches()
+            for row in branch["left"]
+        ]
+
+
+ADA = {"name": "ada", "peer_id": "A"}
+
+
+@pytest.fixture
+def played(tmp_path):
+    played = Played(tmp_path)
+    yield played
+    played.history.close()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["watched", "the monitor was restarted meanwhile"])
+def test_all_left_and_new_ones_go_on_from_the_checkpoint(played, is_restarted):
+    """Seven epochs, a checkpoint of the fourth."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    played.all_die()
+    if is_restarted:
+        played.restart()
+    assert played.shown[-1] == (7, 20)
+    played.come(GRACE, ADA, epoch=4)
+    played.train(GRACE, ADA, epochs=[5])
+    assert played.shown == [(1, 20), (2, 20), (3, 20), (4, 20), (5, 20)]
+    played.train(GRACE, ADA, epochs=[6, 7, 8])
+    assert played.shown[4:] == [(5, 20), (6, 20), (7, 20), (8, 20)]
+    assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
+    assert played.history.total_samples() == 20 * 7 + 20 * 4  # whoever gave them keeps the credit
+    _, resumed = played.history.branches()
+    assert (resumed["kind"], resumed["parent_epoch"], resumed["current"]) == ("resumed", 4, True)
+    (event,) = [event for event in played.history.events() if event["kind"] == "branch"]
+    assert "go on from epoch 4" in event["text"]
+
+
+def test_epochs_that_the_monitor_missed_after_all_came_back_are_not_those_of_before(played):
+    played.come(ADA)
+    played.train(ADA, epochs=range(1, 8))
+    played.all_die()
+    played.come(ADA, epoch=4)
+    played.say(ADA, 6, samples=20)
+    assert played.shown[3:] == [(4, 10), (6, 10)]
+
+
+def test_samples_that_were_lost_with_their_epoch_count_for_no_later_one(played):
+    """The monitor missed the last epoch before all went back."""
+    played.come(ADA)
+    played.train(ADA, epochs=[1, 2])
+    played.samples["ada"] += 10
+    played.come(ADA, epoch=1)
+    played.train(ADA, epochs=[2])
+    assert played.shown == [(1, 10), (2, 10)]
+
+
+def test_the_same_volunteer_with_the_same_folder_trains_again_what_was_lost(played):
+    """Killed and started again within the time in which its record counts."""
+    played.come(ADA)
+    played.train(ADA, epochs=range(1, 8))
+    played.come(ADA, epoch=4)
+    played.train(ADA, epochs=[5, 6])
+    assert played.shown[3:] == [(4, 10), (5, 10), (6, 10)] and played.left == [(1, 5, 10), (1, 6, 10), (1, 7, 10)]
+
+
+def test_who_is_late_and_who_has_just_come_begin_no_branch(played):
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=[1, 2])
+    played.train(ADA, epochs=[3])
+    played.come(GRACE, epoch=2)
+    played.train(GRACE, ALAN, epochs=[3])
+    assert played.shown == [(1, 20), (2, 20), (3, 30)]
+    assert len(played.history.branches()) == 1
+
+
+def test_whoever_is_left_when_the_first_one_dies_begins_no_branch(played):
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=[1, 2])
+    played.train(ADA, epochs=[3])
+    played.say(ADA, 3, status="leaving")
+    played.train(ALAN, epochs=[3, 4])
+    assert played.shown == [(1, 20), (2, 20), (3, 20), (4, 10)]
+    assert len(played.history.branches()) == 1
+
+
+def test_nothing_was_stored_so_the_run_begins_anew(played):
+    played.come(ADA)
+    played.train(ADA, epochs=[1, 2, 3])
+    played.all_die()
+    played.come(ALAN)
+    played.train(ALAN, epochs=[1])
+    assert played.shown == [(1, 10)] and [epoch for _, epoch, _ in played.left] == [1, 2, 3]
+
+
+def test_who_was_cut_off_and_is_further_wins_over_those_who_resumed(played):
+    """The monitor lost sight of two volunteers; a third one resumed the run beside it, until all found each other."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    played.all_die()
+    played.come(GRACE, epoch=4)
+    played.train(GRACE, epochs=[5, 6])
+    assert played.shown[4:] == [(5, 10), (6, 10)]
+    played.say(ADA, 9, samples=20)  # what it did meanwhile
+    played.say(GRACE, 9)  # has downloaded its state
+    played.train(ADA, ALAN, GRACE, epochs=[10])
+    assert [epoch for epoch, _ in played.shown] == [1, 2, 3, 4, 5, 6, 7, 9, 10]
+    assert played.shown[4:7] == [(5, 20), (6, 20), (7, 20)] and played.shown[-1][0] == 10
+    assert [(epoch, samples) for _, epoch, samples in played.left] == [(5, 10), (6, 10)]
+
+
+@pytest.mark.parametrize("first_word", ["joining", "later", "later, from the checkpoint"])
+def test_who_comes_back_unseen_is_on_the_branch_of_the_others(played, first_word):
+    """Seven epochs, a checkpoint; ada's last word is of the eighth. The monitor misses how alan comes back."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    played.train(ADA, epochs=[8])
+    played.all_die()
+    played.come(ADA, GRACE, epoch=7)
+    played.train(ADA, GRACE, epochs=[8])
+    if first_word == "joining":
+        played.say(ALAN, 8, status="joining")
+    played.train(ADA, GRACE, epochs=[9])
+    done = [9] if first_word != "later, from the checkpoint" else [8, 9]
+    now = played.clock.now
+    recent = [(epoch, 2.0, 10, now - 3 * (9 - epoch)) for epoch in done]
+    played.say(ALAN, 9, samples=10 * len(done), recent=tuple(recent))
+    played.train(ADA, ALAN, GRACE, epochs=[10])
+    assert played.shown[6:] == [(7, 20), (8, 10 * len(done) + 10), (9, 30), (10, 30)]
+    assert played.left == [(1, 8, 10)]
+    assert played.history.total_samples() == sum(played.samples.values())
+
+
+def test_an_epoch_of_before_all_left_is_not_one_that_they_missed_since(played):
+    """Seven epochs, a checkpoint of the fourth. Nobody reports that the fifth was done again; alan, who did it before,
+    comes back to the sixth, and its file tells of the epochs until the seventh."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    now = played.clock.now
+    before = tuple((epoch, 2.0, 10, now - 3.0 * (7 - epoch)) for epoch in range(1, 8))
+    played.all_die()
+    played.come(ADA, epoch=4)
+    played.say(ADA, 6, samples=10, recent=((6, 2.0, 10, played.clock.now),))
+    assert played.shown[3:] == [(4, 20), (6, 10)]
+    played.say(ALAN, 0, status="joining")
+    played.say(ALAN, 6, recent=before[:6])
+    played.train(ADA, ALAN, epochs=[7])
+    assert played.shown[3:] == [(4, 20), (6, 10), (7, 20)]
+    assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
+
+
+def test_an_epoch_of_before_all_left_is_known_though_its_peer_had_a_wrong_clock(played):
+    """Alan's clock was five minutes ahead when it did the fifth epoch, so that seems to have ended after all came back;
+    nobody did it again since."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    before = ((5, 2.0, 10, played.clock.now + 300.0),)
+    played.all_die()
+    played.come(ADA, epoch=4)
+    played.say(ADA, 6, samples=10, recent=((6, 2.0, 10, played.clock.now),))
+    played.say(ALAN, 0, status="joining")
+    played.say(ALAN, 6, recent=before)
+    assert played.shown[3:] == [(4, 20), (6, 10)]
+    assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
+
+
+def test_a_run_that_is_lost_twice_goes_on_from_what_holds_its_checkpoint(played):
+    played.come(ADA)
+    played.train(ADA, epochs=range(1, 8))
+    for base in (4, 2):
+        played.all_die()
+        played.come(ADA, epoch=base)
+        played.train(ADA, epochs=[base + 1])
+    assert played.shown == [(1, 10), (2, 10), (3, 10)]
+    assert [branch["parent"] for branch in played.history.branches()] == [None, 1, 1]
+
+
+def test_a_maintainer_goes_back(played):
+    """Two volunteers; one of them has not heard of it yet. Pictures of the old branch stay with it."""
+    played.history.enter_lineage(OLD)
+    played.come(ADA, ALAN, lineage=OLD)
+    played.train(ADA, ALAN, epochs=range(1, 7), lineage=OLD)
+    for epoch in (2, 6):
+        played.history.add_snapshot(epoch, [Shown(prompt="a", file=f"{epoch}.png", shape=None, colour=None)])
+    played.history.enter_lineage(NEW, [(OLD, 3)])
+    assert played.history.last_epoch()["epoch"] == 3
+    played.come(ADA, epoch=3, lineage=NEW)
+    played.train(ADA, epochs=[4], lineage=NEW)
+    played.train(ALAN, epochs=[7], lineage=OLD)
+    assert played.shown == [(1, 20), (2, 20), (3, 20), (4, 10)]
+    assert played.left == [(1, 4, 20), (1, 5, 20), (1, 6, 20), (1, 7, 10)]
+    assert [snapshot["epoch"] for snapshot in played.history.snapshots()] == [2]
+    assert played.history.losses()["alan"] == [[1, 2.0], [2, 2.0], [3, 2.0]]
+    _, restored = played.history.branches()
+    assert (restored["kind"], restored["lineage"], restored["parent_epoch"]) == ("restored", NEW, 3)
+    assert [event["text"] for event in played.history.events() if event["kind"] == "branch"] == [
+        "has gone back to epoch 3; what was trained after it is kept as a branch"
+    ]
+    played.history.enter_lineage(NEW, [(OLD, 3)])
+    played.restart()
+    assert len(played.history.branches()) == 2 and played.shown[-1] == (4, 10)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_a_banned_peer_claimed_of_epochs_before_a_maintainer_went_back_is_dropped(played, is_restarted):
+    """Its own only, and not what it did before; the others keep the credit for what they have computed."""
+    played.history.enter_lineage(OLD)
+    played.come(ADA, ALAN, GRACE, lineage=OLD)
+    played.train(ADA, ALAN, GRACE, epochs=range(1, 4), lineage=OLD)
+    played.train(ADA, epochs=[4], lineage=OLD)
+    for epoch in range(4, 7):
+        played.say(ALAN, epoch, samples=10**9, lineage=OLD)
+    played.history.observe([], banned={"C", "invited:alan"})  # nobody goes back yet, nor is this peer banned
+    played.history.observe([], banned={ALAN["peer_id"]})
+    assert played.history.total_samples() == 3 * 30 + 10 + 3 * 10**9
+    played.history.enter_lineage(NEW, [(OLD, 3)])
+    if is_restarted:
+        played.restart()
+    late = Report(**ALAN, epoch=7, samples=4 * 10**9, lineage=OLD, time=99.0)
+    for _ in range(2):
+        played.history.observe([late], banned={ALAN["peer_id"], "invited:alan"})
+    credit = {one["name"]: (one["samples"], one["epochs"], one["active"]) for one in played.history.leaderboard()}
+    assert credit == {"ada": (40, 4, True), "alan": (30, 3, False), "grace": (30, 3, True)}
+    assert played.shown == [(1, 30), (2, 30), (3, 30)] and played.left == [(1, 4, 10)]
+    assert played.history.losses()["alan"] == [[1, 2.0], [2, 2.0], [3, 2.0]]
+    dropped = [event["text"] for event in played.history.events() if event["name"] == "alan"][-1]
+    assert dropped.startswith(f"is banned; {3 * 10**9} samples")
+    # Whose ban is lifted begins where it was.
+    played.samples["alan"] = 30
+    played.come(ADA, ALAN, epoch=3, lineage=NEW)
+    played.train(ADA, ALAN, epochs=[4], lineage=NEW)
+    assert played.history.total_samples() == 40 + 30 + 30 + 20
+
+
+def test_a_foreign_lineage_counts_for_nothing(played):
+    played.history.enter_lineage(OLD)
+    played.come(ADA, lineage=OLD)
+    played.train(ADA, epochs=[1], lineage=OLD)
+    played.come(ALAN, lineage=FOREIGN)
+    played.train(ALAN, epochs=[1, 2, 3], lineage=FOREIGN)
+    assert played.shown == [(1, 10)] and played.history.total_samples() == 10
+
+
+# -- files of before ---------------------------------------------------------------------------------------------------
+
+VERSION_1 = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE peers (
+    name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
+    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
+    since_epoch INTEGER, since_samples INTEGER NOT NULL,
+    PRIMARY KEY (name, peer_id)
+) STRICT;
+CREATE TABLE reports (
+    epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    loss REAL NOT NULL, samples INTEGER NOT NULL,
+    PRIMARY KEY (epoch, name, peer_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE epochs (
+    epoch INTEGER PRIMARY KEY, time REAL NOT NULL, loss REAL NOT NULL, active_peers INTEGER NOT NULL,
+    samples INTEGER NOT NULL, samples_per_second REAL
+) STRICT;
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
+) STRICT;
+CREATE TABLE snapshots (epoch INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
+CREATE TABLE pictures (
+    epoch INTEGER NOT NULL REFERENCES snapshots (epoch), number INTEGER NOT NULL,
+    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
+    PRIMARY KEY (epoch, number)
+) STRICT, WITHOUT ROWID;
+INSERT INTO run VALUES ('run_id', 'demo'), ('recipe_digest', 'd1'), ('started_at', '900.0'), ('document', '{}');
+INSERT INTO peers VALUES ('ada', 'A', 1000.0, 1, 7.0, 30, 6.0, 5.0, 3, 30),
+    ('al', 'B', 990.0, 0, 5.0, 8, 2.0, 4.0, 1, 8);
+INSERT INTO reports VALUES (1, 'ada', 'A', 3.0, 10), (1, 'al', 'B', 4.0, 8), (2, 'ada', 'A', 2.5, 10),
+    (3, 'ada', 'A', 2.0, 10);
+INSERT INTO epochs VALUES (1, 950.0, 3.4, 2, 18, 9.0), (2, 960.0, 2.5, 1, 10, 5.0), (3, 970.0, 2.0, 1, 10, NULL);
+INSERT INTO events VALUES (1, 940.0, 'joined', 'ada', 'joined the run');
+INSERT INTO snapshots VALUES (2, 961.0);
+INSERT INTO pictures VALUES (2, 0, 'a red circle', '000002/0.png', 1, NULL);
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def old_file(tmp_path):
+    path = tmp_path / "history.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_1)
+    return path
+
+
+def contents(reader):
+    readings = ("epochs", "last_epoch", "active_peers", "total_samples", "losses", "leaderboard", "snapshots", "events")
+    thinned = {"thinned": reader.thinned_epochs(2, exact=1), "late losses": reader.losses(since=1, names=["ada"])}
+    return thinned | {name: getattr(reader, name)() for name in (*readings, "branches")}
+
+
+def test_a_history_of_before_is_read_as_it_is_and_migrated_by_a_monitor(old_file, tmp_path):
+    before, content = contents(HistoryReader(old_file)), old_file.read_bytes()
+    assert [row["samples"] for row in before["epochs"]] == [18, 10, 10]
+    assert before["losses"] == {"ada": [[1, 3.0], [2, 2.5], [3, 2.0]], "al": [[1, 4.0]]}
+    assert old_file.read_bytes() == content
+    history = open_history(tmp_path)
+    assert contents(history) == before
+    (branch,) = history.branches()
+    assert (branch["kind"], branch["time"], branch["left"]) == ("begun", 900.0, [])
+    history.observe([Report(epoch=4, samples=40, time=8.0)])
+    assert history.epochs()[-1]["samples"] == 10 and len(history.branches()) == 1
+    history.close()
+    assert contents(HistoryReader(old_file))["last_epoch"]["epoch"] == 4
+    with closing(sqlite3.connect(old_file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_history_of_before_goes_on_from_a_checkpoint_when_all_had_left(old_file, tmp_path):
+    history = open_history(tmp_path, Clock(5000.0))
+    history.observe([Report(**GRACE, status="joining", epoch=1, loss=None, time=1.0)])
+    history.observe([Report(**GRACE, epoch=2, samples=5, time=2.0)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(1, 18), (2, 5)]
+    history.close()
+
+
+def test_an_old_history_can_be_exported(old_file, tmp_path):
+    (tmp_path / "pictures" / "000002").mkdir(parents=True)
+    (tmp_path / "pictures" / "000002" / "0.png").write_bytes(b"\x89PNG")
+    with closing(sqlite3.connect(old_file)) as connection, connection:
+        connection.execute("""UPDATE run SET value = '{"run_id": "demo", "total_epochs": 9}' WHERE key = 'document'""")
+    live.export(HistoryReader(old_file), tmp_path / "out", pictures=tmp_path / "pictures")
+    assert '"epoch":3' in (tmp_path / "out" / "live" / "history.json").read_text()
+
+
+def test_a_history_is_of_the_recipe_that_it_has_kept_whatever_its_digest_was(tmp_path):
+    """A later version of this program may count other fields in a recipe's digest."""
+    recipe = read_recipe("demo")
+    history = open_history(tmp_path, recipe_digest="0123456789abcdef")
+    history.set_run_value("recipe.toml", recipe)
+    history.close()
+    open_history(tmp_path, recipe_digest=parse_recipe(recipe).digest).close()
+    with pytest.raises(BadInput, match="give another folder"):
+        open_history(tmp_path, recipe_digest="fedcba9876543210")

@@ -1,0 +1,562 @@
+"""The history keeps what was observed: totals, epochs, comings and goings, over restarts and kills."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.errors import BadInput, TrainingError
+from training.publish.history.history import MOST_NAMES, History, HistoryReader
+from training.task import Shown
+
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A peer's metric record as the history reads it."""
+
+    name: str = "ada"
+    peer_id: str = "A"
+    status: str = "training"
+    lineage: str | None = None
+    epoch: int = 0
+    loss: float | None = 2.0
+    samples: int = 0
+    samples_per_second: float = 5.0
+    seconds: float = 2.0
+    time: float = 0.0
+    recent: tuple = ()
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
+
+
+ALAN = {"name": "alan", "peer_id": "B"}
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self, now: float = 1000.0):
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_history(folder, clock=None, **changes):
+    settings = {"run_id": "demo", "recipe_digest": "d1", "expiration_seconds": 30.0, **changes}
+    return History(folder / "history.sqlite", clock=clock or Clock(), **settings)
+
+
+@pytest.fixture
+def history(tmp_path):
+    with_clock = open_history(tmp_path)
+    yield with_clock
+    with_clock.close()
+
+
+def begin(history):
+    """Ada and Alan join."""
+    history.observe([Report(status="joining", loss=None), Report(status="joining", loss=None, **ALAN)])
+
+
+def test_epoch_is_the_mean_weighted_by_samples(history):
+    begin(history)
+    history._clock.now += 5
+    alan = Report(epoch=1, samples=10, loss=4.0, samples_per_second=2.5, time=1, **ALAN)
+    history.observe([Report(epoch=1, samples=30, loss=1.0, time=1), alan])
+    assert history.epochs() == [
+        {"epoch": 1, "time": 1005.0, "loss": 1.75, "active_peers": 2, "samples": 40, "samples_per_second": 7.5}
+    ]
+
+
+def test_samples_of_an_epoch_are_those_since_the_last_one(history):
+    """Whether or not the peer renewed its record in between."""
+    begin(history)
+    history.observe([Report(epoch=1, samples=30, loss=1.0, time=1)])
+    history.observe([Report(epoch=1, samples=45, loss=1.0, time=2)])
+    history.observe([Report(epoch=2, samples=50, loss=0.5, time=3)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(1, 30), (2, 20)]
+    assert history.total_samples() == 50
+
+
+def test_peers_leave_also_after_the_monitors_clock_was_ahead(history):
+    """It is set right while the monitor runs. What was written before must not keep peers there for an hour."""
+    history._clock.now += 3600
+    history.observe([Report(epoch=1, samples=10, time=1)])
+    history._clock.now -= 3600
+    history.observe([])
+    assert history.active_peers() == 1
+    history._clock.now += 31
+    history.observe([])
+    assert history.active_peers() == 0
+    assert history.last_seen() <= history._clock.now
+
+
+def test_a_monitor_that_began_by_a_clock_ahead_notes_who_leaves(tmp_path):
+    clock = Clock(5000.0)
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        clock.now = 1000.0
+        history.observe([Report(epoch=1, samples=10, time=1)])
+        clock.now += 31
+        history.observe([])
+        assert history.active_peers() == 0
+        assert [event["kind"] for event in history.events()] == ["joined", "left"]
+
+
+def test_a_peer_with_ever_new_names_is_noted_under_a_few(history):
+    """What it gives counts nevertheless, under the last of them."""
+    for number in range(1, 30):
+        history._clock.now += 1
+        history.observe([Report(name=f"ada {number}", epoch=number, samples=10 * number, loss=1.0, time=number)])
+    assert history.count_names() == len(history.events()) == MOST_NAMES
+    last = history.epochs()[-1]
+    assert (last["epoch"], last["samples"]) == (29, 10)
+    assert history.losses(since=28) == {f"ada {MOST_NAMES}": [[29, 1.0]]}
+
+
+def test_a_name_is_not_searched_for_among_all_events_also_in_a_history_of_before(tmp_path):
+    """Of a peer that changes its name at each look, each look took longer than the one before."""
+    open_history(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as before:
+        before.execute("DROP INDEX IF EXISTS events_by_name")
+        before.commit()
+    history = open_history(tmp_path)
+    asked = []
+    history._connection.set_trace_callback(asked.append)
+    history.observe([Report()])
+    history._connection.set_trace_callback(None)
+    (query,) = [text for text in asked if text.startswith("SELECT 1 FROM events")]
+    ((*_, plan),) = history._connection.execute(f"EXPLAIN QUERY PLAN {query}")
+    assert plan.startswith("SEARCH events USING")
+    history.close()
+
+
+def test_late_report_joins_its_epoch_and_keeps_its_time(history):
+    begin(history)
+    ada, alan = Report(epoch=1, samples=10, loss=1.0, time=1), Report(epoch=1, samples=10, loss=2.0, time=1, **ALAN)
+    history.observe([ada])
+    history._clock.now += 3
+    history.observe([ada, alan])
+    (row,) = history.epochs()
+    assert (row["time"], row["loss"], row["samples"]) == (1000.0, 1.5, 20)
+
+
+def test_loss_that_is_no_number_counts_as_unknown(history):
+    begin(history)
+    ada = Report(epoch=1, samples=50, loss=float("nan"), time=1)
+    history.observe([ada, Report(epoch=1, samples=10, loss=3.0, time=1, **ALAN)])
+    assert history.epochs()[0]["loss"] == 3.0
+    assert history.losses() == {"alan": [[1, 3.0]]}
+
+
+def test_newcomer_takes_over_an_epoch_without_having_made_it(history):
+    """It downloads the state of epoch 40; its samples count for epoch 41."""
+    history.observe([Report(status="joining", loss=None)])
+    history.observe([Report(epoch=40, samples=4, loss=None, time=1)])
+    assert history.epochs() == []
+    history.observe([Report(epoch=41, samples=24, loss=3.0, time=2)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
+
+
+def test_newcomer_may_say_nothing_before_its_first_epoch(history):
+    """All that it gave since it joined belongs to that epoch, however far the run was."""
+    history.observe([Report(status="joining", loss=None, samples=1000)])
+    history.observe([Report(epoch=41, samples=1024, loss=3.0, time=1)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
+
+
+def credit(history):
+    return {volunteer["name"]: volunteer["samples"] for volunteer in history.leaderboard()}
+
+
+def in_turn(folder, *turns, target_batch_size=100):
+    """The credit of all after records that come one after the other; each epoch has 100 samples of all together."""
+    with contextlib.closing(open_history(folder, target_batch_size=target_batch_size)) as history:
+        for time, reports in enumerate(turns):
+            history.observe([replace(report, time=float(time)) for report in reports])
+        return credit(history), {row["epoch"]: row["samples"] for row in history.epochs()}
+
+
+def honest(epochs, **who):
+    """Alan's record after so many epochs of 60 samples."""
+    recents = tuple((epoch, 3.0, 60, 0.0) for epoch in range(max(1, epochs - 63), epochs + 1))
+    return Report(epoch=epochs, samples=60 * epochs, recent=recents, **{**ALAN, **who})
+
+
+def test_a_forged_total_counts_for_no_more_than_its_epochs_can_have(tmp_path):
+    """Twice the samples of an epoch, for each epoch that the record lists, and for the one under way."""
+    liar = [Report(epoch=e, samples=10**11, recent=((e, 0.01, 10**10, 0.0),)) for e in range(4)]
+    counted, epochs = in_turn(tmp_path, *([honest(e), liar[e]] for e in range(4)))
+    assert counted == {"alan": 180, "ada": 200 * 4}  # of epochs 1 to 3, and of the next one
+    assert epochs == {1: 260, 2: 260, 3: 260}
+
+
+def test_a_newcomer_is_not_believed_to_have_done_what_the_monitor_has_watched(tmp_path):
+    whole = [[honest(epoch)] for epoch in range(1, 31)]
+    counted, _ = in_turn(tmp_path / "joins", *whole, [honest(30), Report(status="joining", loss=None, samples=10**9)])
+    assert counted == {"alan": 1800, "ada": 200}  # as if it were of the epoch under way
+    counted, _ = in_turn(tmp_path / "trains", *whole, [honest(30), Report(epoch=30, samples=10**9)])
+    assert counted == {"alan": 1800, "ada": 200}
+
+
+def test_honest_totals_count_whole_also_after_the_monitor_was_away(tmp_path):
+    """The second comes while nobody watches, and its record lists only the last of its epochs."""
+    ada = {"name": "ada", "peer_id": "A"}
+    counted, _ = in_turn(tmp_path / "all", [honest(150), honest(150, **ada)])
+    assert counted == {"alan": 9000, "ada": 9000}
+    turns = [[honest(10)], [honest(200), honest(200, **ada)], [honest(201), honest(201, **ada)]]
+    counted, _ = in_turn(tmp_path / "away", *turns)
+    assert counted == {"alan": 60 * 201, "ada": 60 * 201}
+
+
+def test_epochs_missed_by_the_monitor_share_the_samples(history):
+    history.observe([Report(epoch=3)])
+    history.observe([Report(epoch=13, samples=200, time=1)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(13, 20)]
+    assert history.total_samples() == 200
+
+
+def recent(*epochs, samples=10, until=0.0):
+    """Recent epochs of a record, a second apart."""
+    return tuple((epoch, float(epoch), samples, until - (epochs[-1] - epoch)) for epoch in epochs)
+
+
+def test_epochs_that_ended_while_no_monitor_watched_are_told_afterwards(tmp_path):
+    """Also those of a volunteer that came and of one that left meanwhile; nothing counts twice."""
+    clock = Clock()
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        begin(history)
+        history.observe([Report(epoch=2, samples=20, time=1, recent=recent(1, 2, until=1)), Report(**ALAN)])
+    clock.now = 2000.0
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        ada = Report(epoch=6, samples=60, loss=6.0, time=900, recent=recent(1, 2, 3, 4, 5, 6, until=890))
+        cy = Report(
+            name="cy", peer_id="C", epoch=5, samples=900, time=800, recent=recent(1, 2, 4, 5, samples=30, until=791)
+        )
+        for _ in range(2):
+            history.observe([ada, cy])
+        rows = history.epochs()
+        assert {row["epoch"]: row["samples"] for row in rows} == {1: 10, 2: 10, 3: 10, 4: 40, 5: 40, 6: 10}
+        assert [row["time"] for row in rows[2:]] == [1987.0, 1988.0, 1989.0, 1990.0]
+        assert [row["loss"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert history.total_samples() == 960
+        history.observe([replace(ada, epoch=7, samples=75, time=901, recent=recent(4, 5, 6, 7, samples=15, until=901))])
+        assert history.last_epoch()["samples"] == 15 and len(history.branches()) == 1
+
+
+def test_what_a_newcomer_did_before_it_counted_for_this_run_is_not_told(history):
+    begin(history)
+    history.observe([Report(epoch=9, samples=90, time=1, recent=recent(8, 9))])
+    history.observe([Report(name="cy", peer_id="C", epoch=9, samples=900, recent=recent(7, 8, 9), time=2)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(8, 10), (9, 10)]
+
+
+def test_recent_epochs_that_do_not_end_with_the_last_one_do_not_count(history):
+    history.observe([Report(epoch=0)])
+    history.observe([Report(epoch=4, samples=40, time=1, recent=recent(1, 2, 3))])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(4, 10)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    given_in_epochs=st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=2), min_size=1, max_size=40),
+    read_every=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_each_epoch_has_exactly_the_samples_that_were_given_however_rarely_it_is_read(
+    tmp_path_factory, given_in_epochs, read_every
+):
+    history = open_history(tmp_path_factory.mktemp("history"))
+    begin(history)
+    epoch, reads = 0, itertools.cycle(read_every)
+    while epoch < len(given_in_epochs):
+        epoch = min(len(given_in_epochs), epoch + next(reads))
+        history.observe(
+            [
+                Report(
+                    **peer,
+                    epoch=epoch,
+                    samples=sum(row[number] for row in given_in_epochs[:epoch]),
+                    time=epoch,
+                    recent=tuple((at + 1, 2.0, given_in_epochs[at][number], at + 1.0) for at in range(epoch))[-10:],
+                )
+                for number, peer in enumerate(({}, ALAN))
+            ]
+        )
+    assert [row["samples"] for row in history.epochs()] == [sum(row) for row in given_in_epochs]
+    history.close()
+
+
+def test_since_gives_only_later_epochs(history):
+    for epoch in range(6):
+        history.observe([Report(epoch=epoch, samples=epoch, time=epoch)])
+    assert [row["epoch"] for row in history.epochs(since=3)] == [4, 5]
+
+
+def test_unrenewed_record_means_gone_though_it_still_lies_there(history):
+    report = Report()
+    history.observe([report])
+    history._clock.now += 29
+    history.observe([report])
+    assert history.active_peers() == 1
+    history._clock.now += 2
+    history.observe([report])
+    assert history.active_peers() == 0
+    assert [(event["kind"], event["name"]) for event in history.events()] == [("joined", "ada"), ("left", "ada")]
+    assert history.leaderboard()[0]["active"] is False
+    assert history.leaderboard()[0]["samples_per_second"] is None
+
+
+def test_a_monitor_that_comes_back_does_not_claim_to_have_listened(tmp_path):
+    """Alan left while it was off; Ada is heard again before her silence means anything."""
+    clock = Clock()
+    first = open_history(tmp_path, clock)
+    begin(first)
+    first.close()
+    clock.now += 500
+    second = open_history(tmp_path, clock)
+    second.observe([])
+    assert [event["kind"] for event in second.events()] == ["joined", "joined"]
+    clock.now += 31
+    second.observe([Report(epoch=1, samples=30, time=531)])
+    assert [event["text"] for event in second.events()][2:] == ["was not seen again since the monitor was away"]
+    assert second.events()[-1]["name"] == "alan"
+    second.close()
+
+
+def test_renewed_record_means_present_even_without_progress(history):
+    for step in range(10):
+        history._clock.now += 20
+        history.observe([Report(samples=10, time=float(step))])
+    assert history.active_peers() == 1
+    assert history.leaderboard()[0]["samples"] == 10
+
+
+def test_farewell_counts_at_once_and_only_once(history):
+    history.observe([Report()])
+    for _ in range(2):
+        history.observe([Report(status="leaving", time=1.0)])
+    history._clock.now += 100
+    history.observe([])
+    assert history.active_peers() == 0
+    assert [event["kind"] for event in history.events()] == ["joined", "left"]
+
+
+def test_volunteer_who_comes_back_continues_the_total(history):
+    history.observe([Report(samples=100, seconds=20.0)])
+    history._clock.now += 60
+    history.observe([])
+    history.observe([Report(peer_id="A2", status="joining", loss=None, seconds=0.0, time=1.0)])
+    history.observe([Report(peer_id="A2", epoch=1, samples=7, seconds=1.0, time=2.0)])
+    (volunteer,) = history.leaderboard()
+    assert volunteer == {
+        "name": "ada",
+        "peer_id": "A2",
+        "samples": 107,
+        "seconds": 21.0,
+        "active": True,
+        "last_seen": 1060.0,
+        "samples_per_second": 5.0,
+        "epochs": 1,
+        "share": 1.0,
+    }
+    assert [event["kind"] for event in history.events()] == ["joined", "left", "joined"]
+
+
+class Volunteer:
+    """What a volunteer's program counts, by another way than the history: it adds up what it gives.
+
+    A crash loses what was counted since the last save; another folder means another peer that counts from 0.
+    """
+
+    def __init__(self, name):
+        self.name, self.folder = name, 0
+        self.counted = self.saved = 0
+        self.highest = {0: 0}
+
+    def act(self, step, samples):
+        if step == "give":
+            self.counted += samples
+        elif step == "save":
+            self.saved = self.counted
+        elif step == "crash":
+            self.counted = self.saved
+        else:
+            self.folder += 1
+            self.counted = self.saved = 0
+        self.highest[self.folder] = max(self.highest.get(self.folder, 0), self.counted)
+
+    def report(self, number):
+        return Report(name=self.name, peer_id=f"{self.name}{self.folder}", samples=self.counted, time=float(number))
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["ada", "grace", "alan"]),
+        st.sampled_from(["give", "give", "save", "crash", "other folder"]),
+        st.integers(0, 1000),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(steps=steps, reopen_every=st.integers(1, 10))
+def test_totals_count_each_sample_once_over_restarts_of_all(tmp_path_factory, steps, reopen_every):
+    folder = tmp_path_factory.mktemp("history")
+    volunteers = {name: Volunteer(name) for name in ("ada", "grace", "alan")}
+    history = open_history(folder)
+    for number, (name, step, samples) in enumerate(steps):
+        volunteers[name].act(step, samples)
+        history.observe([volunteer.report(number) for volunteer in volunteers.values()])
+        if number % reopen_every == 0:
+            history.close()
+            history = open_history(folder)
+    totals = {volunteer["name"]: volunteer["samples"] for volunteer in history.leaderboard()}
+    given_by = {name: sum(volunteer.highest.values()) for name, volunteer in volunteers.items()}
+    assert totals == (given_by if steps else {})
+    assert history.total_samples() == sum(totals.values())
+    order = [volunteer["samples"] for volunteer in history.leaderboard()]
+    assert order == sorted(order, reverse=True)
+    history.close()
+
+
+def test_long_run_is_thinned_to_weighted_means(history):
+    samples = 0
+    for epoch in range(101):
+        history.observe([Report(epoch=epoch, loss=float(epoch), samples=samples, time=epoch)])
+        samples += 1 + epoch % 2
+    points = history.losses(max_points=50)["ada"]
+    assert len(points) <= 51
+    assert points[1] == [2, pytest.approx((2 * 2 + 3 * 1) / 3)]
+    assert points[10] == [20, pytest.approx((20 * 2 + 21 * 1) / 3)]
+    assert len(history.losses()["ada"]) == 100
+
+
+def test_snapshot_of_an_epoch_replaces_the_earlier_one(history):
+    circle = Shown(prompt="a red circle", file="000010/0.png", shape=True, colour=None)
+    history.add_snapshot(10, [circle, replace(circle, prompt="a blue square")])
+    history.add_snapshot(10, [replace(circle, shape=False)])
+    history.add_snapshot(5, [])
+    assert history.snapshots() == [
+        {"epoch": 5, "time": 1000.0, "pictures": []},
+        {
+            "epoch": 10,
+            "time": 1000.0,
+            "pictures": [{"prompt": "a red circle", "file": "000010/0.png", "shape": False, "colour": None}],
+        },
+    ]
+
+
+def test_one_writer_many_readers(tmp_path, history):
+    history.observe([Report(samples=10)])
+    assert HistoryReader(tmp_path / "history.sqlite").total_samples() == 10
+    with pytest.raises(TrainingError, match="Another monitor"):
+        open_history(tmp_path)
+
+
+def test_history_of_another_recipe_is_refused(tmp_path):
+    open_history(tmp_path).close()
+    with pytest.raises(BadInput, match="recipe d1"):
+        open_history(tmp_path, recipe_digest="d2")
+    open_history(tmp_path).close()
+
+
+def test_newer_version_and_foreign_files_are_refused(tmp_path):
+    open_history(tmp_path).close()
+    with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(BadInput, match="version 99"):
+        HistoryReader(tmp_path / "history.sqlite")
+    with pytest.raises(BadInput, match="version 99"):
+        open_history(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "history.sqlite").write_text("no database at all, but long enough to be looked at" * 20)
+    with pytest.raises(BadInput, match="no history"):
+        open_history(tmp_path / "other")
+    with pytest.raises(BadInput, match="no history"):
+        HistoryReader(tmp_path / "missing.sqlite")
+
+
+WRITER = """
+import pathlib, sys
+from tests.training.publish.history.test_history import Report, open_history
+history = open_history(pathlib.Path(sys.argv[1]))
+for number in range(10**9):
+    said = {"epoch": number, "samples": number, "time": float(number)}
+    history.observe([Report(**said), Report(name="alan", peer_id="B", **said)])
+    print(number, flush=True)
+"""
+
+
+def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_path, programs):
+    writer = programs.start([sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
+    for line in writer.stdout:
+        if int(line) >= 20:
+            break
+    writer.send_signal(signal.SIGKILL)
+    said = [int(line) for line in writer.stdout]
+    writer.wait()
+    last_said = said[-1] if said else 20
+    history = open_history(tmp_path)
+    assert history.epochs()[-1]["epoch"] in (last_said, last_said + 1)
+    assert len(history.epochs()) == history.epochs()[-1]["epoch"]
+    assert all(row["samples"] == 2 for row in history.epochs())
+    assert len({volunteer["samples"] for volunteer in history.leaderboard()}) == 1
+    with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    history.close()
+
+
+def test_a_full_disk_loses_one_observation_and_no_more(history):
+    """SQLite's own limit of pages stands for the disk; the writing thread and the monitor know the error."""
+    connection = history._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TrainingError, match="cannot be written: database or disk is full"):
+        history.set_run_value("long", "x" * 100_000)
+    connection.execute("PRAGMA max_page_count = 100000")
+    history.set_run_value("long", "y")
+    assert history.run_value("long") == "y"
+
+
+def test_epochs_that_a_volunteer_ended_before_it_was_started_again_fill_the_gaps(history):
+    """All left while no monitor watched, and came back with the weights that they had; epoch 4 is told by both."""
+    begin(history)
+    before = Report(epoch=2, samples=20, time=100, recent=recent(1, 2, until=99))
+    history.observe([before, replace(before, **ALAN)])
+    history.observe(
+        [Report(status="joining", samples=40, time=200), Report(status="joining", samples=40, time=200, **ALAN)]
+    )
+    assert [row["epoch"] for row in history.epochs()] == [1, 2]
+    back = Report(epoch=4, samples=40, loss=None, time=210, recent=recent(1, 2, 3, 4, until=195))
+    history.observe([back, replace(back, **ALAN, recent=recent(1, 2, 4, until=195))])
+    told = {row["epoch"]: (row["samples"], row["time"]) for row in history.epochs()}
+    assert told == {1: (20, 998.0), 2: (20, 999.0), 3: (10, 984.0), 4: (20, 985.0)}
+    history.observe([Report(epoch=5, samples=50, time=220, recent=recent(5, until=219))])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()][-2:] == [(4, 20), (5, 10)]
+    assert history.total_samples() == 90 and len(history.branches()) == 1
+
+
+def test_epochs_that_others_have_done_again_are_not_told_by_one_who_comes_back_later(history):
+    """Its samples of them are not among those of the weights that the run has now."""
+    begin(history)
+    history.observe(
+        [Report(epoch=2, samples=20, time=1000, recent=recent(1, 2, until=1000)), Report(time=1000, **ALAN)]
+    )
+    history.observe([Report(epoch=4, samples=40, time=1001, recent=recent(1, 2, 3, 4, until=1000))])
+    late = Report(epoch=4, loss=None, samples=30, time=1001, recent=recent(3, 4, until=900), **ALAN)
+    history.observe([Report(status="joining", samples=30, time=1000.5, **ALAN)])
+    history.observe([late])
+    assert {row["epoch"]: row["samples"] for row in history.epochs()} == {1: 10, 2: 10, 3: 10, 4: 10}

@@ -1,0 +1,81 @@
+"""Volunteers who average with nobody are named, and nobody else is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from training.publish.history.unmet import UNMET_EPOCHS, Unmet
+
+SECONDS = 30.0
+
+
+@dataclass
+class Totals:
+    peer_id: str
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
+    status: str = "training"
+
+
+def followed(
+    *peers: Totals, moves: dict[str, str], epochs: int = 10, seconds_per_epoch: float = 10.0
+) -> frozenset[str]:
+    """Who is named after some epochs, in which each peer averages, is alone, or does nothing (it was killed)."""
+    unmet, named = Unmet(), frozenset()
+    for epoch in range(epochs + 1):
+        named = unmet.saw(peers, now=epoch * seconds_per_epoch, seconds=SECONDS)
+        for peer in peers:
+            peer.averaged_epochs += moves[peer.peer_id] == "averages"
+            peer.alone_epochs += moves[peer.peer_id] == "alone"
+    return named
+
+
+@pytest.mark.parametrize(
+    "moves, named",
+    [
+        ({"ada": "alone", "bo": "alone"}, {"ada", "bo"}),
+        ({"ada": "averages", "bo": "averages", "cy": "alone"}, {"cy"}),
+        ({"ada": "averages", "bo": "averages", "cy": "nothing"}, set()),
+        ({"ada": "alone", "bo": "nothing"}, set()),  # bo was killed, and its record is still there
+        ({"ada": "alone"}, set()),
+        ({"ada": "averages", "bo": "averages"}, set()),
+    ],
+)
+def test_who_averages_with_nobody_is_named(moves, named):
+    assert followed(*map(Totals, moves), moves=moves) == named
+
+
+def test_totals_of_before_do_not_count():
+    moves = {"ada": "averages", "bo": "averages"}
+    assert followed(Totals("ada", 5, 90), Totals("bo", 9, 80), moves=moves) == set()
+
+
+def test_a_few_epochs_or_a_short_time_are_not_enough():
+    moves = {"ada": "alone", "bo": "alone"}
+    peers = [Totals(name) for name in moves]
+    assert followed(*peers, moves=moves, epochs=UNMET_EPOCHS - 1) == set()
+    assert followed(*peers, moves=moves, seconds_per_epoch=SECONDS / 11) == set()
+
+
+def test_one_average_is_enough_not_to_be_named():
+    unmet, peers = Unmet(), [Totals("ada"), Totals("bo"), Totals("cy")]
+    unmet.saw(peers, now=0, seconds=SECONDS)
+    for peer, averaged in zip(peers, (40, 40, 0), strict=True):
+        peer.averaged_epochs, peer.alone_epochs = averaged, 40 - averaged
+    assert unmet.saw(peers, now=60, seconds=SECONDS) == {"cy"}
+    peers[2].averaged_epochs += 1
+    assert unmet.saw(peers, now=61, seconds=SECONDS) == set()
+
+
+def test_a_volunteer_that_starts_anew_is_looked_at_anew():
+    unmet, peers = Unmet(), [Totals("ada", 0, 0), Totals("bo", 0, 0)]
+    unmet.saw(peers, now=0, seconds=SECONDS)
+    for peer in peers:
+        peer.alone_epochs = 40
+    assert unmet.saw(peers, now=60, seconds=SECONDS) == {"ada", "bo"}
+    peers[1].status = "leaving"
+    assert unmet.saw(peers, now=61, seconds=SECONDS) == set()
+    peers[1].status = "training"
+    assert unmet.saw(peers, now=62, seconds=SECONDS) == set()

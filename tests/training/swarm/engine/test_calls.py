@@ -1,0 +1,422 @@
+"""What strangers may do to a peer with calls alone: nothing grows without end, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import os
+import time
+from contextlib import ExitStack, asynccontextmanager, suppress
+from uuid import uuid4
+
+import msgpack
+import pytest
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.proto import averaging_pb2, dht_pb2, p2pd_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from tests.training.swarm.engine.test_bounds import RUN, signed
+from training.swarm.engine import calls, engine
+from training.swarm.engine.bounds import DICTIONARY, unpack
+from training.swarm.engine.calls import (
+    MOST_KEYS,
+    MOST_MESSAGE_BYTES,
+    MOST_OPEN_CALLS,
+    MOST_OPEN_REQUESTS,
+    MOST_STORES,
+    NEW_IDS_IN_A_ROW,
+    PREFETCHED,
+    receive,
+)
+from training.swarm.node.dht import full_addresses, post_recipe, start_dht
+from training.swarm.node.identity import Identity
+
+NAME, EARLY, WHOLE = "echo", "early", "whole"
+DATA = averaging_pb2.AveragingData
+engine.prepare()
+
+
+def message(length: int, sent: bytes = b"") -> bytes:
+    """The beginning of a message that is said to have so many bytes."""
+    return P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + sent
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read():
+    async def read(length: int, sent: bytes) -> bytes:
+        reader = asyncio.StreamReader()
+        reader.feed_data(message(length, sent)[len(P2P.MESSAGE_MARKER) :])
+        return await asyncio.wait_for(receive(reader), 5)
+
+    assert asyncio.run(read(3, b"abc")) == b"abc"
+    for length in (MOST_MESSAGE_BYTES + 1, 2**40, 2**64 - 1):
+        with pytest.raises(ValueError, match=f"a message has {length} bytes"):
+            asyncio.run(read(length, b"abc"))
+
+
+@asynccontextmanager
+async def two_peers():
+    """A peer that answers each message of a stream with itself, or only the first one, and one that calls it."""
+    server = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    caller = await P2P.create(initial_peers=await server.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+
+    async def echo(requests, context):
+        async for request in requests:
+            yield request
+
+    async def answer_first(requests, context):
+        yield await anext(requests)
+
+    async def answer_whole(request, context):
+        yield request
+
+    await server.add_protobuf_handler(NAME, echo, DATA, stream_input=True, stream_output=True)
+    await server.add_protobuf_handler(EARLY, answer_first, DATA, stream_input=True, stream_output=True)
+    await server.add_protobuf_handler(WHOLE, answer_whole, DATA, stream_output=True)
+    try:
+        yield server, caller
+    finally:
+        await caller.shutdown()
+        await server.shutdown()
+
+
+async def answered(server, caller, name=NAME, messages=1) -> bytes:
+    """What an honest call is answered."""
+
+    async def requests():
+        for _ in range(messages):
+            yield DATA(group_id=b"group")
+
+    async for answer in await caller.iterate_protobuf_handler(server.peer_id, name, requests(), DATA):
+        return answer.group_id
+
+
+async def seconds_open(reader) -> float:
+    """Until the other side closes a stream."""
+    began = time.monotonic()
+    await asyncio.wait_for(reader.read(), 60)
+    return time.monotonic() - began
+
+
+@pytest.mark.swarm
+def test_calls_that_are_answered_before_they_are_read_take_no_place():
+    """As those of an all-reduce that has failed: hivemind's handler waits for ever with more messages than it keeps."""
+
+    async def call():
+        async with two_peers() as (server, caller):
+            return [await answered(server, caller, EARLY, PREFETCHED + 9) for _ in range(MOST_OPEN_CALLS + 3)]
+
+    assert set(asyncio.run(call())) == {b"group"}
+
+
+def on_a_stream(sent, look, name=NAME):
+    """What a look at the other side's bytes finds after these were sent; honest calls are answered afterwards."""
+
+    async def send():
+        async with two_peers() as (server, caller):
+            _, reader, writer = await caller.call_binary_stream_handler(server.peer_id, name)
+            writer.write(sent)
+            found = await look(reader)
+            assert await answered(server, caller) == b"group"
+            return found
+
+    return asyncio.run(send())
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("sent", [message(100), message(100, b"x" * 50)[:3]], ids=["no content", "half a length"])
+def test_a_stream_that_stops_in_a_message_is_closed(sent, monkeypatch):
+    monkeypatch.setattr(calls, "MESSAGE_SECONDS", 1.0)
+    assert on_a_stream(sent, seconds_open) < 30
+
+
+@pytest.mark.swarm
+def test_a_call_with_one_message_is_answered_without_waiting_for_its_end():
+    content = DATA(group_id=b"group").SerializeToString()
+    first = on_a_stream(
+        message(len(content), content), lambda reader: asyncio.wait_for(reader.readexactly(1), 30), WHOLE
+    )
+    assert first == P2P.MESSAGE_MARKER
+
+
+@pytest.mark.swarm
+def test_a_stream_of_a_message_without_end_is_closed():
+    assert on_a_stream(message(2**40, b"x" * 1000), seconds_open) < 30
+
+
+@pytest.mark.swarm
+def test_one_peer_has_few_streams_open_and_those_that_say_nothing_are_closed(monkeypatch):
+    monkeypatch.setattr(calls, "OPENING_SECONDS", 15.0)
+
+    async def attack():
+        async with two_peers() as (server, caller):
+            count = MOST_OPEN_CALLS + 1
+            streams = [await caller.call_binary_stream_handler(server.peer_id, NAME) for _ in range(count)]
+            seconds = sorted(await asyncio.gather(*(seconds_open(reader) for _, reader, _ in streams)))
+            # One, whichever came last, is closed at once; the others when they have said nothing for long enough.
+            assert seconds[1] > seconds[0] + calls.OPENING_SECONDS / 3
+            assert await answered(server, caller) == b"group"
+
+    asyncio.run(attack())
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    dht = start_dht(RUN, Identity(tmp_path_factory.mktemp("ada")), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    yield dht
+    dht.shutdown()
+
+
+def as_stranger(dht, ask):
+    """What somebody without any ticket gets: `ask` is called with the node's stub."""
+
+    async def run():
+        p2p = await P2P.create(initial_peers=full_addresses(dht))
+        try:
+            return await ask(ServicerBase.get_stub.__func__(DHTProtocol, p2p, dht.peer_id))
+        finally:
+            await p2p.shutdown()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.swarm
+def test_a_search_is_for_few_keys(node):
+    keys = [DHTID.generate(source=number).to_bytes() for number in range(MOST_KEYS + 1)]
+
+    async def find(stub):
+        found = await stub.rpc_find(dht_pb2.FindRequest(keys=keys[:MOST_KEYS]), timeout=10)
+        for refused in (keys, 2 * keys[:1]):
+            with pytest.raises(Exception, match=f"a search is for at most {MOST_KEYS} different keys"):
+                await stub.rpc_find(dht_pb2.FindRequest(keys=refused), timeout=10)
+        return found
+
+    assert len(as_stranger(node, find).results) == MOST_KEYS
+
+
+@pytest.mark.swarm
+def test_a_store_is_of_few_records(node):
+    def stores(keys):
+        values = {"values": [b""] * len(keys), "subkeys": [DHTProtocol.IS_REGULAR_VALUE] * len(keys)}
+        times = {"expiration_time": [0.0] * len(keys), "in_cache": [False] * len(keys)}
+        return dht_pb2.StoreRequest(keys=keys, **values, **times)
+
+    async def store(stub):
+        keys = [DHTID.generate(source=number).to_bytes() for number in range(MOST_STORES + 1)]
+        for refused in (keys, 2 * keys[:1]):
+            with pytest.raises(Exception, match=f"a store is of at most {MOST_STORES} records"):
+                await stub.rpc_store(stores(refused), timeout=10)
+        return await stub.rpc_store(stores(keys[:MOST_STORES]), timeout=30)
+
+    assert list(as_stranger(node, store).store_ok) == [False] * MOST_STORES
+
+
+@pytest.mark.swarm
+def test_nobody_puts_a_record_in_front_of_those_that_a_node_stores(node, tmp_path):
+    """hivemind's node answers with what is in its cache alone, if that expires later, and lets anybody store there."""
+    now, names = get_dht_time(), {"bob": 600.0, "eve": 1200.0}
+    bob, eve = (
+        signed(Identity(tmp_path / name), "demo_site", expiration_time=now + lasts) for name, lasts in names.items()
+    )
+
+    def store(record, in_cache):
+        named = {"keys": [record.key], "subkeys": [record.subkey], "values": [record.value]}
+        return dht_pb2.StoreRequest(expiration_time=[record.expiration_time], in_cache=[in_cache], **named)
+
+    async def hide(stub):
+        assert list((await stub.rpc_store(store(bob, False), timeout=10)).store_ok) == [True]
+        with suppress(P2PHandlerError):
+            await stub.rpc_store(store(eve, True), timeout=10)
+        (found,) = (await stub.rpc_find(dht_pb2.FindRequest(keys=[bob.key]), timeout=10)).results
+        return dict(unpack(found.value).items())
+
+    assert unpack(bob.subkey) in as_stranger(node, hide)
+
+
+async def _introduce_again(_dht, node) -> list[bool]:
+    """Whether a peer that is dropped and comes back under its id is known again, many times."""
+    protocol, peer, own = node.protocol, PeerID(b"x" * 34), DHTID.generate()
+    found = []
+    for _ in range(3 * NEW_IDS_IN_A_ROW):
+        await protocol.update_routing_table(own, peer)
+        found.append(own in protocol.routing_table)
+        await protocol.update_routing_table(own, peer, responded=False)
+    return found
+
+
+@pytest.mark.swarm
+def test_a_peer_that_was_late_comes_back_under_its_id(node):
+    assert all(node.run_coroutine(_introduce_again))
+
+
+async def _known_of(ids, _dht, node) -> set[bytes]:
+    return {one for one in ids if DHTID.from_bytes(one) in node.protocol.routing_table}
+
+
+async def _introduce(ids, _dht, node) -> int:
+    """How many of these ids a peer is known under that comes under all of them."""
+    for one in ids:
+        await node.protocol.update_routing_table(DHTID.from_bytes(one), PeerID(b"y" * 34))
+    return sum(DHTID.from_bytes(one) in node.protocol.routing_table for one in ids)
+
+
+@pytest.mark.swarm
+def test_a_peer_introduces_itself_under_few_ids(node):
+    ids, others = ([os.urandom(20) for _ in range(5 * NEW_IDS_IN_A_ROW)] for _ in range(2))
+
+    async def introduce(stub):
+        for one in ids:
+            await stub.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=one)), timeout=10)
+
+    as_stranger(node, introduce)
+    # Perhaps not all of them: a node takes a stranger who answers nothing for gone.
+    assert node.run_coroutine(functools.partial(_known_of, ids)) <= set(ids[:NEW_IDS_IN_A_ROW])
+    assert node.run_coroutine(functools.partial(_introduce, others)) == NEW_IDS_IN_A_ROW
+
+
+@pytest.mark.parametrize("ids", [[b"x" * 65], [b"x" * 34] * 65])
+def test_an_answer_that_names_many_peers_or_long_ids_is_refused(ids):
+    """Before any of them is written in base 58."""
+    result = dht_pb2.FindResult(nearest_peer_ids=ids, nearest_node_ids=[bytes(20)] * len(ids))
+
+    class Liar:
+        async def rpc_find(self, request, timeout):
+            return dht_pb2.FindResponse(results=[result])
+
+    stub, one_key = calls.bounded_answers(lambda protocol, peer: Liar())(None, None), dht_pb2.FindRequest(keys=[b"k"])
+    with pytest.raises(ValueError, match="an answer names"):
+        asyncio.run(stub.rpc_find(one_key, timeout=1))
+    result.nearest_peer_ids[:] = [b"x" * 34] * 20
+    assert asyncio.run(stub.rpc_find(one_key, timeout=1)).results
+    with pytest.raises(ValueError, match="an answer has 1 results for 0 keys"):
+        asyncio.run(stub.rpc_find(dht_pb2.FindRequest(), timeout=1))
+
+
+def dictionary_of(record, *, most=None, latest=0.0):
+    """A dictionary of one record as a node packs it; hivemind reads more of it than its records."""
+    packed = MSGPackSerializer.dumps([most, latest, [[unpack(record.subkey), record.value, record.expiration_time]]])
+    return msgpack.packb(msgpack.ExtType(DICTIONARY, packed))
+
+
+LIES = {
+    "an answer that holds for ever": {"expires": math.inf},
+    "a text as the largest number of records": {"most": "many"},
+    "a text as the time of the last record": {"latest": "later"},
+}
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_an_answer_that_lies_hides_no_answers_of_others(lie, tmp_path, monkeypatch):
+    """hivemind's search ends with the first, and waits for ever after the second and the third."""
+    honest, eve, newcomer = (Identity(tmp_path / name) for name in ("honest", "eve", "newcomer"))
+    packed = dictionary_of(signed(eve), **{name: value for name, value in lie.items() if name != "expires"})
+    expires = lie.get("expires", get_dht_time() + 60)
+
+    search = engine._BOUNDED_SEARCH
+
+    @functools.wraps(search)
+    async def answer_late(self, request, context):
+        await asyncio.sleep(0.3)
+        return await search(self, request, context)
+
+    @functools.wraps(search)
+    async def lie_at_once(self, request, context):
+        found = {"type": dht_pb2.FOUND_DICTIONARY, "value": packed, "expiration_time": expires}
+        results = [dht_pb2.FindResult(**found) for _ in request.keys]
+        return dht_pb2.FindResponse(results=results, peer=self.node_info)
+
+    with ExitStack() as stack:
+
+        def start(identity, initial_peers, find=search, **settings):
+            monkeypatch.setattr(engine, "_BOUNDED_SEARCH", find)
+            where = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "initial_peers": initial_peers}
+            dht = start_dht(RUN, identity, **where, **settings)
+            stack.callback(dht.shutdown)
+            return dht
+
+        server = start(honest, [], answer_late)
+        post_recipe(server, RUN, honest)
+        liar = start(eve, full_addresses(server)[:1], lie_at_once)
+        addresses = [full_addresses(dht)[0] for dht in (server, liar)]
+        seeker = start(newcomer, addresses, client_mode=True)
+        found = seeker.get("demo_recipe", latest=True, return_future=True).result(timeout=10)
+        assert found.value[honest.signer().local_public_key].value == RUN.digest
+
+
+# -- calls of one message ----------------------------------------------------------------------------------------------
+
+
+def test_an_answer_to_a_call_that_is_given_up_ends_no_other_call():
+    """hivemind's reader ends with it, and no call of its process is answered any more."""
+
+    async def read() -> bytes:
+        control = object.__new__(ControlClient)
+        control._read_task = control._write_task = None
+        given_up, wanted = asyncio.Future(), asyncio.Future()
+        ids = uuid4(), uuid4()
+        control._pending_calls, control._handler_tasks = dict(zip(ids, (given_up, wanted), strict=True)), {}
+        given_up.cancel()
+        reader = asyncio.StreamReader()
+        for one in ids:
+            told = p2pd_pb2.CallUnaryResponse(response=b"answer")
+            answer = p2pd_pb2.PersistentConnectionResponse(callId=one.bytes, callUnaryResponse=told).SerializeToString()
+            reader.feed_data(bytes([len(answer)]) + answer)
+        reader.feed_eof()
+        await asyncio.wait_for(control._read_from_persistent_conn(reader), 5)
+        return wanted.result()
+
+    assert asyncio.run(read()) == b"answer"
+
+
+@asynccontextmanager
+async def one_that_waits():
+    """A peer that never answers a call of one message, one that calls it, and its requests that have not ended."""
+    async with two_peers() as (server, caller):
+
+        async def wait(request, context):
+            await asyncio.sleep(600)
+
+        await server.add_protobuf_handler("wait", wait, DATA)
+        yield server, caller, server._client.control._handler_tasks
+
+
+def call_often(server, caller, count):
+    """So many calls that are not answered."""
+    return [
+        asyncio.create_task(caller.call_protobuf_handler(server.peer_id, "wait", DATA(), DATA)) for _ in range(count)
+    ]
+
+
+@pytest.mark.swarm
+def test_requests_that_their_caller_gives_up_take_no_memory():
+    async def give_up() -> int:
+        async with one_that_waits() as (server, caller, requests):
+            made = call_often(server, caller, 9)
+            while len(requests) < len(made):
+                await asyncio.sleep(0.05)
+            for call in made:
+                call.cancel()
+            deadline = time.monotonic() + 10
+            while requests and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            return len(requests)
+
+    assert asyncio.run(give_up()) == 0
+
+
+@pytest.mark.swarm
+def test_one_peer_has_few_requests_open():
+    async def open_many() -> tuple[int, set[str]]:
+        async with one_that_waits() as (server, caller, _requests):
+            refused, waiting = await asyncio.wait(call_often(server, caller, MOST_OPEN_REQUESTS + 3), timeout=5)
+            for call in waiting:
+                call.cancel()
+            return len(waiting), {str(call.exception()) for call in refused}
+
+    waiting, refused = asyncio.run(open_many())
+    assert waiting == MOST_OPEN_REQUESTS
+    assert len(refused) == 1 and f"more than {MOST_OPEN_REQUESTS} calls of one peer are open" in refused.pop()

@@ -1,0 +1,49 @@
+"""The time of the DHT: steps of the machine's clock count if they last."""
+
+import pytest
+
+from training.swarm.node.clocks import STEP_LASTS_SECONDS, SteadyClock
+
+
+class Machine:
+    """Its clock can be set; the other one cannot."""
+
+    def __init__(self):
+        self.passed, self.ahead = 0.0, 0.0
+        self.now = SteadyClock(wall=lambda: 1e9 + self.passed + self.ahead, steady=lambda: 77.0 + self.passed)
+
+    def after(self, seconds):
+        """The time after so many seconds, in which it was asked for often."""
+        for _ in range(10):
+            self.passed += seconds / 10
+            self.now()
+        return self.now() - 1e9 - self.passed
+
+
+@pytest.mark.parametrize("ahead", [300.0, -300.0])
+def test_a_step_counts_when_it_has_lasted(ahead):
+    machine = Machine()
+    assert machine.after(1000) == pytest.approx(0, abs=1e-3)
+    machine.ahead = ahead
+    assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
+    machine.ahead = 0.0
+    assert machine.after(10) == pytest.approx(0, abs=1e-3)
+    machine.ahead = ahead
+    assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
+    assert machine.after(0.3 * STEP_LASTS_SECONDS) == pytest.approx(ahead, abs=1e-3)
+
+
+def test_another_step_has_to_last_by_itself():
+    machine = Machine()
+    for ahead in (300.0, 600.0, -300.0):
+        machine.ahead = ahead
+        assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
+    assert machine.after(0.3 * STEP_LASTS_SECONDS) == pytest.approx(-300.0, abs=1e-3)
+
+
+def test_small_steps_count_at_once():
+    """Such as those by which a server of time keeps a clock right."""
+    machine = Machine()
+    for number in range(1, 9):
+        machine.ahead = 0.5 * number
+        assert machine.after(1) == pytest.approx(machine.ahead, abs=1e-3)

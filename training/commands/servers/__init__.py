@@ -1,0 +1,1 @@
+"""Commands for maintainers, who run a collaboration's servers."""

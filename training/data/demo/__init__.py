@@ -1,0 +1,1 @@
+"""The demos' own data: drawn pictures with captions, and short stories."""

@@ -1,0 +1,1 @@
+"""Makes shards of what people have."""

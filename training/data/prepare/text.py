@@ -1,0 +1,379 @@
+"""Makes shards of text: reads documents, turns them into ids, packs them into blocks, writes.
+
+Documents are read once, in the order of their files. When the blocks fill a shard, it is written, and then a note:
+which document comes next, and which tokens wait for the rest of their block. If the work is interrupted, the next call
+with the same input goes on after the last note. In memory is one shard, whatever the size of the set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from training.data.demo.captions import SPLITS, Split
+from training.data.prepare.packing import Packer
+from training.data.sources.documents import LONGEST_PIECE, TEXT_COLUMN, Piece, TextFile, text_files
+from training.data.sources.hub import HubText, hub_texts, is_hub
+from training.data.sources.work import (
+    NOTE_SUFFIX,
+    Progress,
+    alone_at,
+    described,
+    digest_of,
+    finish,
+    finished,
+    part_folder,
+    told_reasons,
+)
+from training.data.store.card import write_text_card
+from training.data.store.shards import (
+    GROUP_TOKENS,
+    LONGEST_BLOCK,
+    TOKENIZER_FILE,
+    SplitEntry,
+    TextManifest,
+    token_type,
+    write_text_shard,
+)
+from training.data.store.text_tokenizer import TextTokenizer
+from training.data.stream.order import permuted
+from training.errors import BadInput, reason_of
+from training.storage.whole import write_whole
+
+SHARD_TOKENS = 1 << 24
+"""Tokens of a shard, and a few more: 33 MB in 16 bit, before compression."""
+BLOCK_LENGTH = 1024
+READ_CHARACTERS = 1 << 20
+"""Documents with so many characters together are turned into ids at once."""
+READ_DOCUMENTS = 4096
+VOCABULARY_CHARACTERS = 1 << 26
+"""A tokenizer is trained on so much of the text, from the beginning of every file; all different words of it are in
+memory meanwhile."""
+SHOWN_EVERY = 64
+"""Documents between two reports of progress."""
+MEGABYTE = 10**6
+
+_Placed = tuple[Piece | str, int, int]
+"""A piece, or why it is none; the number of its file; how many of that file have been read with it."""
+_Batch = list[_Placed]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextInput:
+    """The text that a set is made of, and how it becomes blocks."""
+
+    path: Path | str
+    """A file, or a folder of files, of which `training.data.sources.documents` lists the kinds; or a set of the hub, `hf://`."""
+    block_length: int = BLOCK_LENGTH
+    """T, tokens of a block."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json`."""
+    vocabulary: int | None = None
+    """Instead: the most ids of a tokenizer that is trained on the text."""
+    end_of_text: str | None = None
+    """The token of `tokenizer` that ends a document; None: one that is known."""
+    text_column: str = TEXT_COLUMN
+    """Key of a line, or name of a column, that has the text."""
+    min_characters: int = 1
+    """Shorter documents are left out."""
+    seed: int = 0
+    """Of the order of a shard's blocks."""
+
+    def __post_init__(self) -> None:
+        if (self.tokenizer is None) == (self.vocabulary is None):
+            raise BadInput(
+                "Text needs a tokenizer. Give the tokenizer.json of a model with --tokenizer, or a number of ids with "
+                "--vocabulary, and one is trained."
+            )
+        if self.vocabulary is not None and self.end_of_text is not None:
+            raise BadInput("A tokenizer that is trained has its own end of text. Give --end-of-text with --tokenizer.")
+        if not 2 <= self.block_length <= LONGEST_BLOCK:
+            raise BadInput(f"A block has 2 to {LONGEST_BLOCK} tokens. Give such a number with --block-length.")
+        if self.min_characters > LONGEST_PIECE:
+            raise BadInput(
+                f"--min-characters is {self.min_characters}; give at most {LONGEST_PIECE}, since longer documents are "
+                "read piece by piece."
+            )
+
+
+def prepare_text(
+    source: TextInput,
+    out: Path,
+    *,
+    replace: bool = False,
+    licence: str | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> tuple[TextManifest, bool]:
+    """Makes a folder of shards of text.
+
+    Args:
+        source: The text.
+        out: Folder to make.
+        replace: Whether an `out` made from other input may be replaced.
+        licence: Of the text, for the data card.
+        progress: See `Progress`; of megabytes of the files.
+
+    Returns:
+        The manifest, and whether anything had to be done.
+
+    Raises:
+        BadInput: If the input cannot be used. Single broken documents are only counted.
+    """
+    out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
+    with alone_at(out):
+        files = _files(source, out)
+        digest = _input_digest(source, files, progress)
+        if (there := finished(out, digest, replace=replace)) is not None:
+            return there, False
+        work = _TextWork(part_folder(out, digest), source, files, progress)
+        manifest = work.make(digest)
+        write_text_card(work.folder, manifest, licence=licence)
+        finish(work.folder, out, manifest)
+    return manifest, True
+
+
+@dataclass(kw_only=True)
+class _Note:
+    """What became of the documents up to a place, and what is to be done with those that follow."""
+
+    number: int = -1
+    """Of the shards that were written last."""
+    blocks: dict[Split, int] = field(default_factory=dict)
+    """Of each of these shards."""
+    file: int = 0
+    read: int = 0
+    """Pieces of this file, and reasons for what is none, that come before the place."""
+    rests: dict[Split, dict] = field(default_factory=dict)
+    """What the packers have kept."""
+    documents: int = 0
+    text_bytes: int = 0
+    lengths: list[int] = field(default_factory=list)
+    """Documents by length; see `TextManifest.document_lengths`."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    is_cut: bool = False
+    """Whether the beginning of the last document was left out, so that what follows of it has nothing to go on with."""
+    is_last: bool = False
+
+    @classmethod
+    def from_file(cls, path: Path) -> _Note:
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class _TextWork:
+    """Shards in the making; what is finished stays if the work is interrupted."""
+
+    folder: Path
+    source: TextInput
+    files: Sequence[TextFile | HubText]
+    progress: Progress
+
+    def make(self, digest: str) -> TextManifest:
+        """Makes all files; the manifest, which is not written yet.
+
+        Raises:
+            BadInput: If no block is full.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tokenizer = self._tokenizer()
+        note, full = _Note(), {}
+        # Of notes, there may be thousands: of all but the last one, only the number of blocks is kept.
+        for path in self.folder.glob(f"*{NOTE_SUFFIX}"):
+            found = _Note.from_file(path)
+            full[found.number] = found.blocks
+            note = found if found.number > note.number else note
+        batches = _batches(self._pieces(note))
+        while not note.is_last:
+            note = self._next(note, batches, tokenizer)
+            full[note.number] = note.blocks
+        splits = {split: _entry(split, full) for split in SPLITS}
+        if not splits["train"].samples:
+            reasons = told_reasons(note.left_out) or "nothing left out"
+            raise BadInput(
+                f"{self.source.path} does not fill a block of {self.source.block_length} tokens to train on: it has "
+                f"{note.documents} documents ({reasons}). Check --text, or give a smaller --block-length."
+            )
+        return TextManifest(
+            input_digest=digest,
+            block_length=self.source.block_length,
+            vocab_size=tokenizer.vocab_size,
+            end_of_text=tokenizer.end_of_text,
+            documents=note.documents,
+            left_over_tokens=sum(len(rest["tokens"]) for rest in note.rests.values()),
+            text_bytes=note.text_bytes,
+            document_lengths=tuple(note.lengths),
+            left_out=dict(sorted(note.left_out.items())),
+            splits=splits,
+            **described(self.folder, splits),
+        )
+
+    def _tokenizer(self) -> TextTokenizer:
+        """The tokenizer to encode with; its file is in the folder afterwards."""
+        path, source = self.folder / TOKENIZER_FILE, self.source
+        if source.tokenizer is not None:
+            tokenizer = TextTokenizer.from_file(source.tokenizer, end_of_text=source.end_of_text)
+            tokenizer.save(path)
+        elif path.exists():  # of work that was interrupted
+            tokenizer = TextTokenizer.from_file(path)
+        else:
+            tokenizer = TextTokenizer.train(self._sampled(), source.vocabulary)
+            tokenizer.save(path)
+        return tokenizer
+
+    def _sampled(self) -> Iterator[str]:
+        """Texts to train a tokenizer on: the same share of every file, from its beginning."""
+        share = VOCABULARY_CHARACTERS // len(self.files)
+        for done, file in enumerate(self.files):
+            self.progress("Training the tokenizer, files", done, len(self.files))
+            left = share
+            for piece in file:
+                if left <= 0:
+                    break
+                if isinstance(piece, Piece) and piece.split == "train":
+                    yield piece.text[:left]
+                    left -= len(piece.text)
+        self.progress("Training the tokenizer, files", len(self.files), len(self.files))
+
+    def _pieces(self, note: _Note) -> Iterator[_Placed]:
+        """The pieces from a place on, each with the place behind it."""
+        sizes = [file.size_bytes for file in self.files]
+        before, total = sum(sizes[: note.file]), sum(sizes)
+        for number in range(note.file, len(self.files)):
+            file = self.files[number]
+            skipped = note.read if number == note.file else 0
+            for read, piece in enumerate(islice(file, skipped, None), start=skipped + 1):
+                yield piece, number, read
+                if read % SHOWN_EVERY == 0:
+                    self._show(before + file.read_bytes, total)
+            before += sizes[number]
+            self._show(before, total)
+
+    def _show(self, done: int, total: int) -> None:
+        self.progress("Packing text, MB of files", done // MEGABYTE, total // MEGABYTE)
+
+    def _next(self, before: _Note, batches: Iterator[_Batch], tokenizer: TextTokenizer) -> _Note:
+        """Reads until the blocks fill a shard, or to the end; writes shards and note."""
+        settings = {
+            "block_length": self.source.block_length,
+            "end_of_text": tokenizer.end_of_text,
+            "kind": token_type(tokenizer.vocab_size),
+        }
+        packers = {
+            split: Packer.from_rest(before.rests[split], **settings) if split in before.rests else Packer(**settings)
+            for split in SPLITS
+        }
+        note, left_out = _Note(**{**asdict(before), "number": before.number + 1}), Counter(before.left_out)
+        while sum(packer.blocks for packer in packers.values()) * self.source.block_length < SHARD_TOKENS:
+            batch = next(batches, None)
+            if batch is None:
+                note.is_last = True
+                break
+            self._pack([piece for piece, _, _ in batch], packers, tokenizer, note, left_out)
+            note.file, note.read = batch[-1][1:]
+        note.left_out, note.blocks = dict(left_out), {}
+        for split, packer in packers.items():
+            is_ended = note.is_last and packer.is_open
+            note.lengths = _counted(note.lengths, [*packer.finished, *([packer.length] if is_ended else [])])
+            note.blocks[split] = packer.blocks
+            packed = packer.take()
+            if len(packed.tokens):
+                name = _shard_name(split, note.number)
+                order = permuted(np.arange(len(packed.tokens)), len(packed.tokens), f"{self.source.seed}/{name}")
+                write_text_shard(self.folder / name, tokens=packed.tokens[order], starts=packed.starts[order])
+            note.rests[split] = packer.rest
+        # Only after the shards: a note without a shard would make the next start skip these documents.
+        write_whole(self.folder / f"{note.number:05d}{NOTE_SUFFIX}", json.dumps(asdict(note)))
+        return note
+
+    def _pack(
+        self,
+        pieces: list[Piece | str],
+        packers: dict[Split, Packer],
+        tokenizer: TextTokenizer,
+        note: _Note,
+        left_out: Counter[str],
+    ) -> None:
+        encoded = iter(tokenizer.encode([piece.text for piece in pieces if isinstance(piece, Piece)]))
+        for piece in pieces:
+            begins = isinstance(piece, str) or piece.begins or note.is_cut
+            ids = None if isinstance(piece, str) else next(encoded)
+            reason = piece if ids is None else _reason_to_leave_out(piece, ids, self.source.min_characters)
+            note.documents += begins
+            if begins:
+                note.is_cut = reason is not None
+            if reason is None:
+                packers[piece.split].add(ids, begins=begins)
+                note.text_bytes += len(piece.text.encode())
+            elif begins:
+                left_out[reason] += 1
+
+
+def _reason_to_leave_out(piece: Piece, ids: np.ndarray, min_characters: int) -> str | None:
+    if piece.begins and not piece.text.strip():
+        return "empty"
+    # The whole document is longer than one piece of it.
+    if piece.begins and not piece.goes_on and len(piece.text.strip()) < min_characters:
+        return "too short"
+    return None if len(ids) else "no tokens"
+
+
+def _batches(pieces: Iterable[_Placed]) -> Iterator[_Batch]:
+    """Pieces with at least `READ_CHARACTERS` together, but for the last ones."""
+    batch, size = [], 0
+    for one in pieces:
+        batch.append(one)
+        size += len(one[0].text) if isinstance(one[0], Piece) else 0
+        if size >= READ_CHARACTERS or len(batch) == READ_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _counted(counts: list[int], lengths: list[int]) -> list[int]:
+    """Counts by the bits of a length, with more lengths."""
+    found = Counter({bits: count for bits, count in enumerate(counts, start=1)})
+    found.update(length.bit_length() for length in lengths)
+    return [found[bits] for bits in range(1, max(found, default=0) + 1)]
+
+
+def _shard_name(split: Split, number: int) -> str:
+    return f"{split}-{number:05d}.parquet"
+
+
+def _entry(split: Split, full: dict[int, dict[Split, int]]) -> SplitEntry:
+    """A split's shards; `full` has the blocks of each number."""
+    blocks = {_shard_name(split, number): full[number][split] for number in sorted(full) if full[number][split]}
+    return SplitEntry(samples=sum(blocks.values()), shards=tuple(blocks))
+
+
+def _files(source: TextInput, out: Path) -> Sequence[TextFile | HubText]:
+    if is_hub(source.path):
+        return hub_texts(str(source.path), source.text_column)
+    return [TextFile(file, source.text_column) for file in text_files(Path(source.path), but=out)]
+
+
+def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progress: Progress) -> str:
+    settings = asdict(source)
+    del settings["path"], settings["tokenizer"]
+    described = [settings, SHARD_TOKENS, READ_CHARACTERS, GROUP_TOKENS, VOCABULARY_CHARACTERS]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    try:
+        digest.update(b"-" if source.tokenizer is None else digest_of(source.tokenizer))
+    except OSError as error:
+        raise BadInput(
+            f"{source.tokenizer} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
+    for done, file in enumerate(files, start=1):
+        digest.update(file.identity)
+        progress("Reading the files", done, len(files))
+    return digest.hexdigest()

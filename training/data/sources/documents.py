@@ -1,0 +1,306 @@
+"""The documents of all kinds of text files that people have.
+
+    a.jsonl, a.json    {"text": "Once upon a time ..."} in each line, and optionally "split"
+    a.txt              one document, or several with lines of "<|endoftext|>" between them
+    a.parquet          a column "text", and optionally "split"
+    a.json.gz          any of the first three compressed, such as the files of C4
+
+A document that cannot be used gives the reason instead of a text. Long ones come in pieces, so that memory depends on
+none of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.data.demo.captions import SPLITS, Split
+from training.data.sources.work import digest_of
+from training.data.store.text_tokenizer import END_OF_TEXT
+from training.errors import BadInput, reason_of
+
+TEXT_SUFFIXES = (".jsonl", ".json", ".txt", ".parquet", ".jsonl.gz", ".json.gz", ".txt.gz")
+TEXT_COLUMN = "text"
+LONGEST_PIECE, LONGEST_LINE = 1 << 20, 1 << 25
+"""Characters of a piece, and of a line of JSON."""
+ROWS_AT_A_TIME = 256
+"""Rows of a Parquet file that are in memory."""
+OTHER_SPLITS: dict[str, Split] = {"training": "train", **dict.fromkeys(("validation", "valid", "test"), "held-out")}
+"""What others call the parts of a set."""
+NOT_UTF8, BROKEN_FILE, LONG_LINE, NO_COLUMN = "not UTF-8", "broken file", "long line", "line without text"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A document, or a part of a long one."""
+
+    text: str
+    split: Split = "train"
+    begins: bool = True
+    """Whether a document begins with it; otherwise it goes on with the piece before."""
+    goes_on: bool = False
+    """Whether another piece of the document follows."""
+
+
+def text_files(path: Path, *, but: Path | None = None) -> list[Path]:
+    """A file of text, or those in a folder and the folders below, by name.
+
+    Args:
+        path: The file or folder.
+        but: Folder of the shards that are made of it, which may lie in it: neither they nor what is beside them while
+            they are made is text.
+
+    Raises:
+        BadInput: If there are none.
+    """
+    if path.is_dir():
+        is_made = _belonging_to(but, path)
+        files = [file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file() and not is_made(file)]
+    else:
+        files = [path] if _is_text(path) else []
+    if not path.exists():
+        raise BadInput(f"There is no {path}. Give a file, or a folder of files, with --text.")
+    if not files:
+        raise BadInput(
+            f"{path} has no text. Give a file, or a folder of files, that ends in {', '.join(TEXT_SUFFIXES)}."
+        )
+    return files
+
+
+def _belonging_to(made: Path | None, folder: Path) -> Callable[[Path], bool]:
+    """Whether a file below a folder belongs to a set that is made; see `training.data.sources.work.part_folder`."""
+    if made is None or not made.is_relative_to(real := Path(os.path.realpath(folder))) or made == real:
+        return lambda file: False
+    *above, own = made.relative_to(real).parts
+
+    def belongs(file: Path) -> bool:
+        parts = file.relative_to(folder).parts
+        there = parts[: len(above)] == (*above,)
+        return there and (parts[len(above)] == own or parts[len(above)].startswith(f".{own}."))
+
+    return belongs
+
+
+def _is_text(path: Path) -> bool:
+    return path.name.lower().endswith(TEXT_SUFFIXES)
+
+
+class TextFile:
+    """The pieces of a file in order, and the reasons why a document is none.
+
+    Args:
+        path: One of `text_files`.
+        column: Key of a line, or name of a column, that has the text.
+    """
+
+    def __init__(self, path: Path, column: str = TEXT_COLUMN):
+        self._path, self._column, self._name = path, column, path.name.lower()
+        self.read_bytes = 0
+        """How much of the file has been read."""
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._name.removesuffix(".gz").endswith(".txt")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return self._path.stat().st_size
+
+    @property
+    def identity(self) -> bytes:
+        """Digest of the content, and whether it is plain text or lines of JSON, which the name alone says."""
+        try:
+            return digest_of(self._path) + (b"plain" if self._is_plain else b"")
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def __iter__(self) -> Iterator[Piece | str]:
+        """Raises BadInput if the file cannot be opened, or lacks the column."""
+        try:
+            if self._name.endswith(".parquet"):
+                yield from self._rows()
+            else:
+                yield from self._lines()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> BadInput:
+        return BadInput(
+            f"{self._path} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        )
+
+    def _lines(self) -> Iterator[Piece | str]:
+        with ExitStack() as opened:
+            raw = opened.enter_context(self._path.open("rb"))
+            content = opened.enter_context(gzip.open(raw)) if self._name.endswith(".gz") else raw
+            # Bytes that are not UTF-8 become lone surrogates, so that only their own document is left out.
+            lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
+            try:
+                for piece in _plain(lines) if self._is_plain else self._of_column(_json(lines, self._column)):
+                    self.read_bytes = raw.tell()
+                    yield piece
+            except (gzip.BadGzipFile, EOFError, zlib.error):
+                yield BROKEN_FILE
+
+    def _of_column(self, pieces: Iterable[Piece | str | _Without]) -> Iterator[Piece | str]:
+        """Refuses a file whose text has another key: one of whose lines lacks the column before any has it."""
+        found = False
+        for piece in pieces:
+            if isinstance(piece, _Without) and not found:
+                raise BadInput(
+                    f"A line of {self._path} has the keys {', '.join(piece.keys)}. Give that of the text with "
+                    "--text-column."
+                )
+            found |= isinstance(piece, Piece)
+            yield NO_COLUMN if isinstance(piece, _Without) else piece
+
+    def _rows(self) -> Iterator[Piece | str]:
+        size, done = self._path.stat().st_size, 0
+        try:
+            with pq.ParquetFile(self._path) as opened:
+                self._check_column(opened.schema_arrow)
+                names = [name for name in (self._column, "split") if name in opened.schema_arrow.names]
+                for batch in opened.iter_batches(batch_size=ROWS_AT_A_TIME, columns=names):
+                    done += batch.num_rows
+                    self.read_bytes = size * done // max(opened.metadata.num_rows, 1)
+                    # As bytes: Arrow does not check whether text in a file is UTF-8.
+                    texts = batch.column(self._column).cast(pa.large_binary()).to_pylist()
+                    splits = batch.column("split").to_pylist() if "split" in names else ["train"] * len(texts)
+                    for text, split in zip(texts, splits, strict=True):
+                        yield from _cell(text, split)
+        except (pa.ArrowException, UnicodeDecodeError):
+            yield BROKEN_FILE
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            yield BROKEN_FILE  # Arrow's error for a file that ends too early
+
+    def _check_column(self, schema: pa.Schema) -> None:
+        if self._column not in schema.names:
+            raise BadInput(f"{self._path} has the columns {schema.names}. Give that of the text with --text-column.")
+        for name in (self._column, "split"):
+            if schema.names.count(name) > 1:
+                raise BadInput(
+                    f"{self._path} has more than one column {name!r}.",
+                    cure="Rename all of them but one, or leave it out.",
+                )
+        kind = schema.field(self._column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise BadInput(
+                f"The column {self._column!r} of {self._path} holds {kind}; text is a string. Give another one with "
+                "--text-column."
+            )
+
+
+def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | _Without]:
+    for line in lines_of(lines):
+        if line is None:
+            yield LONG_LINE
+        elif line.strip():
+            yield from _json_line(line, column)
+
+
+def lines_of(text: io.TextIOBase) -> Iterator[str | None]:
+    """The lines of a file; None in place of one that is too long for memory."""
+    while line := text.readline(LONGEST_LINE):
+        if len(line) < LONGEST_LINE or line.endswith(("\n", "\r")):
+            yield line
+            continue
+        while (rest := text.readline(LONGEST_LINE)) and not rest.endswith(("\n", "\r")):
+            pass
+        yield None
+
+
+@dataclass(frozen=True, slots=True)
+class _Without:
+    """A line without the column of the text."""
+
+    keys: tuple[str, ...]
+
+
+def _json_line(line: str, column: str) -> Iterator[Piece | str | _Without]:
+    if not _is_unicode(line):
+        yield NOT_UTF8
+        return
+    try:
+        fields = json.loads(line)
+        if isinstance(fields, dict) and column not in fields:
+            yield _Without(tuple(f"{key:.40}" for key in list(fields)[:20]))
+            return
+        text, split = fields[column], fields.get("split", "train")
+        if not isinstance(text, str) or not _is_unicode(text):
+            raise ValueError("half of a surrogate pair is not valid text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        yield "broken line"
+        return
+    yield from pieces_of(text, split)
+
+
+def _cell(text: bytes | None, split: object) -> Iterator[Piece | str]:
+    try:
+        yield from pieces_of((text or b"").decode(), split)
+    except UnicodeDecodeError:
+        yield NOT_UTF8
+
+
+def pieces_of(text: str, split: object) -> Iterator[Piece | str]:
+    """Pieces of a text, the later ones from a space or the end of a line on; a reason if its split has another name."""
+    split = OTHER_SPLITS.get(split, split) if isinstance(split, str) else None
+    if split not in SPLITS:
+        yield "unknown split"
+        return
+    at = 0
+    while len(text) - at > LONGEST_PIECE:
+        end = max(text.rfind(sign, at + 1, at + LONGEST_PIECE) for sign in " \n")
+        end = end if end > 0 else at + LONGEST_PIECE
+        yield Piece(text=text[at:end], split=split, begins=at == 0, goes_on=True)
+        at = end
+    yield Piece(text=text[at:], split=split, begins=at == 0)
+
+
+def _plain(lines: io.TextIOWrapper) -> Iterator[Piece | str]:
+    """Documents of a text file, without the empty lines around them."""
+    kept: list[str] = []
+    size, begins, found = 0, True, 0
+    while line := lines.readline(LONGEST_PIECE):
+        ends = line.strip() == END_OF_TEXT
+        if not ends:
+            kept.append(line)
+            size += len(line)
+        if ends or size >= LONGEST_PIECE:
+            piece = _piece(kept, begins=begins, ends=ends)
+            yield piece
+            # Behind a piece that is left out, the next one has nothing to go on with.
+            begins, size, found = ends or isinstance(piece, str), 0, found + 1
+            kept.clear()
+    if kept or not found:
+        yield _piece(kept, begins=begins, ends=True)
+
+
+def _piece(lines: list[str], *, begins: bool, ends: bool) -> Piece | str:
+    text = "".join(lines)
+    text = text.lstrip("\n") if begins else text
+    text = text.rstrip("\n") if ends else text
+    return Piece(text=text, begins=begins, goes_on=not ends) if _is_unicode(text) else NOT_UTF8
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

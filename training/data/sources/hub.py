@@ -1,0 +1,249 @@
+"""Data sets of the Hugging Face Hub, read as a stream with the library `datasets`: `hf://OWNER/NAME[/config][@revision]`.
+
+Nothing is stored but what the library keeps of a set's description. A revision is fixed to its commit when the set is
+opened, so that a second start reads the same rows. A set that is made by a program (a dataset script) is refused:
+code from the hub never runs here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from training.data.demo.captions import Split
+from training.data.sources.documents import BROKEN_FILE, Piece, pieces_of
+from training.data.store.source import TRIES
+from training.errors import BadInput, TrainingError, first_line
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:/([^/@]+))?(?:@(.+))?/?")
+"""Repository, configuration and revision."""
+ANSWER_SECONDS = 30.0
+"""How long the hub may take to describe a set."""
+
+
+def is_hub(address: object) -> bool:
+    """Whether an address names a set of the hub."""
+    return str(address).startswith("hf://")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubPart:
+    """The rows of one file of a set, or of several that are read together."""
+
+    split: Split
+    name: str
+    """The hub's split and a number: `train/0`."""
+    address: str
+    """Of the set, for messages."""
+    data: IterableDataset = field(repr=False)
+
+    def rows(self, skipped: int = 0) -> Iterator[dict | str]:
+        """The rows in order but for the first ones, or at the end the reason why the rest cannot be read.
+
+        Raises:
+            TrainingError: If the hub cannot be reached any more.
+        """
+        try:
+            yield from islice(self.data, skipped, None)
+        except GeneratorExit:
+            raise
+        except (pa.ArrowException, ValueError):  # what the library's readers raise for files that are not whole
+            yield BROKEN_FILE
+        except Exception as error:  # of the libraries below: there are many kinds
+            raise broken_off(self.address, error) from None
+
+
+def broken_off(address: str, error: Exception) -> TrainingError:
+    """What to raise when the hub stops to send."""
+    return TrainingError(
+        f"{address} could not be read to its end: {first_line(error)}.",
+        cure="Give the same command again; it goes on where it broke off.",
+    )
+
+
+class HubSet:
+    """A data set of the hub.
+
+    Args:
+        address: `hf://OWNER/NAME[/config][@revision]`; `hf://datasets/OWNER/NAME` is the same.
+
+    Raises:
+        BadInput: If the address names no set that can be read.
+        TrainingError: If the hub does not answer.
+    """
+
+    def __init__(self, address: str):
+        found = ADDRESS.fullmatch(address)
+        if found is None:
+            raise BadInput(f"{address} names no data set of the hub; give hf://OWNER/NAME[/config][@revision].")
+        self.address, (self.name, self.config, revision) = address, found.groups()
+        self.commit = self._commit(revision)
+        opened = self._open()
+        self.parts = tuple(
+            HubPart(
+                split=split_of(name, among=len(opened)),
+                name=f"{name}/{number}",
+                address=address,
+                data=data.shard(data.num_shards, number),
+            )
+            for name, data in sorted(opened.items(), key=lambda one: split_of(one[0], among=len(opened)) != "train")
+            for number in range(data.num_shards)
+        )
+        if not any(part.split == "train" for part in self.parts):
+            raise BadInput(
+                f"{address} has the splits {sorted(opened)}, and none to train on.",
+                cure="Give a data set with a split `train`, or with one split alone.",
+            )
+        first = next(iter(opened.values()))
+        self.features = first.features
+        """What each column holds, as far as the set says so before it is read; else None."""
+
+    @property
+    def identity(self) -> str:
+        """Names the content: two sets with the same identity have the same rows."""
+        return f"hf {self.name} {self.config or ''} {self.commit}"
+
+    def columns(self) -> list[str]:
+        """Names of the columns.
+
+        Raises:
+            BadInput: If the first file cannot be read.
+        """
+        if self.features is not None:
+            return list(self.features)
+        row = next(self.parts[0].rows(), {})
+        if isinstance(row, str):
+            raise BadInput(f"{self.address} begins with a {row}. Give another data set, or another @revision.")
+        return list(row)
+
+    def column(self, given: str | None, usual: tuple[str, ...], *, what: str, flag: str) -> str:
+        """The column that a flag names, or else the first one of the usual names that is there.
+
+        Raises:
+            BadInput: If there is none.
+        """
+        there = self.columns()
+        found = next((name for name in ((given,) if given else usual) if name in there), None)
+        if found is None:
+            raise BadInput(f"{self.address} has the columns {there}. Give that of the {what} with {flag}.")
+        return found
+
+    def _commit(self, revision: str | None) -> str:
+        from huggingface_hub import HfApi, errors  # slow to load
+
+        try:
+            return HfApi().dataset_info(self.name, revision=revision, timeout=ANSWER_SECONDS).sha
+        except errors.GatedRepoError:
+            raise self._gated() from None
+        except errors.RevisionNotFoundError:
+            raise BadInput(f"{self.name} has no revision {revision!r}. Give another one, or none.") from None
+        except errors.RepositoryNotFoundError:
+            raise BadInput(
+                f"The hub has no data set {self.name}, or it is private.",
+                cure="Check the name; for a private one, set HF_TOKEN to a token of yours.",
+            ) from None
+        except errors.HFValidationError as error:
+            raise BadInput(f"{self.address} names no data set: {first_line(error)}. Give hf://OWNER/NAME.") from None
+        except Exception as error:  # the connection's own errors are of many kinds
+            raise self._silent(error) from None
+
+    def _open(self) -> dict[str, IterableDataset]:
+        import datasets  # slow to load
+
+        datasets.disable_progress_bars()
+        # Its own 20 tries, each of them with tries of the layer below, last longer than six minutes.
+        datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = TRIES
+        try:
+            # A commit, not a branch: for branches the library also asks another server of the hub.
+            opened = datasets.load_dataset(self.name, self.config, revision=self.commit, streaming=True)
+            # As bytes: a broken picture then ends nothing, and nobody decodes it twice.
+            return {name: data.decode(False) for name, data in opened.items()}
+        except datasets.exceptions.DatasetNotFoundError as error:
+            if "gated" in str(error):
+                raise self._gated() from None
+            raise BadInput(f"{self.address} cannot be opened: {first_line(error)}. Check the address.") from None
+        except (datasets.exceptions.DataFilesNotFoundError, datasets.data_files.EmptyDatasetError):
+            raise BadInput(
+                f"{self.address} has no files that `datasets` can read.",
+                cure="Give a data set of Parquet, JSON lines, CSV, text, webdataset tars or pictures.",
+            ) from None
+        except RuntimeError as error:
+            if "scripts are no longer supported" not in str(error):
+                raise self._silent(error) from None
+            raise BadInput(
+                f"{self.address} is made by a program, a dataset script, which never runs here.",
+                cure=f"Give a revision that has the data as files, such as hf://{self.name}@refs/convert/parquet.",
+            ) from None
+        except ValueError as error:  # among others, of a configuration that is missing or unknown
+            raise BadInput(f"{self.address} cannot be opened: {first_line(error)}. Check the address.") from None
+        except Exception as error:
+            raise self._silent(error) from None
+
+    def _gated(self) -> BadInput:
+        return BadInput(
+            f"{self.name} is gated: its owner lets in those who asked.",
+            cure="Ask for access on its page of the hub, and set HF_TOKEN to a token of yours.",
+        )
+
+    def _silent(self, error: Exception) -> TrainingError:
+        return TrainingError(
+            f"The hub cannot be reached for {self.address}: {first_line(error)}.",
+            cure="Check the connection (and HF_ENDPOINT, if you have set it), and give the same command again.",
+        )
+
+
+def split_of(name: str, *, among: int = 2) -> Split:
+    """Which split of ours one of the hub's is, among so many: what is not for training is held out.
+
+    >>> split_of("train"), split_of("train_sft"), split_of("validation"), split_of("corpus", among=1)
+    ('train', 'train', 'held-out', 'train')
+    """
+    return "train" if name.startswith("train") or among == 1 else "held-out"
+
+
+class HubText:
+    """The pieces of a part in order; has what `training.data.sources.documents.TextFile` has."""
+
+    size_bytes = 0
+    """Unknown."""
+
+    def __init__(self, part: HubPart, column: str, *, identity: str):
+        self._part, self._column = part, column
+        self.identity = f"{identity} {part.name}".encode()
+        self.read_bytes = 0
+        """Of the texts that were read."""
+
+    def __iter__(self) -> Iterator[Piece | str]:
+        for row in self._part.rows():
+            text = row if isinstance(row, str) else row.get(self._column)
+            if isinstance(row, str):
+                yield row
+            elif not isinstance(text, str):
+                yield "no text"
+            else:
+                self.read_bytes += len(text)
+                yield from pieces_of(text, self._part.split)
+
+
+def hub_texts(address: str, column: str) -> list[HubText]:
+    """The texts of a set, by part.
+
+    Raises:
+        BadInput: If the set cannot be read, or has no such column of text.
+    """
+    found = HubSet(address)
+    column = found.column(column, (), what="text", flag="--text-column")
+    kind = None if found.features is None else getattr(found.features[column], "dtype", "no text")
+    if kind is not None and kind not in ("string", "large_string"):
+        raise BadInput(
+            f"The column {column!r} of {address} holds {kind}; text is a string. Give another one with --text-column."
+        )
+    return [HubText(part, column, identity=found.identity) for part in found.parts]

@@ -1,0 +1,199 @@
+"""The rows of a data set of the hub: pictures and captions in the set's order, a shard's worth at a time.
+
+A table of all rows, as other sets have it, would need the whole set once before the first picture is encoded. Instead,
+the pictures of one shard wait in a file, `spool`, from which they are opened as from a tar. Beside each shard, a file
+says with which row of the set it ends: if the work is interrupted, the next start reads on from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from training.config import DataConfig
+from training.data.demo.captions import Split
+from training.data.sources.fetch import LARGEST_PICTURE_BYTES
+from training.data.sources.hub import HubPart, HubSet, broken_off
+from training.data.sources.rows import Row, reason_to_leave_out
+from training.data.sources.work import NOTE_SUFFIX, PLACE_SUFFIX
+from training.data.stream.order import permuted
+from training.storage.whole import write_whole
+
+IMAGE_COLUMNS, CAPTION_COLUMNS = ("image", "jpg", "png", "webp", "picture"), ("caption", "text", "txt", "captions")
+"""Usual names, for which no flag is needed."""
+SPOOL_BYTES = 1 << 30
+"""A shard is written when its pictures' files have so many bytes, even if it has room for more rows."""
+READ_TOGETHER = 64
+"""Rows whose pictures are fetched at the same time, where the set has them as files of their own."""
+MOST_SAMPLED_PARTS = 64
+"""Files of a set, of which the first pictures are taken to train a codec."""
+
+
+@dataclass(kw_only=True)
+class _Read:
+    """What was read for one shard."""
+
+    part: int = 0
+    place: int = 0
+    """The next row is this one of this part."""
+    read: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    is_last: bool = False
+
+
+class HubRows:
+    """Rows of a set of the hub; has what `training.data.sources.rows.RowTable` has.
+
+    Args:
+        found: The set.
+        folder: For the pictures that wait.
+        data: The recipe's filters.
+        image_column: Name of the column of pictures; None: a usual one.
+        caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
+
+    Raises:
+        BadInput: If the set has no such columns.
+    """
+
+    kept = None
+    """Rows of all splits: unknown."""
+
+    def __init__(
+        self, found: HubSet, folder: Path, data: DataConfig, *, image_column: str | None, caption_column: str | None
+    ):
+        self._set, self._folder, self._data = found, folder, data
+        pictures = [name for name, kind in (found.features or {}).items() if type(kind).__name__ == "Image"]
+        usual = (*pictures, *IMAGE_COLUMNS) if len(pictures) < 2 else IMAGE_COLUMNS
+        self._image = found.column(image_column, usual, what="pictures", flag="--image-column")
+        self._caption = found.column(caption_column, CAPTION_COLUMNS, what="captions", flag="--text-column")
+        self.left_out: Counter[str] = Counter()
+        self.read = 0
+        self._sampled: list[Row] | None = None
+
+    def unusable(self) -> Iterator[dict[str, str]]:
+        """See `RowTable`: none, since rows of the hub have no names."""
+        return iter(())
+
+    @property
+    def identity(self) -> str:
+        """Names the rows."""
+        return f"{self._set.identity} {self._image} {self._caption}"
+
+    def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
+        """The rows of a split, so many together, each batch in a random order and with its number.
+
+        A batch whose shard is finished has no rows, and is not read again. The pictures of a batch are gone when the
+        next one is asked for.
+        """
+        (self._folder / "sample").unlink(missing_ok=True)  # tokenizer and codec are trained by now
+        parts = [part for part in self._set.parts if part.split == split]
+        last, number = _Read(is_last=not parts), 0
+        rows: Iterator[tuple[int, int, dict | str]] | None = None
+        while not last.is_last:
+            place = folder / f"{split}-{number:05d}{PLACE_SUFFIX}"
+            batch: list[Row] = []
+            if place.with_name(f"{split}-{number:05d}{NOTE_SUFFIX}").exists():
+                last = _Read(**json.loads(place.read_text()))
+            else:
+                rows = rows or _placed(parts, last)
+                batch, last = self._spooled(rows, parts, size, "spool", last)
+                write_whole(place, json.dumps(asdict(last)))
+            self.read += last.read
+            self.left_out.update(last.left_out)
+            order = permuted(np.arange(len(batch)), len(batch), f"{seed}/{split}/{number}")
+            yield number, [batch[at] for at in order]
+            number += 1
+
+    def sample(self, most: int, *, seed: str) -> list[Row]:
+        """At most so many rows to train on, from the beginnings of files all over the set."""
+        if self._sampled is None:
+            parts = [part for part in self._set.parts if part.split == "train"]
+            parts = parts[:: -(-len(parts) // MOST_SAMPLED_PARTS)]
+            share = -(-most // len(parts))
+            firsts = (one for part in parts for one in islice(_placed([part], _Read()), share))
+            self._sampled, _ = self._spooled(firsts, parts, most, "sample", _Read())
+        return self._sampled
+
+    def captions(self, most: int, *, seed: str) -> Iterator[str]:
+        """The captions of the sample."""
+        return (row.caption for row in self.sample(most, seed=seed))
+
+    def _spooled(
+        self,
+        rows: Iterator[tuple[int, int, dict | str]],
+        parts: list[HubPart],
+        size: int,
+        name: str,
+        last: _Read,
+    ) -> tuple[list[Row], _Read]:
+        """Rows, at most so many, with their pictures in the file of a name; and what was read."""
+        found, batch, left_out = _Read(part=last.part, place=last.place), [], Counter()
+        # Threads: of a folder of pictures, each one is a request.
+        with (self._folder / name).open("wb") as spool, ThreadPoolExecutor(READ_TOGETHER // 4) as pool:
+            while len(batch) < size and spool.tell() < SPOOL_BYTES and not found.is_last:
+                together = list(islice(rows, min(READ_TOGETHER, size - len(batch))))
+                found.is_last = not together
+                for (part, at, row), content in zip(together, pool.map(self._content, together), strict=True):
+                    found.part, found.place, found.read = part, at + 1, found.read + 1
+                    caption = row if isinstance(row, str) else self._text(row)
+                    made = Row(
+                        file=f"{parts[part].name}/{at}",
+                        caption=caption,
+                        split=parts[part].split,
+                        unsafe=not isinstance(row, str) and row.get("nsfw", row.get("NSFW")) in (True, "NSFW"),
+                        tar=name,
+                        offset=spool.tell(),
+                        size=len(content),
+                    )
+                    reason = row if isinstance(row, str) else reason_to_leave_out(made, self._data)
+                    if reason is None:
+                        spool.write(content)
+                        batch.append(made)
+                    else:
+                        left_out[reason] += 1
+        found.left_out = dict(left_out)
+        return batch, found
+
+    def _text(self, row: dict) -> str:
+        caption = row.get(self._caption)
+        if isinstance(caption, list):
+            caption = caption[0] if caption else None
+        # Half of a surrogate pair, or a null character, is no text that a shard can hold.
+        text = caption.strip() if isinstance(caption, str) else ""
+        return text.encode(errors="replace").decode().replace("\0", "")
+
+    def _content(self, placed: tuple[int, int, dict | str]) -> bytes:
+        """The bytes of a row's picture; none if it cannot be read, or is too large."""
+        row = placed[2]
+        value = None if isinstance(row, str) else row.get(self._image)
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if content is None and path is not None:
+            content = self._fetched(path)
+        return content if isinstance(content, bytes) and len(content) <= LARGEST_PICTURE_BYTES else b""
+
+    def _fetched(self, path: str) -> bytes:
+        import fsspec  # slow to load
+
+        try:
+            with closing(fsspec.open(path).open()) as file:
+                return file.read(LARGEST_PICTURE_BYTES + 1)
+        except (FileNotFoundError, ValueError):
+            return b""
+        except Exception as error:  # of the libraries below: there are many kinds
+            raise broken_off(self._set.address, error) from None
+
+
+def _placed(parts: list[HubPart], last: _Read) -> Iterator[tuple[int, int, dict | str]]:
+    """The rows behind a place: number of the part, number of the row, and the row."""
+    for number in range(last.part, len(parts)):
+        skipped = last.place if number == last.part else 0
+        for at, row in enumerate(parts[number].rows(skipped), start=skipped):
+            yield number, at, row

@@ -1,0 +1,163 @@
+"""The rows of a set that is prepared: which picture has which caption, and where the picture is.
+
+Rows are read one at a time from captions files, folders, tars or lists of addresses (`training.data.sources.kinds`).
+Those
+that are kept go to a table on disk, from which they are taken in a random order: memory does not grow with the set.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from training.config import DataConfig
+from training.data.demo.captions import SPLITS, Split
+from training.data.store.layouts import LARGEST_CAPTION_BYTES
+from training.data.stream.order import permuted
+
+READ_TOGETHER = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One picture and its caption."""
+
+    file: str
+    """The picture's name: in its folder or tar, or its address."""
+    caption: str
+    split: Split = "train"
+    unsafe: bool = False
+    """Marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
+    tar: str | None = None
+    """The tar that holds the picture."""
+    offset: int = 0
+    """Where the picture begins in the tar, in bytes."""
+    size: int = 0
+    """The picture's bytes in the tar."""
+    url: str | None = None
+    """Where the picture is to be fetched."""
+    aspect_ratio: float = 1.0
+    """The longer side over the shorter one, if the list says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unusable:
+    """A file or line that is no row."""
+
+    reason: str
+    file: str | None = None
+    """Its name; None for a line, which has none."""
+
+
+def reason_to_leave_out(row: Row, data: DataConfig) -> str | None:
+    """Why the recipe does not accept a row, as far as that can be said without its picture."""
+    if len(row.caption) < data.min_caption_characters:
+        return "short caption"
+    if len(row.caption.encode()) > LARGEST_CAPTION_BYTES:
+        return "long caption"
+    if row.unsafe:
+        return "marked unsafe"
+    if row.aspect_ratio > data.max_aspect_ratio:
+        return "extreme aspect ratio"
+    return None
+
+
+class RowTable:
+    """Rows on disk, by split.
+
+    Args:
+        folder: For its files.
+        rows: All rows, and what is none.
+        data: The recipe's filters.
+    """
+
+    def __init__(self, folder: Path, rows: Iterable[Row | Unusable], data: DataConfig):
+        self._file, self._unusable = folder / "rows.jsonl", folder / "unusable.jsonl"
+        self._offsets = {split: folder / f"{split}.offsets" for split in SPLITS}
+        self.left_out: Counter[str] = Counter()
+        """Reason -> rows that were left out."""
+        self.read = 0
+        """Rows read, those left out included."""
+        with self._file.open("wb") as lines, self._unusable.open("w", encoding="utf-8") as unusable:
+            pending = {split: array("Q") for split in SPLITS}
+            for row in rows:
+                self.read += 1
+                if isinstance(row, Unusable):
+                    self.left_out[row.reason] += 1
+                    if row.file is not None:
+                        unusable.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                    continue
+                if (reason := reason_to_leave_out(row, data)) is not None:
+                    self.left_out[reason] += 1
+                    continue
+                pending[row.split].append(lines.tell())
+                lines.write(json.dumps(asdict(row)).encode() + b"\n")
+                if self.read % READ_TOGETHER == 0:
+                    self._append(pending)
+            self._append(pending)
+
+    def unusable(self) -> Iterator[dict[str, str]]:
+        """The files that are no rows, by `file`, each with its `reason`."""
+        with self._unusable.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+    def count(self, split: Split) -> int:
+        """Rows of a split."""
+        path = self._offsets[split]
+        return path.stat().st_size // 8 if path.exists() else 0
+
+    @property
+    def kept(self) -> int:
+        """Rows of all splits."""
+        return sum(map(self.count, SPLITS))
+
+    def shuffled(self, split: Split, start: int, end: int, *, seed: str) -> list[Row]:
+        """Rows at some places of a random order of a split, which `seed` decides."""
+        count = self.count(split)
+        places = permuted(np.arange(start, min(end, count)), count, f"{seed}/{split}")
+        offsets = np.memmap(self._offsets[split], dtype="<u8", mode="r")[places]
+        with self._file.open("rb") as lines:
+            return [self._row(lines, int(offset)) for offset in offsets]
+
+    def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
+        """The rows of a split in a random order, so many together, each batch with its number.
+
+        Args:
+            split: One of `SPLITS`.
+            size: Rows of a batch.
+            seed: Of the order.
+            folder: In which shards are made of them; not needed here.
+        """
+        for number, start in enumerate(range(0, self.count(split), size)):
+            yield number, self.shuffled(split, start, start + size, seed=seed)
+
+    def sample(self, most: int, *, seed: str) -> list[Row]:
+        """At most so many random rows to train on."""
+        return self.shuffled("train", 0, most, seed=f"{seed}/codec")
+
+    def captions(self, most: int, *, seed: str) -> Iterator[str]:
+        """All captions to train on, also if they are more than is asked for."""
+        return (row.caption for row in self if row.split == "train")
+
+    def __iter__(self) -> Iterator[Row]:
+        with self._file.open("rb") as lines:
+            for line in lines:
+                yield Row(**json.loads(line))
+
+    def _append(self, pending: dict[str, array]) -> None:
+        for split, offsets in pending.items():
+            if offsets:
+                with self._offsets[split].open("ab") as file:
+                    offsets.tofile(file)
+                del offsets[:]
+
+    @staticmethod
+    def _row(lines, offset: int) -> Row:
+        lines.seek(offset)
+        return Row(**json.loads(lines.readline()))

@@ -1,0 +1,178 @@
+"""What `prepare` does alike for pictures and for text: when work on a set is finished, and how it gets its place."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from training.data.demo.captions import Split
+from training.data.store.shards import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    SplitEntry,
+    TextManifest,
+    describe_file,
+    describe_shard,
+    is_same_file,
+    read_manifest,
+)
+from training.errors import BadInput, TrainingError, reason_of
+from training.storage.whole import delete_drafts, is_disk_fault, replace_folder, write_whole
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the current work, the amount done, and the total."""
+NOTE_SUFFIX = ".note.json"
+"""Of a file beside a shard in the making, which says what became of its input; it is written after the shard."""
+PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
+"""Of a file beside a shard of a stream, which says where its input ends; and what is kept of each picture to find those
+that are nearly the same. Both are for work that goes on, and not of the finished set."""
+
+
+@contextmanager
+def alone_at(out: Path) -> Iterator[None]:
+    """Keeps the place of a set, within the block, from other calls: two at once would mix their shards.
+
+    What killed calls have left of their rows is deleted. It may take as much room as all captions, and each call makes
+    its own.
+
+    Args:
+        out: The folder that is made; those above it are made at once.
+
+    Raises:
+        BadInput: If another call is making it, or something else is there.
+        TrainingError: If the disk is full within the block.
+    """
+    if out.name in ("", ".."):
+        raise BadInput(f"{str(out)!r} is no name for a new folder. Give one with --out, such as shards.")
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"{out} is there already, and is no folder. Give the name of a new folder with --out.")
+    if out.is_dir() and not (out / MANIFEST_FILE).exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
+    if os.path.ismount(out) and not (out / MANIFEST_FILE).exists():
+        # Only when all is made, the folder could not be renamed to it.
+        raise BadInput(f"{out} is where a disk is mounted, and no folder can replace it. Give --out {out / 'shards'}.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out.with_name(f".{out.name}.lock"), out):
+        for left in _beside(out, "rows"):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            yield
+        except (OSError, sqlite3.OperationalError) as error:
+            if not (is_disk_fault(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL):
+                raise
+            raise TrainingError(
+                f"The disk of {out.parent} cannot be written: {reason_of(error)}.",
+                cure="Make room, or give --out on another disk. The same command goes on where this one stopped.",
+            ) from None
+
+
+@contextmanager
+def _locked(path: Path, out: Path) -> Iterator[None]:
+    while True:
+        with path.open("a") as lock:
+            try:
+                # The system releases it however the program ends.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"Another `prepare` makes {out}. Wait for its end, or give another --out.") from None
+            # Whoever held it may just have deleted the file; a lock on a deleted file keeps nobody off.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+
+
+def _beside(out: Path, kind: str) -> Iterator[Path]:
+    """Hidden folders of unfinished work on a set: its `part`, or its `rows`."""
+    return out.parent.glob(f".{glob.escape(out.name)}.{kind}-*")
+
+
+def part_folder(out: Path, digest: str) -> Path:
+    """The folder in which a set is made of an input; the next call with the same input finds what is finished there."""
+    return out.with_name(f".{out.name}.part-{digest[:12]}")
+
+
+def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifest | None:
+    """The manifest of existing shards made from the same input; None if there is work to do, also on damaged ones.
+
+    Raises:
+        BadInput: If others are there that may not be replaced, or a manifest that cannot be read.
+    """
+    if (out / MANIFEST_FILE).exists():
+        try:
+            manifest = read_manifest(out)
+        except BadInput:
+            if replace:
+                return None
+            raise
+        if manifest.input_digest == digest:
+            if not all(is_same_file(out / name, entry) for name, entry in manifest.files.items()):
+                return None
+            _delete_notes(out)  # of a call that was killed when it was about to
+            return manifest
+        if not replace:
+            raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
+    return None
+
+
+def digest_of(file: Path) -> bytes:
+    """SHA-256 of a file.
+
+    Raises:
+        OSError: If it cannot be read, or is none: reading a pipe would wait for ever.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(file))
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+def described(
+    work: Path, splits: dict[Split, SplitEntry], others: Iterable[str] = ()
+) -> dict[str, dict[str, BaseModel]]:
+    """What the manifest says of the files: shards, tokenizer and others."""
+    shards = sorted(name for split in splits.values() for name in split.shards)
+    return {
+        "files": {name: describe_file(work / name) for name in [*others, TOKENIZER_FILE, *shards]},
+        "index": {name: describe_shard(work / name) for name in shards},
+    }
+
+
+def told_reasons(left_out: Mapping[str, int]) -> str:
+    """How many were left out and why, as a part of a sentence; empty if none were.
+
+    >>> told_reasons({"missing file": 3, "broken line": 1})
+    '3 missing file, 1 broken line'
+    """
+    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+
+
+def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:
+    """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
+    delete_drafts(work)  # of a call that was killed while it wrote
+    write_whole(work / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+    replace_folder(work, out)
+    # Not before: killed in between, the next call would make every shard again.
+    _delete_notes(out)
+    for unfinished in chain(_beside(out, "part"), _beside(out, "rows")):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _delete_notes(folder: Path) -> None:
+    for pattern in (f"*{NOTE_SUFFIX}", f"*{PLACE_SUFFIX}", MARKS_FILE):
+        for note in folder.glob(pattern):
+            note.unlink()

@@ -1,0 +1,1 @@
+"""Prepared shards: how they are written, found, fetched, checked and shown."""

@@ -1,0 +1,363 @@
+"""The blocks of a set: what is fetched, checked, kept and decoded as a whole.
+
+A block is a row group of a shard; of sets without an index (see `training.data.store.shards`) it is a whole shard.
+Whatever a
+server sends is compared with a digest, and with what a block can need at most, before anything is allocated for it. A
+block that fails is skipped by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.data.store.cache import Cache
+from training.data.store.layouts import Rows, TextRows, layout_of
+from training.data.store.pages import check_pages
+from training.data.store.shards import (
+    DIGEST_DIGITS,
+    DIGESTS_KEY,
+    LARGEST_FOOTER_BYTES,
+    MOST_GROUP_ROWS,
+    Manifest,
+    ShardIndex,
+    TextManifest,
+)
+from training.data.store.source import MissingError, Source, UnreachableError
+from training.errors import BadInput, reason_of
+
+LARGEST_BLOCK_BYTES = 1 << 26
+"""Of a row group, or a whole shard of a set without an index."""
+LARGEST_SHARD_BYTES = 1 << 28
+MOST_BLOCKS = 1 << 22
+"""Of a split: a billion samples."""
+MOST_BLOCK_ROWS = 1 << 16
+"""Of a whole shard that is a block."""
+BLOCK_SUFFIX = ".block"
+FOOTERS_IN_MEMORY = 64
+FOOTERS_AT_A_TIME = 8
+SHARD_LOCKS = 64
+"""Threads that read different shards seldom wait for each other."""
+
+
+# Arrow's own allocator keeps 20 MB more.
+pa.set_memory_pool(pa.system_memory_pool())
+
+
+class DamagedError(Exception):
+    """A block or footer is not what the set's manifest describes, or is no part of a shard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footer:
+    """The end of a shard: what its row groups are, and where."""
+
+    metadata: pq.FileMetaData
+    digests: tuple[str, ...]
+    """Of the row groups; empty in sets without an index."""
+
+    @classmethod
+    def parse(cls, content: bytes, wanted: pa.Schema) -> Footer:
+        """The footer from a shard's last bytes; `wanted` are the columns that the shard must have.
+
+        Raises:
+            DamagedError: If these do not end a shard.
+        """
+        try:
+            limits = {"thrift_string_size_limit": LARGEST_FOOTER_BYTES, "thrift_container_size_limit": 1 << 16}
+            with pq.ParquetFile(pa.BufferReader(content), **limits) as file:
+                metadata, schema = file.metadata, file.schema_arrow
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamagedError(f"its end is not that of a shard: {error}") from None
+        if not schema.equals(wanted):
+            raise DamagedError(f"it has the columns {_told(schema)}; a shard has {_told(wanted)}")
+        for columns in {metadata.row_group(group).num_columns for group in range(metadata.num_row_groups)}:
+            if columns != metadata.num_columns:  # Arrow ends the program where it looks for a column beyond these
+                raise DamagedError(f"it has a row group with {columns} columns; a shard has {metadata.num_columns}")
+        digests = (metadata.metadata or {}).get(DIGESTS_KEY, b"").decode("ascii", "replace").split()
+        return cls(metadata=metadata, digests=tuple(digests))
+
+    def extent(self, group: int) -> tuple[int, int]:
+        """Where a row group begins and ends in the file."""
+        chunks = self.metadata.row_group(group)
+        extents = [_extent(chunks.column(at)) for at in range(chunks.num_columns)]
+        return min(start for start, _ in extents), max(end for _, end in extents)
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+def _extent(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = column.dictionary_page_offset or column.data_page_offset
+    return start, start + column.total_compressed_size
+
+
+class Blocks:
+    """Reads the blocks of a split's shards.
+
+    Args:
+        manifest: Of the set.
+        shards: Names of the split's shards.
+        source: Where they are.
+        cache: Keeps what is fetched; None: nothing is kept.
+
+    Raises:
+        BadInput: If the set has no index, and its shards cannot be asked what they hold.
+    """
+
+    def __init__(self, manifest: Manifest | TextManifest, shards: Sequence[str], source: Source, cache: Cache | None):
+        self._layout = layout_of(manifest)
+        self._manifest, self._names, self._source, self._cache = manifest, tuple(shards), source, cache
+        self._footers: OrderedDict[str, Footer] = OrderedDict()
+        # Reentrant: whoever fetches a whole shard may need its footer again, which is not in memory for ever.
+        self._lock, self._shard_locks = threading.Lock(), [threading.RLock() for _ in range(SHARD_LOCKS)]
+        index = [manifest.index.get(name) for name in self._names]
+        self.has_index = all(index)
+        """Whether a block is a row group; otherwise it is a whole shard."""
+        if self.has_index and sum(-(-one.rows // one.group_rows) for one in index) > MOST_BLOCKS:
+            raise BadInput(
+                f"The shards claim more than {MOST_BLOCKS} row groups.", cure="Fetch or prepare the shards again."
+            )
+        counts = [_group_rows(one) for one in index] if self.has_index else [[rows] for rows in self._rows_of_shards()]
+        self.rows = np.array([rows for groups in counts for rows in groups], dtype=np.int64)
+        """Samples of each block."""
+        self._firsts = np.cumsum([0, *(len(groups) for groups in counts)])
+
+    def locate(self, block: int) -> tuple[str, int]:
+        """Shard of a block, and its number in it."""
+        shard = int(np.searchsorted(self._firsts, block, side="right")) - 1
+        return self._names[shard], block - int(self._firsts[shard])
+
+    def name(self, block: int) -> str:
+        """What messages call a block."""
+        shard, group = self.locate(block)
+        return f"row group {group} of {shard}" if self.has_index else shard
+
+    def read(self, block: int, *, is_offline: bool = False) -> Rows | TextRows:
+        """The samples of a block.
+
+        Args:
+            block: Its number.
+            is_offline: Whether only the cache is read.
+
+        Raises:
+            DamagedError: If it is damaged.
+            MissingError: If the source, or the cache, does not have it.
+            UnreachableError: If the source gives nothing now.
+        """
+        shard, group = self.locate(block)
+        rows, file = int(self.rows[block]), self._manifest.files[shard]
+        if not self.has_index:
+            whole = _Part(name=shard, shard=shard, start=0, length=file.bytes, digest=file.sha256)
+            return self._decode_shard(self._get(whole, is_offline), rows)
+        footer = self._footer(shard, is_offline)
+        part = _part_of(shard, group, footer, last=file.bytes - self._manifest.index[shard].footer_bytes)
+        return self._decode(self._get(part, is_offline), part.start, footer, group, rows)
+
+    def cached(self) -> list[int]:
+        """Numbers of the blocks that are in the cache."""
+        numbers = {name: int(first) for name, first in zip(self._names, self._firsts, strict=False)}
+        found = []
+        for name in self._cache.names() if self._cache is not None else ():
+            stem, _, group = name.removesuffix(BLOCK_SUFFIX).rpartition("-")
+            if not self.has_index:
+                found += [numbers[name]] if name in numbers else []
+            elif name.endswith(BLOCK_SUFFIX) and f"{stem}.parquet" in numbers:
+                found.append(numbers[f"{stem}.parquet"] + int(group))
+        return sorted(found)
+
+    def _get(self, part: _Part, is_offline: bool) -> bytes:
+        """A part of a file, from the cache or the source, compared with its digest.
+
+        A part that is damaged on its way is fetched once more.
+        """
+        if (kept := self._kept(part)) is not None:
+            return kept
+        if is_offline:
+            raise MissingError("it is not in the cache")
+        if self._source.reads_parts and part.name.endswith(BLOCK_SUFFIX):
+            return self._fetch(part)
+        # Another thread may be fetching it at this moment, or a whole file in which it is.
+        with self._shard_locks[hash(part.shard) % len(self._shard_locks)]:
+            kept = self._kept(part)
+            return self._fetch(part) if kept is None else kept
+
+    def _kept(self, part: _Part) -> bytes | None:
+        kept = self._cache.read(part.name) if self._cache is not None else None
+        if kept is not None and not part.is_whole(kept):
+            self._cache.drop(part.name)
+            return None
+        return kept
+
+    def _fetch(self, part: _Part) -> bytes:
+        for _ in range(2):
+            content = self._from_source(part)
+            if part.is_whole(content):
+                if self._cache is not None:
+                    self._cache.keep(part.name, content)
+                return content
+        raise DamagedError(f"it has SHA-256 {hashlib.sha256(content).hexdigest()[:12]}..., not {part.digest[:12]}...")
+
+    def _from_source(self, part: _Part) -> bytes:
+        if part.length > LARGEST_BLOCK_BYTES:
+            raise DamagedError(f"it claims {part.length} bytes; {LARGEST_BLOCK_BYTES} are the most")
+        if self._source.reads_parts or self._cache is None or not part.name.endswith(BLOCK_SUFFIX):
+            return self._source.read(part.shard, start=part.start, length=part.length)
+        return self._fetched_with_others(part)
+
+    def _fetched_with_others(self, wanted: _Part) -> bytes:
+        """A row group from a server that sends whole files only: all others of the file are kept as well."""
+        file, footer = self._manifest.files[wanted.shard], self._footer(wanted.shard, False)
+        if file.bytes > LARGEST_SHARD_BYTES:
+            raise DamagedError(f"its shard claims {file.bytes} bytes; {LARGEST_SHARD_BYTES} are the most")
+        content = self._source.read(wanted.shard, length=file.bytes)
+        for group in range(footer.metadata.num_row_groups):
+            part = _part_of(wanted.shard, group, footer, last=file.bytes)
+            found = content[part.start : part.start + part.length]
+            if part.name != wanted.name and part.is_whole(found):
+                self._cache.keep(part.name, found)
+        return content[wanted.start : wanted.start + wanted.length]
+
+    def _footer(self, shard: str, is_offline: bool = False) -> Footer:
+        with self._lock:
+            if shard in self._footers:
+                self._footers.move_to_end(shard)
+                return self._footers[shard]
+        footer = Footer.parse(self._get(self._footer_part(shard), is_offline), self._layout.schema)
+        index = self._manifest.index.get(shard)
+        if index is not None:
+            _check_footer(footer, index)
+        with self._lock:
+            self._footers[shard] = footer
+            while len(self._footers) > FOOTERS_IN_MEMORY:
+                self._footers.popitem(last=False)
+        return footer
+
+    def _footer_part(self, shard: str) -> _Part:
+        size, index = self._manifest.files[shard].bytes, self._manifest.index.get(shard)
+        if index is not None:
+            length, digest = index.footer_bytes, index.footer_sha256
+        else:
+            ending = self._source.read(shard, start=max(size - 8, 0), length=min(8, size))
+            length, digest = min(int.from_bytes(ending[:4], "little") + 8, size), ""
+            if length > LARGEST_FOOTER_BYTES:
+                raise DamagedError(f"its end claims {length} bytes; {LARGEST_FOOTER_BYTES} are the most")
+        name = f"{PurePath(shard).stem}.footer"
+        return _Part(name=name, shard=shard, start=size - length, length=length, digest=digest)
+
+    def _rows_of_shards(self) -> list[int]:
+        """Samples of each shard of a set without an index, by the shards' ends."""
+        try:
+            with ThreadPoolExecutor(FOOTERS_AT_A_TIME) as pool:
+                rows = [footer.metadata.num_rows for footer in pool.map(self._footer, self._names)]
+            if not all(0 < count <= MOST_BLOCK_ROWS for count in rows):
+                raise DamagedError(f"one has {max(rows)} samples, one {min(rows)}; 1 to {MOST_BLOCK_ROWS} are possible")
+        except (DamagedError, MissingError, UnreachableError) as error:
+            raise BadInput(
+                f"A shard without an index cannot be read: {error}.", cure="Fetch or prepare the shards again."
+            ) from None
+        return rows
+
+    def _decode_shard(self, content: bytes, rows: int) -> Rows | TextRows:
+        footer = Footer.parse(content, self._layout.schema)
+        counts = [footer.metadata.row_group(group).num_rows for group in range(footer.metadata.num_row_groups)]
+        if sum(counts) != rows or not all(0 < count <= MOST_GROUP_ROWS for count in counts):
+            raise DamagedError(f"it has row groups of {counts[:9]} samples, {rows} together were said")
+        return self._layout.joined(
+            [self._decode(content, 0, footer, group, count) for group, count in enumerate(counts)]
+        )
+
+    def _decode(self, content: bytes, start: int, footer: Footer, group: int, rows: int) -> Rows | TextRows:
+        """Samples of a row group from bytes that begin at `start` of its file."""
+        layout = self._layout
+        try:
+            columns = footer.metadata.row_group(group)
+            chunks = {column.path_in_schema: column for column in map(columns.column, range(columns.num_columns))}
+            for path, (values, largest_bytes) in layout.room(rows).items():
+                first, last = _extent(chunks[path])
+                pages = memoryview(content)[first - start : last - start]
+                check_pages(pages, values=values, largest_bytes=largest_bytes)
+            view, settings = pa.PythonFile(_View(content, start), mode="r"), {"read_dictionary": layout.shared}
+            with pq.ParquetFile(view, metadata=footer.metadata, pre_buffer=False, **settings) as file:
+                table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
+            return layout.rows_of(table, rows)
+        except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+            raise DamagedError(reason_of(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """A part of a shard."""
+
+    name: str
+    """In the cache."""
+    shard: str
+    start: int
+    length: int
+    digest: str
+    """First hex digits of its SHA-256; empty if they are not known."""
+
+    def is_whole(self, content: bytes) -> bool:
+        """Whether these are its bytes."""
+        return len(content) == self.length and hashlib.sha256(content).hexdigest().startswith(self.digest)
+
+
+class _View(io.RawIOBase):
+    """A part of a file, which is read as if the file was there."""
+
+    def __init__(self, content: bytes, start: int):
+        self._content, self._start, self._at = memoryview(content), start, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._start + len(self._content)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        first = self._at - self._start
+        if first < 0:
+            raise ValueError("it is read outside of what was fetched")
+        found = bytes(self._content[first : len(self._content) if size < 0 else first + size])
+        self._at += len(found)
+        return found
+
+
+def _group_rows(index: ShardIndex) -> list[int]:
+    whole, rest = divmod(index.rows, index.group_rows)
+    return [index.group_rows] * whole + [rest] * (rest > 0)
+
+
+def _check_footer(footer: Footer, index: ShardIndex) -> None:
+    """Raises DamagedError if a footer says something else than the index."""
+    groups = _group_rows(index)
+    found = [footer.metadata.row_group(at).num_rows for at in range(footer.metadata.num_row_groups)]
+    if found != groups or len(footer.digests) != len(groups) or any(len(one) < DIGEST_DIGITS for one in footer.digests):
+        raise DamagedError("its end does not describe the row groups that the manifest names")
+
+
+def _part_of(shard: str, group: int, footer: Footer, *, last: int) -> _Part:
+    start, end = footer.extent(group)
+    if not 0 < start < end <= last:
+        raise DamagedError(f"its row group {group} lies outside of the file")
+    name = f"{PurePath(shard).stem}-{group}{BLOCK_SUFFIX}"
+    return _Part(name=name, shard=shard, start=start, length=end - start, digest=footer.digests[group])

@@ -1,0 +1,266 @@
+"""A page that shows what a set of shards holds: samples, how long captions or documents are, and what was left out.
+
+Row groups are drawn at random and read as the trainer reads them, so that a page about a set of terabytes fetches a few
+megabytes. Captions, texts and names come from strangers: the template escapes all that it shows, and characters that
+would change how others are shown are named instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import torch
+from PIL import Image
+
+from training.data.demo.captions import Split
+from training.data.store.blocks import Blocks, DamagedError
+from training.data.store.card import times_smaller
+from training.data.store.layouts import Rows, TextRows
+from training.data.store.sets import Shards, open_shards
+from training.data.store.shards import KINDS, Manifest
+from training.data.store.source import MissingError, UnreachableError
+from training.data.stream.order import permuted
+from training.errors import BadInput
+from training.model.codecs.codec import ImageCodec, codec_config, load_codec
+
+TEMPLATE = "show.html"
+LOOKED_AT = 16
+"""Row groups that are read, if the set has so many: 4096 captions."""
+MOST_BARS = 16
+"""Of a chart of captions."""
+DECODED_TOGETHER = 64
+MOST_CODES, LARGEST_DOWNSAMPLING = 1 << 16, 64
+"""Of a codec: shards have no room for more codes, and its first layer would fill the memory."""
+UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""Characters that are not seen, or that change the direction of others; not the joiners, which many scripts need."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A line of a chart."""
+
+    name: str
+    count: int
+    share: float
+    """Of the longest bar, in percent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A document, or what a block has of it."""
+
+    text: str
+    begins: bool
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """One sample."""
+
+    caption: str = ""
+    picture: str = ""
+    """PNG as a `data:` address."""
+    parts: list[Part] = field(default_factory=list)
+    """Of a block of text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What the page shows."""
+
+    source: str
+    kind: str
+    split: Split
+    facts: dict[str, str]
+    samples: list[Shown]
+    lengths: list[Bar]
+    length_of: str
+    """What the chart counts."""
+    left_out: list[Bar]
+    read: int
+    """Pictures or documents that `prepare` has read."""
+    damaged: list[str]
+    """Row groups that could not be shown, and why."""
+
+
+def look(source: str, *, split: Split = "train", count: int = 24, seed: int = 0) -> Found:
+    """Reads some of a set of shards.
+
+    Args:
+        source: Folder or address, as for `open_shards`.
+        split: The part to show.
+        count: Samples to show.
+        seed: Which ones are drawn.
+
+    Raises:
+        BadInput: If the set cannot be read, or nothing of it.
+    """
+    shards = open_shards(source, split, kind=None)
+    blocks = Blocks(shards.manifest, shards.names, shards.files, shards.cache)
+    rows, damaged = _some(blocks, seed)
+    if not rows:
+        raise BadInput(
+            f"Nothing of the shards at {shards.source} can be read: {damaged[0]}. Prepare or fetch them again."
+        )
+    everything = [(at, row) for at, part in enumerate(rows) for row in range(len(part))]
+    drawn = permuted(np.arange(min(count, len(everything))), len(everything), f"{seed}/shown")
+    places = [everything[one] for one in drawn.tolist()]
+    is_text = shards.manifest.kind == "text"
+    captions = [] if is_text else [len(caption) for part in rows for caption in part.captions]
+    counted = "tokens of all documents" if is_text else f"characters of {len(captions):,} captions, drawn at random"
+    manifest = shards.manifest
+    return Found(
+        source=shards.source,
+        kind=KINDS[manifest.kind],
+        split=split,
+        facts=_facts(shards),
+        samples=(_texts if is_text else _pictures)(shards, rows, places),
+        lengths=_doubling(manifest.document_lengths) if is_text else _even(captions),
+        length_of=counted,
+        left_out=_bars(manifest.left_out),
+        read=manifest.documents if is_text else manifest.pictures,
+        damaged=damaged,
+    )
+
+
+def page(found: Found) -> str:
+    """The page, as HTML in one file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["plain"] = plain
+    environment.filters["thousands"] = "{:,}".format
+    return environment.get_template(TEMPLATE).render(found=found)
+
+
+def plain(text: str) -> str:
+    """Text in which characters that nobody sees, or that turn others round, are named.
+
+    >>> plain("cat\\u202egnp")
+    'cat[U+202E]gnp'
+    """
+    return UNSHOWN.sub(lambda sign: f"[U+{ord(sign[0]):04X}]", text)
+
+
+def _some(blocks: Blocks, seed: int) -> tuple[list[Rows | TextRows], list[str]]:
+    """Row groups drawn at random, and why others could not be read."""
+    total = len(blocks.rows)
+    found, damaged = [], []
+    for block in permuted(np.arange(min(LOOKED_AT, total)), total, f"{seed}/read").tolist():
+        try:
+            found.append(blocks.read(block))
+        except (DamagedError, MissingError, UnreachableError) as error:
+            damaged.append(f"{blocks.name(block)}: {error}")
+    return found, damaged
+
+
+def _pictures(shards: Shards, rows: Sequence[Rows], places: list[tuple[int, int]]) -> list[Shown]:
+    shown, codec = [], _codec(shards)
+    for start in range(0, len(places), DECODED_TOGETHER):
+        part = places[start : start + DECODED_TOGETHER]
+        codes = torch.from_numpy(np.stack([rows[at].codes[row] for at, row in part]).astype(np.int64))
+        pictures = (codec.decode(codes).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        shown += [
+            Shown(caption=rows[at].captions[row], picture=_png(picture))
+            for (at, row), picture in zip(part, pictures, strict=True)
+        ]
+    return shown
+
+
+def _codec(shards: Shards) -> ImageCodec:
+    """The set's codec; refused before it is built, if its sizes are not those of the codes."""
+    manifest, config = shards.manifest, codec_config(shards.codec_folder)
+    found = config.codebook_size, (config.image_size // config.downsampling) ** 2
+    is_possible = found[0] <= MOST_CODES and config.downsampling <= LARGEST_DOWNSAMPLING
+    if found != (manifest.image_vocab_size, manifest.image_seq_len) or not is_possible:
+        raise BadInput(
+            f"The codec of the shards at {shards.source} draws {found[1]} codes out of {found[0]}, "
+            f"{config.downsampling} pixels wide; the manifest says {manifest.image_seq_len} out of "
+            f"{manifest.image_vocab_size}.",
+            cure="Fetch or prepare the shards again.",
+        )
+    return load_codec(shards.codec_folder, config)
+
+
+def _png(picture: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _texts(shards: Shards, rows: Sequence[TextRows], places: list[tuple[int, int]]) -> list[Shown]:
+    shown = []
+    for at, row in places:
+        tokens = rows[at].tokens[row].astype(np.int64)
+        starts = np.unpackbits(rows[at].starts[row], count=len(tokens)).astype(bool)
+        borders = [0, *(place for place in np.flatnonzero(starts).tolist() if place), len(tokens)]
+        parts = []
+        for first, last in pairwise(borders):
+            ids = tokens[first:last]
+            text = shards.tokenizer.decode(ids[:-1] if ids[-1] == shards.tokenizer.end_of_text else ids)
+            parts.append(Part(text=text, begins=bool(starts[first]), tokens=last - first))
+        shown.append(Shown(parts=parts))
+    return shown
+
+
+def _facts(shards: Shards) -> dict[str, str]:
+    manifest = shards.manifest
+    facts = {f"Samples, {name}": f"{entry.samples:,}" for name, entry in manifest.splits.items()}
+    if manifest.kind == "text":
+        facts |= {
+            "Tokens of a block": f"{manifest.block_length:,}, each one of {manifest.vocab_size:,}",
+            "Tokens": f"{manifest.tokens:,}",
+            "Text over shards, bytes": f"{times_smaller(manifest):.1f}",
+        }
+    else:
+        facts |= _picture_facts(manifest)
+    return facts | {"Digest of the tokens": manifest.tokens_digest}
+
+
+def _picture_facts(manifest: Manifest) -> dict[str, str]:
+    facts = {
+        "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
+        "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
+    }
+    if manifest.picture_bytes:  # older sets do not say it
+        facts["Picture files over shards, bytes"] = f"{times_smaller(manifest):.1f}"
+    return facts
+
+
+def _bars(counts: dict[str, int]) -> list[Bar]:
+    longest = max(counts.values(), default=0)
+    return [Bar(name=name, count=count, share=100 * count / max(longest, 1)) for name, count in counts.items()]
+
+
+def _doubling(counts: Sequence[int]) -> list[Bar]:
+    """A chart of lengths that were counted as 1, 2 to 3, 4 to 7, and so on."""
+    first = next((at for at, count in enumerate(counts) if count), 0)
+    ranges = [(1 << at, (2 << at) - 1) for at in range(len(counts))]
+    return _bars({_range(*ranges[at]): counts[at] for at in range(first, len(counts))})
+
+
+def _even(lengths: Sequence[int]) -> list[Bar]:
+    """A chart of lengths in steps of one size, a round number."""
+    longest = max(lengths, default=0)
+    width = next(
+        width
+        for width in (factor * 10**power for power in range(9) for factor in (1, 2, 5))
+        if longest < width * MOST_BARS
+    )
+    counts = Counter(length // width for length in lengths)
+    steps = range(min(counts, default=0), max(counts, default=0) + 1)
+    return _bars({_range(step * width, step * width + width - 1): counts[step] for step in steps})
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"

@@ -1,0 +1,1 @@
+"""A peer's own endless order of samples, and batches in that order."""

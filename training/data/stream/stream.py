@@ -1,0 +1,450 @@
+"""Streams prepared shards as endless batches, from a folder or over the network.
+
+A peer fetches a row group at a time (`training.data.store.blocks`), in an order of its own
+(`training.data.stream.order`), and keeps
+what it has fetched in a cache with a limit (`training.data.store.cache`). While the trainer computes on one window of
+the order, threads fetch the next one, and another one puts the next batches together. If nothing can be fetched, the
+trainer goes on with samples that were fetched before; these count as repeated, and the peer's place in its order stays
+where it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import BoolTensor, LongTensor
+
+from training.config import ModelConfig
+from training.data.store.blocks import Blocks, DamagedError
+from training.data.store.layouts import TextRows
+from training.data.store.sets import Shards
+from training.data.store.shards import check_fit, check_text_fit
+from training.data.store.source import TRIES, MissingError, UnreachableError, pause_seconds
+from training.data.stream.order import Order, Place, Window
+from training.errors import BadInput
+
+WINDOW_BYTES = 20_000_000
+"""Codes or tokens of one window, of which two are in memory at a time: 9765 samples of 1024 codes."""
+FETCHED_AT_A_TIME = 4
+"""Row groups that are fetched over the network at the same time."""
+PATIENCE_SECONDS = 10.0
+"""The trainer waits so long for the next window before it goes on with samples that were fetched before."""
+BATCHES_AHEAD = 2
+"""Batches that a thread has ready for the trainer: putting one together takes up to a hundredth of a fast trainer's
+time."""
+REPEATED_BLOCKS = 8
+"""Row groups that are taken from the cache together."""
+LOOK_SECONDS = 0.05
+"""How often a waiting trainer looks whether it should wait on."""
+DAMAGED_IN_A_ROW = 16
+"""After so many row groups in a row that cannot be used, there is no use in trying more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Samples of one micro-batch."""
+
+    text: LongTensor
+    """(B, T_text); 0 is padding."""
+    codes: LongTensor
+    """(B, image tokens), row by row."""
+    captions: list[str]
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model takes; the first dimension is the sample."""
+        return self.text, self.codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextBatch:
+    """Blocks of text of one micro-batch."""
+
+    tokens: LongTensor
+    """(B, T)."""
+    starts: BoolTensor
+    """(B, T): whether a document begins at this token. `starts.cumsum(1)` numbers the documents of a block: attention
+    between tokens with different numbers crosses a border."""
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model takes; the first dimension is the sample."""
+        return self.tokens, self.starts
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """Samples of a block, ready to be drawn."""
+
+    captions: list[str]
+    text: np.ndarray
+    """(rows, T_text), in the smallest type that has room for the tokenizer's ids."""
+    codes: np.ndarray
+    """uint16 (rows, image tokens)."""
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+class Samples(Protocol):
+    """The samples of opened shards, and the orders in which peers take them."""
+
+    shards: Shards
+    blocks: Blocks
+    order: Order
+
+    def read(self, block: int, *, is_offline: bool = False) -> Sized:
+        """The samples of a block, ready to be drawn; raises as `Blocks.read`."""
+
+    def batch(self, drawn: Sequence[tuple[Any, int]]) -> Batch | TextBatch:
+        """A micro-batch of samples, each given as what `read` has returned and a row of it."""
+
+
+class SampleSet:
+    """Pictures and captions.
+
+    Args:
+        shards: From `open_shards`.
+        model: The recipe's model; its sizes must be those of the shards.
+        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
+
+    Raises:
+        BadInput: If the shards were prepared for another model, or hold no pictures.
+    """
+
+    def __init__(self, shards: Shards, *, model: ModelConfig, shuffle_buffer: int):
+        check_fit(shards.manifest, model, source=shards.source)
+        self.shards, self._text_seq_len = shards, model.text_seq_len
+        sample_bytes = np.dtype(np.uint16).itemsize * model.image_seq_len
+        self.blocks, self.order = _blocks_and_order(shards, shuffle_buffer, sample_bytes)
+        self._id_type = np.min_scalar_type(shards.tokenizer.vocab_size)
+
+    def read(self, block: int, *, is_offline: bool = False) -> _Block:
+        """See `Samples.read`; captions are tokenized."""
+        rows = self.blocks.read(block, is_offline=is_offline)
+        text = self.shards.tokenizer.encode(rows.captions, self._text_seq_len).numpy()
+        return _Block(captions=rows.captions, text=_in_own_pages(text, self._id_type), codes=_in_own_pages(rows.codes))
+
+    def batch(self, drawn: Sequence[tuple[_Block, int]]) -> Batch:
+        """See `Samples.batch`."""
+        return Batch(
+            text=_gathered([block.text[row] for block, row in drawn]),
+            codes=_gathered([block.codes[row] for block, row in drawn]),
+            captions=[block.captions[row] for block, row in drawn],
+        )
+
+
+class TextSet:
+    """Blocks of text.
+
+    Args:
+        shards: From `open_shards`, of the kind `text`.
+        block_length: T, tokens of a sample for which the model is made.
+        vocab_size: Ids for which the model has room.
+        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
+
+    Raises:
+        BadInput: If the shards were prepared for another model, or hold no text.
+    """
+
+    def __init__(self, shards: Shards, *, block_length: int, vocab_size: int, shuffle_buffer: int):
+        check_text_fit(shards.manifest, block_length=block_length, vocab_size=vocab_size, source=shards.source)
+        self.shards = shards
+        sample_bytes = shards.manifest.token_type.itemsize * block_length
+        self.blocks, self.order = _blocks_and_order(shards, shuffle_buffer, sample_bytes)
+
+    def read(self, block: int, *, is_offline: bool = False) -> TextRows:
+        """See `Samples.read`."""
+        rows = self.blocks.read(block, is_offline=is_offline)
+        return TextRows(tokens=_in_own_pages(rows.tokens), starts=_in_own_pages(rows.starts))
+
+    def batch(self, drawn: Sequence[tuple[TextRows, int]]) -> TextBatch:
+        """See `Samples.batch`."""
+        tokens = _gathered([block.tokens[row] for block, row in drawn])
+        starts = np.stack([block.starts[row] for block, row in drawn])
+        return TextBatch(
+            tokens=tokens,
+            starts=torch.from_numpy(np.unpackbits(starts, axis=1, count=tokens.shape[1]).astype(bool)),
+        )
+
+
+def _blocks_and_order(shards: Shards, shuffle_buffer: int, sample_bytes: int) -> tuple[Blocks, Order]:
+    blocks = Blocks(shards.manifest, shards.names, shards.files, shards.cache)
+    if blocks.rows.sum() != shards.samples:
+        raise BadInput(
+            f"The shards at {shards.source} have {blocks.rows.sum()} samples, their manifest says {shards.samples}.",
+            cure="Fetch or prepare the shards again.",
+        )
+    content = f"{shards.manifest.input_digest} {shards.split}"
+    window = min(shuffle_buffer, WINDOW_BYTES // sample_bytes)
+    return blocks, Order(blocks.rows, window_samples=window, content=content)
+
+
+def _gathered(rows: Sequence[np.ndarray]) -> LongTensor:
+    """Rows of small integers as one tensor, in a single copy: the trainer waits for it."""
+    gathered = np.empty((len(rows), len(rows[0])), dtype=np.int64)
+    for at, row in enumerate(rows):
+        gathered[at] = row
+    return torch.from_numpy(gathered)
+
+
+def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarray:
+    """A copy whose memory goes back to the system when it is dropped; the allocator would keep 30 MB of two windows."""
+    kind = values.dtype if kind is None else kind
+    copy = np.frombuffer(mmap.mmap(-1, values.size * kind.itemsize), dtype=kind).reshape(values.shape)
+    copy[:] = values
+    return copy
+
+
+class SampleStream:
+    """Endless batches of a set, from a place in the order of a peer on.
+
+    - `waiting_seconds` grows: the link or the server is too slow for this trainer; a server that is nearer helps.
+    - `skipped_samples` grows: the set is damaged where it lies, and should be copied there again.
+    - `repeated_samples` grows: the server did not answer, and the trainer went on with what it had.
+
+    Args:
+        samples: The set.
+        place: Of the first sample.
+        micro_batch_size: B.
+        tell: Called with a sentence when something is wrong, and when it is right again.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        place: Place,
+        micro_batch_size: int,
+        tell: Callable[[str], None] = lambda text: None,
+    ):
+        self.order = samples.order
+        self.place = place
+        """Of the sample that comes next; all before it were given, except those skipped."""
+        self.numbers: tuple[int | None, ...] = ()
+        """Of the samples of the last batch, counted through all passes; None: it was given before."""
+        self.waiting_seconds, self.skipped_samples, self.repeated_samples = 0.0, 0, 0
+        self._skipped, self._repeated = 0, 0
+        self._samples, self._blocks, self._size, self._tell = samples, samples.blocks, micro_batch_size, tell
+        self._trouble, self._is_told, self._damaged = "", False, 0
+        self._closed, self._tasks = threading.Event(), queue.SimpleQueue()
+        self._threads = FETCHED_AT_A_TIME if samples.shards.files.is_remote else 1
+        for _ in range(self._threads):
+            # Daemons: a program that ends does not wait for a server that is silent.
+            threading.Thread(target=self._work, daemon=True, name="samples").start()
+        self._windows = samples.order.windows(place)
+        self._last: _Loading | None = None
+        self._ready: queue.Queue[_Ready | Exception] = queue.Queue(BATCHES_AHEAD)
+        threading.Thread(target=self._assemble, daemon=True, name="batches").start()
+
+    def __iter__(self) -> Iterator[Batch | TextBatch]:
+        return self
+
+    def __next__(self) -> Batch | TextBatch:
+        """The next batch.
+
+        Raises:
+            BadInput: If no samples come and none are there, or too many are damaged.
+        """
+        began = time.monotonic()
+        ready = self._ready.get()
+        self.waiting_seconds += time.monotonic() - began
+        if isinstance(ready, Exception):
+            self._ready.put(ready)  # whoever asks again gets the same answer
+            raise ready
+        self.place, self.skipped_samples, self.repeated_samples = ready.place, ready.skipped, ready.repeated
+        self.numbers = ready.numbers
+        return ready.batch
+
+    def one(self, seed: int, number: int) -> Batch | TextBatch:
+        """The sample of a number in the order of a seed, which may be another peer's; raises as `Blocks.read`."""
+        window = next(self.order.between(seed, number, number + 1))
+        (at, row), *_ = window.picks.tolist()
+        return self._samples.batch([(self._samples.read(window.blocks[at]), row)])
+
+    def close(self) -> None:
+        """Stops fetching; no batch can be had afterwards."""
+        self._closed.set()
+        for _ in range(self._threads):
+            self._tasks.put(None)
+        with suppress(queue.Empty):  # the thread may be waiting for room
+            while True:
+                self._ready.get_nowait()
+
+    # -- the thread that puts batches together ------------------------------------------------------------------------
+
+    def _assemble(self) -> None:
+        drawn = self._draw()
+        try:
+            while not self._closed.is_set():
+                samples = list(islice(drawn, self._size))
+                *_, start, number, _ = samples[-1]
+                batch = self._samples.batch([(block, row) for block, row, *_ in samples])
+                place = self.order.behind(start, number)
+                numbers = tuple(
+                    None if is_repeated else self.order.number_of(start) + number - 1
+                    for *_, start, number, is_repeated in samples
+                )
+                counts = {"skipped": self._skipped, "repeated": self._repeated}
+                self._ready.put(_Ready(batch=batch, place=place, numbers=numbers, **counts))
+        except Exception as error:  # the trainer's thread raises it
+            self._ready.put(error)
+
+    def _draw(self) -> Iterator[tuple[Sized, int, Place, int, bool]]:
+        """Samples as a block and a row of it, each with a place of the order and how far behind it the next one is, and
+        whether it comes again; then these are those of the last one before."""
+        start, number = self.place, 0
+        self._coming = self._begin_window()
+        while True:
+            window, found = self._next_window()
+            for drawn, (at, row) in enumerate(window.picks.tolist(), start=1):
+                if window.start is not None:
+                    start, number = window.start, drawn
+                elif self._coming.done.is_set():
+                    break
+                else:
+                    self._repeated += 1
+                if found[at] is not None:
+                    yield found[at], row, start, number, window.start is None
+
+    def _next_window(self) -> tuple[Window, list[Sized | None]]:
+        """The next window of the order, or one of samples that were fetched before; raises as `__next__`."""
+        began = time.monotonic()
+        while not self._coming.done.wait(LOOK_SECONDS):
+            if self._closed.is_set():
+                raise ValueError("the stream is closed")
+            has_waited = time.monotonic() - began > PATIENCE_SECONDS
+            if (self._trouble or has_waited) and (repeated := self._repeated_window()) is not None:
+                return repeated
+            if self._trouble and self._last is None:
+                raise BadInput(f"{self._trouble}. Check the address and the network.")
+        self._last = self._coming
+        if self._is_told:
+            self._tell("The shards come again.")
+            self._is_told = False
+        self._count_damage(self._last)
+        self._coming = self._begin_window()
+        return self._last.window, self._last.found
+
+    def _begin_window(self) -> _Loading:
+        loading = _Loading(next(self._windows))
+        for at in range(len(loading.window.blocks)):
+            self._tasks.put((loading, at))
+        return loading
+
+    def _count_damage(self, loading: _Loading) -> None:
+        if loading.error is not None:
+            raise loading.error
+        for block, rows, fault in zip(loading.window.blocks, loading.found, loading.faults, strict=True):
+            self._damaged = 0 if rows is not None else self._damaged + 1
+            if rows is None:
+                self._skipped += int(self._blocks.rows[block])
+                self._tell(f"Skipped {self._blocks.rows[block]} samples, {self._blocks.name(block)}: {fault}.")
+            if self._damaged >= min(DAMAGED_IN_A_ROW, len(self._blocks.rows)):
+                source, last = self._samples.shards.source, self._blocks.name(block)
+                raise BadInput(
+                    f"{self._damaged} parts in a row of the shards at {source} cannot be used; the last is {last}: "
+                    f"{fault}. Prepare or fetch the shards again."
+                )
+
+    def _repeated_window(self) -> tuple[Window, list[Sized | None]] | None:
+        """Samples from the cache, or else those of the last window; None if there are none."""
+        cached = self._blocks.cached()
+        blocks = random.sample(cached, min(len(cached), REPEATED_BLOCKS))
+        found = [rows for rows in map(self._cached_rows, blocks) if rows is not None]
+        if not found and self._last is not None:
+            found = [rows for rows in self._last.found if rows is not None]
+        if not found:
+            return None
+        if not self._is_told:
+            reason = self._trouble or f"the next samples did not come within {PATIENCE_SECONDS:.0f} s"
+            self._tell(f"Training goes on with samples that were fetched before: {reason}.")
+            self._is_told = True
+        picks = [(at, row) for at, rows in enumerate(found) for row in range(len(rows))]
+        random.shuffle(picks)
+        return Window(start=None, blocks=(), picks=np.array(picks)), found
+
+    def _cached_rows(self, block: int) -> Sized | None:
+        try:
+            return self._samples.read(block, is_offline=True)
+        except (DamagedError, MissingError):
+            return None
+
+    # -- the threads that fetch -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            loading, at = task
+            try:
+                loading.put(at, *self._fetch(loading.window.blocks[at]))
+            except Exception as error:  # a fault of the program; the trainer's thread raises it
+                loading.fail(error)
+
+    def _fetch(self, block: int) -> tuple[Sized | None, str]:
+        """The samples of a block, or None and why it cannot be used; tries on while the source gives nothing."""
+        failures = TRIES
+        while not self._closed.is_set():
+            try:
+                rows = self._samples.read(block)
+                self._trouble = ""
+                return rows, ""
+            except (DamagedError, MissingError) as error:
+                return None, str(error)
+            except UnreachableError as error:
+                self._trouble = str(error)
+            self._closed.wait(pause_seconds(failures))
+            failures += 1
+        return None, "the stream is closed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """A batch that the trainer can take, and what is so as soon as it does; see `SampleStream`."""
+
+    batch: Batch | TextBatch
+    place: Place
+    numbers: tuple[int | None, ...]
+    skipped: int
+    repeated: int
+
+
+class _Loading:
+    """A window whose blocks are being fetched."""
+
+    def __init__(self, window: Window):
+        self.window = window
+        self.found: list[Sized | None] = [None] * len(window.blocks)
+        self.faults = [""] * len(window.blocks)
+        self.error: Exception | None = None
+        self.done = threading.Event()
+        self._left, self._lock = len(window.blocks), threading.Lock()
+
+    def put(self, at: int, rows: Sized | None, fault: str) -> None:
+        """A block has been fetched, or cannot be."""
+        self.found[at], self.faults[at] = rows, fault
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes."""
+        self.error = error
+        self.done.set()

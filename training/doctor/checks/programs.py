@@ -1,0 +1,149 @@
+"""Checks of the programs below the trainer: system, Python, packages and their versions.
+
+Uses the standard library only: it has to work where packages are missing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from training.doctor.finding import Fault, Finding, fine, skipped
+from training.doctor.probes.children import ROOT
+
+INSTALL = (
+    "Run `.venv/bin/nox -s training -- doctor`, which installs what is missing, or "
+    "`pip install -c constraints/training.txt -e '.[training]'`."
+)
+
+SYSTEM = Fault(
+    name="system-unsupported",
+    why="The network daemon runs on Linux and macOS only, and peers limit their open files as Unix does.",
+    remedy="On Windows, install WSL 2 (`wsl --install`) and run the same commands in it.",
+)
+PYTHON = Fault(
+    name="python-version",
+    why="The trainer and the versions that it pins are for Python 3.11, 3.12 and 3.13.",
+    remedy="Install one of these and make the environment again: `python3.13 -m venv .venv`.",
+)
+MISSING = Fault(
+    name="package-missing",
+    why="The trainer needs it, and would end at its first use.",
+    remedy=INSTALL,
+)
+HIVEMIND = Fault(
+    name="hivemind-version",
+    why="The trainer overrides parts of one version of hivemind and refuses to start with another.",
+    remedy="Run `pip install {wanted}`.",
+)
+NUMPY = Fault(
+    name="numpy-version",
+    why="With numpy 2.4 or newer, hivemind cannot read tensors in 8 bit. It says nothing, and each peer trains alone.",
+    remedy="Run `pip install '{wanted}'`.",
+)
+UNSUITABLE = Fault(
+    name="package-unsuitable",
+    why="The trainer was written for other versions of it.",
+    remedy=INSTALL,
+)
+OTHER_VERSIONS = Fault(
+    name="package-versions",
+    level="warning",
+    why="The trainer was tested with the pinned versions only. Others may work.",
+    remedy=INSTALL,
+)
+FAULTS = (SYSTEM, PYTHON, MISSING, HIVEMIND, NUMPY, UNSUITABLE, OTHER_VERSIONS)
+
+PYTHONS = ((3, 11), (3, 14))
+"""The first version that works, and the first that does not, as in pyproject.toml."""
+OWN_FAULTS = {"hivemind": HIVEMIND, "numpy": NUMPY}
+
+
+def check_system(_shared: object, platform: str = sys.platform) -> Finding:
+    """Whether this operating system can run a peer."""
+    if not platform.startswith(("linux", "darwin")):
+        return SYSTEM.found(f"This is {platform}.")
+    return fine(f"This is {platform}.")
+
+
+def check_python(_shared: object, found: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
+    """Whether this Python is one that the trainer is for."""
+    shown = ".".join(map(str, found))
+    if not PYTHONS[0] <= found[:2] < PYTHONS[1]:
+        return PYTHON.found(f"This is Python {shown}, at {sys.executable}.")
+    return fine(f"Python {shown}, at {sys.executable}.")
+
+
+def check_packages(_shared: object, root: Path = ROOT) -> list[Finding]:
+    """Whether the packages of pyproject.toml are installed, in versions that it allows and constraints/ pins.
+
+    Args:
+        root: The project's folder.
+    """
+    try:
+        wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        pins = (root / "constraints" / "training.txt").read_text(encoding="utf-8")
+    except OSError:
+        return [skipped(f"Not checked: {root} is no clone of the project, so the pinned versions are not known.")]
+    requirements = dict(map(_parted, wanted["optional-dependencies"]["training"]))
+    pinned = dict(line.split("==") for line in pins.split() if "==" in line)
+    here = {name: _version(name) for name in {*requirements, *pinned}}
+    findings = _unsuitable(requirements, here)
+    bad = {name for name, rule in requirements.items() if here[name] and not _suits(here[name], rule)}
+    others = {
+        name: (pin, here[name])
+        for name, pin in pinned.items()
+        if here[name] and here[name].split("+")[0] != pin and name not in bad
+    }
+    if others:
+        told = ", ".join(f"{name} {found} (pinned: {pin})" for name, (pin, found) in sorted(others.items()))
+        findings.append(OTHER_VERSIONS.found(f"{len(others)} packages have other versions: {told}."))
+    same = sum(here[name] is not None for name in pinned) - len(others)
+    return findings or [fine(f"{same} packages have the pinned versions.")]
+
+
+def _unsuitable(requirements: dict[str, str], here: dict[str, str | None]) -> list[Finding]:
+    missing = sorted(name for name in requirements if here[name] is None)
+    findings = [MISSING.found(f"Not installed: {', '.join(missing)}.")] if missing else []
+    for name, rule in requirements.items():
+        if (found := here[name]) is not None and not _suits(found, rule):
+            fault = OWN_FAULTS.get(name, UNSUITABLE)
+            findings.append(
+                fault.found(f"{name} {found} is installed; {name}{rule} is needed.", wanted=f"{name}{rule}")
+            )
+    return findings
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _parted(requirement: str) -> tuple[str, str]:
+    """Name and rule of a requirement.
+
+    >>> _parted("numpy<2.4"), _parted("rich")
+    (('numpy', '<2.4'), ('rich', ''))
+    """
+    name = re.match(r"[\w.-]+", requirement).group()
+    return name, requirement[len(name) :]
+
+
+def _suits(found: str, rule: str) -> bool:
+    """Whether a version obeys a rule of one comparison, as pyproject.toml has them.
+
+    >>> _suits("2.3.5", "<2.4"), _suits("2.4.0", "<2.4"), _suits("1.1.12", "==1.1.12"), _suits("1.1.11", "==1.1.12")
+    (True, False, True, False)
+    """
+    sign = re.match(r"[<>=!]*", rule).group()
+    ours, theirs = _numbers(found), _numbers(rule[len(sign) :])
+    return {"": True, "<": ours < theirs, "==": ours == theirs, ">=": ours >= theirs}[sign]
+
+
+def _numbers(version_text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version_text.split("+")[0]))

@@ -1,0 +1,1 @@
+"""Programs that try for the doctor what may hang or crash."""

@@ -1,0 +1,1 @@
+"""Image codecs: pictures as grids of codebook entries."""

@@ -1,0 +1,1 @@
+"""The inner loops of the model, and the choice between them."""

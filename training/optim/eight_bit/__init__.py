@@ -1,0 +1,1 @@
+"""Moments of optimizers in block-wise 8 bit."""

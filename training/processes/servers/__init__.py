@@ -1,0 +1,1 @@
+"""Programs that serve: a web application in a thread, and child programs that are started again."""

@@ -1,0 +1,117 @@
+"""Serves a web application from a thread of a role; whoever keeps a connection and does nothing with it is dropped.
+
+uvicorn waits for ever for the rest of a request, and for a reader that takes nothing of an answer. Anybody could hold
+all of a program's open files with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+STOP_SECONDS = 3.0
+"""Longest wait for the thread's end."""
+WAIT_SECONDS = 20.0
+"""A connection is dropped whose other end owes something for so long: the rest of a request, or to take what it has
+asked for. A reader of a large file takes some at a time; 3 kB/s are enough."""
+MOST_CONNECTIONS = 1500
+"""With further ones, those are dropped whose other ends have done nothing for the longest time; more than the streams
+of `training.publish.live.stream`. Each may hold a file as well."""
+_NO_LINGER = struct.pack("ii", 1, 0)
+_TICKS = 10
+"""uvicorn's, of a tenth of a second each, between two looks at all connections."""
+
+
+class _Connection(AutoHTTPProtocol):
+    """A connection, which knows since when the server has waited for the other end."""
+
+    most: int = MOST_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.waits_since, self._unsent = time.monotonic(), 0
+        if len(self.connections) > self.most:
+            min(self.connections, key=lambda one: one.waits_since).drop()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.waits_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        """The other end has taken most of what was to be sent."""
+        super().resume_writing()
+        self.waits_since = time.monotonic()
+
+    def look(self) -> None:
+        """Drops the connection if the other end has done nothing for too long. Call it once a second."""
+        unsent, now = self.transport.get_write_buffer_size(), time.monotonic()
+        if unsent < self._unsent or (self._is_answering and not unsent):
+            self.waits_since = now
+        self._unsent = unsent
+        if now - self.waits_since >= WAIT_SECONDS:
+            self.drop()
+
+    def drop(self) -> None:
+        """Ends the connection at once. To close it would wait until the other end has taken the rest."""
+        # Without this, the system keeps what is unsent for minutes.
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request has come, with its body, and its answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+
+
+class _Server(uvicorn.Server):
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS == 0:
+            for connection in list(self.server_state.connections):
+                connection.look()
+        return await super().on_tick(counter)
+
+
+def listen_at(listener: socket.socket, host: str, port: int) -> None:
+    """Binds a socket, also if a program that has just ended had the port.
+
+    Raises:
+        OSError: If it cannot be bound.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+
+
+@contextmanager
+def serve_in_thread(
+    listener: socket.socket, app: object, *, most_connections: int = MOST_CONNECTIONS, **settings: object
+) -> Iterator[None]:
+    """Serves the application within the block; at its end, open requests get two seconds to finish.
+
+    Args:
+        listener: Bound; requests wait for the server, which takes a moment to start.
+        app: The ASGI application.
+        most_connections: See `MOST_CONNECTIONS`.
+        settings: Others than usual, of `uvicorn.Config`.
+    """
+    listener.listen()
+    connection = type("Connection", (_Connection,), {"most": most_connections})
+    usual = {"log_level": "warning", "timeout_graceful_shutdown": 2, "http": connection, "ws": "none"}
+    server = _Server(uvicorn.Config(app, **usual, **settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
+    thread.start()
+    # Until then, whoever reads "ready" in the event log and asks at once would be refused.
+    while thread.is_alive() and not server.started:
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(STOP_SECONDS)

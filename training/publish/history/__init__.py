@@ -1,0 +1,1 @@
+"""The history of a run, and what follows from it."""

@@ -1,0 +1,732 @@
+"""The run's history in one SQLite file: epochs, volunteers, events and pictures.
+
+Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last one. A
+peer's record repeats its recent epochs, so that those are there too that ended while no monitor watched. An epoch's
+loss is the mean of its peers' losses, weighted by the samples that each contributed to it.
+Readers (the live API, the export) open the same file concurrently. A volunteer is a name: all peers with the same name,
+one after another or at once, add to one total, as one person's machines did in the 2021 run.
+
+A run that goes back to an earlier epoch goes on as a branch (`branches`): no epoch has samples of two trainings, and
+only what banned peers have claimed of the epochs before is deleted. Readers see the current branch with what it goes on
+from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from training.config import parse_recipe
+from training.errors import BadInput, TrainingError
+from training.processes.servers.only_one import is_locked
+from training.publish.history.banned import drop_claims
+from training.publish.history.branches import Branches
+from training.publish.history.credit import (
+    EPOCHS_BEFORE_ALL,
+    Credited,
+    PeerReport,
+    believed_totals,
+    with_believed_epochs,
+)
+from training.publish.history.schema import (
+    SCHEMA_VERSION,
+    SHOWN_COLUMNS,
+    create,
+    first_of,
+    last_of,
+    migrate,
+    no_history,
+    show,
+    version_of,
+)
+from training.swarm.peers.epochs import MOST_BATCHES
+from training.task import Shown
+
+EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
+
+
+SAME_EPOCH_SECONDS = 10.0
+"""Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
+MOST_NAMES = 8
+"""Of one peer. A volunteer may begin again under another name; one that has a new name at each look is not noted under
+each of them."""
+
+
+class HistoryReader:
+    """Reads a history while another process or thread may write it.
+
+    Args:
+        path: The SQLite file.
+        clock: Seconds since the epoch; a test passes its own.
+
+    Raises:
+        BadInput: If there is no such file, or it is not a history of this version.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time):
+        self.path = path
+        self._clock = clock
+        if not path.is_file():
+            raise BadInput(f"There is no history at {path}; give the folder of a run that has been monitored.")
+        with self._reading():
+            pass  # which checks the version
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        # A connection for each query: the server answers in many threads, and a connection belongs to one.
+        connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            show(connection, version_of(connection, self.path))
+            yield connection
+        finally:
+            connection.close()
+
+    def _rows(self, query: str, *values: object) -> list[dict]:
+        """Rows of a query whose values are given in their order, or as one dictionary."""
+        named = values[0] if values and isinstance(values[0], dict) else values
+        with self._reading() as connection:
+            return [dict(row) for row in connection.execute(query, named)]
+
+    def run_value(self, key: str) -> str | None:
+        """What `History.set_run_value` stored, or None."""
+        rows = self._rows("SELECT value FROM run WHERE key = ?", key)
+        return rows[0]["value"] if rows else None
+
+    def epochs(self, since: int = -1) -> list[dict]:
+        """Epochs after `since`, oldest first: epoch, time, loss, active_peers, samples, samples_per_second."""
+        return self._rows("SELECT * FROM shown_epochs WHERE epoch > ? ORDER BY epoch", since)
+
+    def thinned_epochs(self, points: int, exact: int = 500) -> list[dict]:
+        """As `epochs`, but of all except the last `exact` epochs only `points` rows: neighbours are averaged (the loss
+        by samples) and listed under the last of them."""
+        return self._rows(
+            f"""WITH bounds AS (SELECT {first_of("epochs", "-1")} AS first, {last_of("epochs")} - ? AS until),
+            width AS (SELECT until, 1 + max(0, until - first) / ? AS epochs FROM bounds)
+            SELECT max(epoch) AS epoch, max(time) AS time, sum(loss * samples) / sum(samples) AS loss,
+                CAST(round(avg(active_peers)) AS INTEGER) AS active_peers, sum(samples) AS samples,
+                avg(samples_per_second) AS samples_per_second
+            FROM shown_epochs, width
+            GROUP BY iif(epoch > until, epoch, -1 - epoch / width.epochs) ORDER BY 1""",
+            exact,
+            points,
+        )
+
+    def last_epoch(self) -> dict | None:
+        """The newest row of `epochs`."""
+        rows = self._rows("SELECT * FROM shown_epochs ORDER BY epoch DESC LIMIT 1")
+        return rows[0] if rows else None
+
+    def branches(self) -> list[dict]:
+        """The branches of the run, oldest first: number, lineage, kind, parent, parent_epoch, time, current, left.
+
+        `kind` is `begun`, `restored` (a maintainer went back to `parent_epoch`) or `resumed` (all had left, and those
+        who came back went on from `parent_epoch`). `left` has its epochs that the run has gone back from.
+        """
+        with self._reading() as connection:
+            branches = [dict(row) for row in connection.execute("SELECT * FROM branches ORDER BY number")]
+            left = connection.execute(
+                """SELECT * FROM epochs WHERE NOT EXISTS
+                (SELECT 1 FROM path WHERE path.branch = epochs.branch AND epochs.epoch <= path.until)
+                ORDER BY branch, epoch"""
+            ).fetchall()
+            current = connection.execute("SELECT max(branch) FROM path WHERE until = (SELECT max(until) FROM path)")
+            (number,) = current.fetchone()
+        for branch in branches:
+            del branch["newest_epoch"]
+            branch["current"] = branch["number"] == number
+            rows = [dict(row) for row in left if row["branch"] == branch["number"]]
+            branch["left"] = [{key: value for key, value in row.items() if key != "branch"} for row in rows]
+        return branches
+
+    def epoch_losses(self, last: int, *, until: int | None = None) -> list[float]:
+        """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported.
+
+        Args:
+            last: So many epochs, or fewer if there are not so many.
+            until: The last one of them; None: the run's.
+        """
+        rows = self._rows(
+            f"""WITH newest AS (SELECT coalesce(:until, {last_of("reports")}) AS epoch)
+            SELECT shown_reports.epoch, loss FROM shown_reports, newest
+            WHERE shown_reports.epoch > newest.epoch - :last AND shown_reports.epoch <= newest.epoch ORDER BY 1""",
+            {"last": last, "until": until},
+        )
+        return [median(row["loss"] for row in group) for _, group in groupby(rows, key=itemgetter("epoch"))]
+
+    def active_peers(self) -> int:
+        """Peers whose record was renewed within the expiration time."""
+        return self._rows("SELECT count(*) AS n FROM peers WHERE active")[0]["n"]
+
+    def last_seen(self) -> float | None:
+        """When the latest record of any peer came; None if there was none."""
+        return self._rows("SELECT max(last_seen) AS latest FROM peers")[0]["latest"]
+
+    def is_watched(self) -> bool:
+        """Whether a monitor writes this history now."""
+        return is_locked(_lock_path(self.path))
+
+    def samples_per_second(self) -> float | None:
+        """Samples per second of all active peers together; None if no peer reports any."""
+        return self._rows("SELECT sum(samples_per_second) AS rate FROM peers WHERE active")[0]["rate"]
+
+    def total_samples(self) -> int:
+        """Samples that all volunteers have contributed so far."""
+        return self._rows("SELECT coalesce(sum(samples), 0) AS n FROM peers")[0]["n"]
+
+    def losses(
+        self, max_points: int = 1000, *, since: int = -1, names: Sequence[str] | None = None
+    ) -> dict[str, list[list]]:
+        """Loss of each volunteer over epochs, as `{name: [[epoch, loss], ...]}`.
+
+        If more than `max_points` epochs are asked for, neighbouring epochs are averaged (weighted by samples) and
+        listed under the first of them.
+
+        Args:
+            max_points: Of each volunteer.
+            since: Only epochs after this one.
+            names: Only these volunteers; None: all.
+        """
+        rows = self._rows(
+            f"""WITH bounds AS (SELECT {first_of("reports", ":since")} AS first, {last_of("reports")} AS last),
+            width AS (SELECT 1 + coalesce(last - first, 0) / :points AS epochs FROM bounds)
+            SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
+            FROM shown_reports, width
+            WHERE epoch > :since AND (:names IS NULL OR name IN (SELECT value FROM json_each(:names)))
+            GROUP BY name, epoch / width.epochs ORDER BY name, 2""",
+            {"since": since, "points": max_points, "names": None if names is None else json.dumps(list(names))},
+        )
+        losses: dict[str, list[list]] = {}
+        for row in rows:
+            losses.setdefault(row["name"], []).append([row["epoch"], row["loss"]])
+        return losses
+
+    def count_names(self) -> int:
+        """Volunteers that have ever taken part."""
+        return self._rows("SELECT count(DISTINCT name) AS n FROM peers")[0]["n"]
+
+    def first_names(self, most: int) -> list[str]:
+        """Names of the volunteers that have contributed most."""
+        query = "SELECT name FROM peers GROUP BY name ORDER BY sum(samples) DESC, name LIMIT ?"
+        return [row["name"] for row in self._rows(query, most)]
+
+    def names_of_peers(self) -> dict[str, list[str]]:
+        """The names under which each peer, by its id, has taken part."""
+        found: dict[str, list[str]] = {}
+        for row in self._rows("SELECT peer_id, name FROM peers ORDER BY peer_id, name"):
+            found.setdefault(row["peer_id"], []).append(row["name"])
+        return found
+
+    def leaderboard(self, *, most: int | None = None, offset: int = 0) -> list[dict]:
+        """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none.
+
+        Args:
+            most: At most so many; None: all.
+            offset: Without so many of the first.
+        """
+        # The page is cut out before epochs are counted: counting those of all volunteers takes seconds in a large run.
+        rows = self._rows(
+            """SELECT name, samples, seconds, active, last_seen, samples_per_second,
+                (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
+                 ORDER BY active DESC, last_seen DESC, peer_id LIMIT 1) AS peer_id,
+                (SELECT count(*) FROM (SELECT DISTINCT branch, epoch FROM reports WHERE name = totals.name)) AS epochs
+            FROM (
+                SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
+                    max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second
+                FROM peers GROUP BY name ORDER BY samples DESC, name LIMIT ? OFFSET ?
+            ) AS totals""",
+            -1 if most is None else most,
+            offset,
+        )
+        total = self.total_samples()
+        for row in rows:
+            row["active"] = bool(row["active"])
+            row["share"] = row["samples"] / total if total else None
+        return rows
+
+    def snapshots(self) -> list[dict]:
+        """What the model made of the fixed prompts, oldest first: epoch, time, pictures.
+
+        A picture has prompt, file, shape, colour; a text has prompt, text, good (see `Shown`).
+        """
+        snapshots = self._rows("SELECT * FROM shown_snapshots ORDER BY epoch")
+        pictures = self._rows("SELECT * FROM shown_pictures ORDER BY epoch, number")
+        by_epoch: dict[int, list[dict]] = {snapshot["epoch"]: [] for snapshot in snapshots}
+        for row in pictures:
+            for verdict in ("shape", "colour", "good"):
+                row[verdict] = None if row[verdict] is None else bool(row[verdict])
+            fields = ("prompt", "text", "good") if row["file"] is None else ("prompt", "file", "shape", "colour")
+            by_epoch.get(row["epoch"], []).append({field: row[field] for field in fields})
+        return [{**snapshot, "pictures": by_epoch[snapshot["epoch"]]} for snapshot in snapshots]
+
+    def events(self, limit: int = 200) -> list[dict]:
+        """The latest events, oldest first: time, kind, name, text."""
+        return self._rows("SELECT time, kind, name, text FROM events ORDER BY number DESC LIMIT ?", limit)[::-1]
+
+
+class History(HistoryReader):
+    """The writing side. A lock file ensures one writer at a time.
+
+    Args:
+        path: The SQLite file; created, with its folder, if it does not exist.
+        run_id: The run whose history this is.
+        recipe_digest: `RunConfig.digest` of its recipe.
+        expiration_seconds: A peer whose record is not renewed for this long counts as gone.
+        target_batch_size: Samples that end an epoch, by which credit is bounded (`credit`); None: it is not.
+        clock: Seconds since the epoch; a test passes its own.
+
+    Raises:
+        TrainingError: If another process writes this history now.
+        BadInput: If the file is the history of another run or recipe, or not a history of this version.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        recipe_digest: str,
+        expiration_seconds: float,
+        target_batch_size: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._expiration_seconds, self._target_batch_size = expiration_seconds, target_batch_size
+        self._watching_since = clock()
+        self._lock_file = _lock_path(path).open("a")
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock_file.close()
+            raise TrainingError(f"Another monitor writes {path} now; stop it or give another folder.") from None
+        self._guard = threading.Lock()
+        # Without an isolation level, Python opens no transactions of its own. Several threads write, one at a time
+        # (`_guard`).
+        self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._set_up(path, run_id, recipe_digest, clock())
+            super().__init__(path, clock=clock)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, path: Path, run_id: str, recipe_digest: str, now: float) -> None:
+        try:
+            # In this mode readers do not wait for the writer, and it does not wait for them.
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            # A power cut may take the last transactions, but cannot damage the file; FULL would flush after each of
+            # them.
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            version = version_of(self._connection, path)
+            if version < SCHEMA_VERSION:
+                with self._writing() as connection:
+                    if version:
+                        migrate(connection, version, now)
+                    else:
+                        create(connection, now)
+                        connection.executemany(
+                            "INSERT INTO run VALUES (?, ?)",
+                            [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
+                        )
+            known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
+        except sqlite3.DatabaseError as error:
+            raise no_history(path, error) from None
+        if known["run_id"] != run_id or not _has_digest(known, recipe_digest):
+            raise BadInput(
+                f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
+                f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
+            )
+        with self._writing() as connection:
+            # Without it, a volunteer's losses and epochs are searched for among those of all volunteers.
+            connection.execute("CREATE INDEX IF NOT EXISTS reports_by_name ON reports (name)")
+            # Nor is each peer that comes searched for among all events, and its names among all peers.
+            connection.execute("CREATE INDEX IF NOT EXISTS events_by_name ON events (kind, name)")
+            connection.execute("CREATE INDEX IF NOT EXISTS peers_by_id ON peers (peer_id)")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: on an exception, none of it is written.
+
+        Raises:
+            TrainingError: If the file cannot be written, such as on a full disk; the next one may succeed.
+        """
+        with self._guard:
+            try:
+                # IMMEDIATE takes the lock for writing now; a transaction that begins by reading may be refused when it
+                # writes.
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                raise TrainingError(
+                    f"The history cannot be written: {error}.",
+                    cure="Make room on the disk; the monitor then goes on by itself.",
+                ) from None
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def set_run_value(self, key: str, value: str) -> None:
+        """Stores what readers need to know of the run, such as its recipe."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
+
+    def enter_lineage(self, lineage: str, ancestors: Sequence[tuple[str, int]] = ()) -> None:
+        """The run is of this lineage from now on; a new branch begins if that has gone back to an earlier epoch.
+
+        Args:
+            lineage: Its id.
+            ancestors: Of it, the nearest first, each with the epoch until which it has the same weights.
+        """
+        now = self._clock()
+        with self._writing() as connection:
+            if (text := self._branches(connection, now).enter(lineage, ancestors)) is not None:
+                self._add_event(connection, now, "branch", "the run", text)
+
+    def observe(self, reports: Sequence[PeerReport], *, banned: Collection[str] = ()) -> None:
+        """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time.
+
+        Records of a lineage that is not of this run are left out.
+
+        Args:
+            reports: Of all peers.
+            banned: Peers whose reports are left out, also earlier ones of epochs that the run has gone back from.
+        """
+        now = self._clock()
+        with self._writing() as connection:
+            self._forget_later_than(connection, now)
+            branches = self._branches(connection, now)
+            epochs: dict[tuple[int, int], float] = {}
+            for name, samples in (drop_claims(connection, branches, banned) if banned else {}).items():
+                told = (
+                    f"is banned; {samples} samples that it claimed after the epoch that the run went back to are gone"
+                )
+                self._add_event(connection, now, "branch", name, told)
+            for report in reports:
+                if report.peer_id not in banned and branches.of_lineage(report.lineage) is not None:
+                    for epoch, ended_at in self._observe_one(connection, branches, report, now).items():
+                        epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
+            self._expire(connection, now)
+            for (branch, epoch), ended_at in epochs.items():
+                self._sum_up_epoch(connection, branch, epoch, ended_at)
+
+    def _branches(self, connection: sqlite3.Connection, now: float) -> Branches:
+        return Branches(connection, now=now, present_since=now - self._expiration_seconds)
+
+    def _observe_one(
+        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+    ) -> dict[tuple[int, int], float]:
+        """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
+        report = _under_noted_name(connection, with_believed_epochs(report, self._target_batch_size))
+        key = (report.name, report.peer_id)
+        known = self._known(connection, branches, report, now)
+        if known["record_time"] == report.time:
+            return {}
+        ended, total = self._totals(connection, branches, known, report)
+        report = replace(report, samples=total)
+        self._note_coming_and_going(connection, known, report, now)
+        base = known["since_epoch"]
+        epochs = 1 if base is None else report.epoch - base
+        samples = report.samples - known["since_samples"]
+        finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
+        # A peer that has less than before, or has done nothing yet, was started again: it may go on from anywhere.
+        has_restarted = report.status == "joining" or (base is not None and report.epoch < base)
+        goes_on = not has_restarted and self._goes_on(connection, branches, known, report, now)
+        if not goes_on:  # nor does it keep the branch, on which it was, from being left by all
+            connection.execute("UPDATE peers SET branch = NULL WHERE name = ? AND peer_id = ?", key)
+        branch = branches.note(known["branch"], report.lineage, report.epoch) if goes_on else None
+        reported = {}
+        if finished:
+            since = _first_recent(report) - 1 if base is None else base
+            branch, begins = branches.branch_of_report(branch, report.lineage, since, report.epoch)
+            if begins:
+                text = f"all had left; those who have come back go on from epoch {since}"
+                self._add_event(connection, now, "branch", "the run", text)
+            # Without its recent epochs, the samples since the record before count evenly for all epochs since then.
+            last = (report.epoch, report.loss, max(1, samples // epochs), report.time)
+            for epoch, loss, given, ended_at in _recent(report, since) or [last]:
+                holder = branches.holder(branch, epoch)
+                reported[holder, epoch] = _ended_at(report, ended_at, now)
+                connection.execute(
+                    "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
+                )
+        elif base is None:
+            reported = self._fill_gaps(connection, branches, report, now)
+        connection.execute(
+            """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
+            seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
+            WHERE name = ? AND peer_id = ?""",
+            (
+                now,
+                report.status != "leaving",
+                report.time,
+                report.samples,
+                report.seconds,
+                _finite(report.samples_per_second),
+                _epoch_of(report),
+                # What a peer gave before it was started again belongs to no epoch that it does from now on.
+                ended if finished or samples < 0 or has_restarted else known["since_samples"],
+                branch,
+                *key,
+            ),
+        )
+        return reported
+
+    def _totals(
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: Credited
+    ) -> tuple[int, int]:
+        """The samples that a peer can have had, of the epochs that it has ended, and with the one under way."""
+        base, key = known["since_epoch"], (report.name, report.peer_id)
+        number = branches.of_lineage(report.lineage) if known["branch"] is None else known["branch"]
+        query = "SELECT 1 FROM reports WHERE branch = ? AND epoch = ? AND name = ? AND peer_id = ?"
+        told = [
+            epoch
+            for epoch in {report.epoch, *(one[0] for one in report.recent)}
+            if connection.execute(query, (branches.holder(number, epoch), epoch, *key)).fetchone()
+        ]
+        return believed_totals(
+            report,
+            self._target_batch_size,
+            since_epoch=base,
+            since_samples=known["since_samples"],
+            unwatched=0 if base is None else _unwatched(connection, base, _first_recent(report)),
+            told=told,
+        )
+
+    def _goes_on(
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: PeerReport, now: float
+    ) -> bool:
+        """Whether a peer may have gone on from the epoch that was seen of it last.
+
+        The monitor may have missed that it was started again meanwhile. Then its first epoch after that does not follow
+        the last one that was seen, or its branch has this epoch from another time.
+        """
+        number, base = known["branch"], known["since_epoch"]
+        if number is None or base is None:
+            return True
+        current = branches.of_lineage(report.lineage)
+        if current != number and _first_recent(report) > base + 1 and report.epoch <= branches.newest(current) + 1:
+            return False
+        return not any(
+            self._is_of_another_time(connection, branches.holder(number, epoch), epoch, report, by_its_clock, now)
+            for epoch, _, given, by_its_clock in report.recent
+            if given and epoch <= report.epoch
+        )
+
+    def _is_of_another_time(
+        self,
+        connection: sqlite3.Connection,
+        branch: int,
+        epoch: int,
+        report: PeerReport,
+        by_its_clock: float,
+        now: float,
+    ) -> bool:
+        """Whether a branch has an epoch that ended at another time than the one that a peer tells of."""
+        query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
+        known = connection.execute(query, (branch, epoch)).fetchone()
+        return known is not None and abs(known["time"] - _ended_at(report, by_its_clock, now)) > SAME_EPOCH_SECONDS
+
+    def _fill_gaps(
+        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+    ) -> dict[tuple[int, int], float]:
+        """Takes in epochs that a peer ended before it was started again, if no monitor watched then.
+
+        Others may have done the same epoch again since, from a checkpoint, or may be about to. Then it ended at another
+        time than theirs, or before they went back, and the peer's samples are not among those of the weights that the
+        run has now. A peer whose clock was wrong tells a wrong time; so what it tells is also compared with what was
+        reported of the epoch before.
+        """
+        number = branches.of_lineage(report.lineage)
+        told: dict[tuple[int, int], float] = {}
+        for epoch, loss, given, by_its_clock in report.recent:
+            holder = branches.holder(number, epoch)
+            is_another = _ended_at(report, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
+            is_another |= self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
+            is_another |= _is_counted(connection, report, epoch, loss, given)
+            if epoch > report.epoch or not given or is_another:
+                continue
+            row = (holder, epoch, report.name, report.peer_id, loss, given)
+            if connection.execute("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
+                told[holder, epoch] = _ended_at(report, by_its_clock, now)
+                branches.reach(number, epoch)
+        return told
+
+    def _known(self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float) -> sqlite3.Row:
+        """What is known of a peer; it is entered if nothing is.
+
+        One that came while no monitor watched also brings its recent epochs that are newer than all that were seen.
+        """
+        key = (report.name, report.peer_id)
+        query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
+        if (known := connection.execute(query, key).fetchone()) is not None:
+            return known
+        unseen = _recent(report, branches.newest_before(report.lineage))
+        before = unseen[0][0] - 1 if unseen else _epoch_of(report)
+        samples = report.samples - sum(given for _, _, given, _ in unseen)
+        if self._target_batch_size is not None:  # what it did before, a monitor has seen, unless there was none
+            (newest,) = connection.execute("SELECT max(epoch) FROM epochs").fetchone()
+            last = before if before is not None else EPOCHS_BEFORE_ALL if newest is None else newest
+            unwatched = _unwatched(connection, 0, 1 + last)
+            samples = min(samples, MOST_BATCHES * self._target_batch_size * unwatched)
+        connection.execute(
+            "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
+            (*key, now, before, max(0, samples)),
+        )
+        return connection.execute(query, key).fetchone()
+
+    def _note_coming_and_going(
+        self, connection: sqlite3.Connection, known: sqlite3.Row, report: PeerReport, now: float
+    ) -> None:
+        if report.status != "leaving" and not known["active"]:
+            query = "SELECT 1 FROM events WHERE kind = 'joined' AND name = ?"
+            again = connection.execute(query, (report.name,)).fetchone()
+            self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
+        elif report.status == "leaving" and known["active"]:
+            self._add_event(connection, now, "left", report.name, "left the run")
+
+    def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
+        """After this machine's clock was ahead and has been set right: peers seen by it would not expire until then."""
+        self._watching_since = min(self._watching_since, now)
+        connection.execute("UPDATE peers SET last_seen = ? WHERE last_seen > ?", (now, now))
+
+    def _expire(self, connection: sqlite3.Connection, now: float) -> None:
+        """Marks peers whose record has expired as gone. Only the time since this monitor started counts as silence: a
+        restarted monitor does not know when peers left before."""
+        gone = connection.execute(
+            "SELECT name, peer_id, last_seen FROM peers WHERE active AND max(last_seen, ?) < ?",
+            (self._watching_since, now - self._expiration_seconds),
+        ).fetchall()
+        for name, peer_id, last_seen in gone:
+            connection.execute("UPDATE peers SET active = FALSE WHERE name = ? AND peer_id = ?", (name, peer_id))
+            unseen = last_seen < self._watching_since
+            # It may train on, and only not have found the run's servers again since they were away too.
+            text = (
+                "was not seen again since the monitor was away"
+                if unseen
+                else f"left: no word for {now - last_seen:.0f} s"
+            )
+            self._add_event(connection, now, "unseen" if unseen else "left", name, text)
+
+    def _sum_up_epoch(self, connection: sqlite3.Connection, branch: int, epoch: int, ended_at: float) -> None:
+        connection.execute(
+            """INSERT INTO epochs
+            SELECT branch, epoch, ?, sum(loss * samples) / sum(samples),
+                (SELECT count(*) FROM peers WHERE active), sum(samples),
+                (SELECT sum(samples_per_second) FROM peers WHERE active)
+            FROM reports WHERE branch = ? AND epoch = ? GROUP BY branch, epoch
+            ON CONFLICT (branch, epoch) DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
+                active_peers = excluded.active_peers, samples_per_second = excluded.samples_per_second""",
+            (ended_at, branch, epoch),
+        )
+
+    def add_event(self, kind: EventKind, name: str, text: str) -> None:
+        """Appends an event with the current time."""
+        with self._writing() as connection:
+            self._add_event(connection, self._clock(), kind, name, text)
+
+    def _add_event(self, connection: sqlite3.Connection, now: float, kind: EventKind, name: str, text: str) -> None:
+        connection.execute("INSERT INTO events (time, kind, name, text) VALUES (?, ?, ?, ?)", (now, kind, name, text))
+
+    def add_snapshot(self, epoch: int, pictures: Sequence[Shown], *, lineage: str | None = None) -> None:
+        """Stores the pictures of an epoch, in place of earlier ones of the same epoch.
+
+        Args:
+            epoch: Of the weights.
+            pictures: What they drew, or wrote.
+            lineage: Of the weights: the run may have gone back while they drew. None, or one that is not of this run:
+                as the run is now.
+        """
+        with self._writing() as connection:
+            branches = self._branches(connection, self._clock())
+            number = branches.of_lineage(lineage)
+            branch = branches.holder(branches.current if number is None else number, epoch)
+            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (branch, epoch, self._clock()))
+            connection.execute("DELETE FROM pictures WHERE branch = ? AND epoch = ?", (branch, epoch))
+            connection.executemany(
+                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (branch, epoch, number, *(getattr(picture, column) for column in SHOWN_COLUMNS))
+                    for number, picture in enumerate(pictures)
+                ],
+            )
+
+    def close(self) -> None:
+        """Closes the file and releases the lock for another writer."""
+        self._connection.close()
+        self._lock_file.close()
+
+
+def _lock_path(path: Path) -> Path:
+    """The file that the one writer of a history has locked."""
+    return path.with_name(path.name + ".lock")
+
+
+def _epoch_of(report: PeerReport) -> int | None:
+    """The epoch of the peer's weights; a newcomer has none before it has taken over the run's state."""
+    return None if report.status == "joining" and not report.epoch else report.epoch
+
+
+def _ended_at(report: PeerReport, by_its_clock: float, now: float) -> float:
+    """When an epoch of a peer ended, by this monitor's clock."""
+    return now - max(0.0, report.time - by_its_clock)
+
+
+def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, loss: float, samples: int) -> bool:
+    """Whether a branch has this very report: when a peer does an epoch again, its loss differs."""
+    query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
+    return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
+
+
+def _under_noted_name(connection: sqlite3.Connection, report: Credited) -> Credited:
+    """The report; of a peer that has had `MOST_NAMES`, under the one that it had last if it comes with a new one."""
+    query = "SELECT name FROM peers WHERE peer_id = ? ORDER BY last_seen DESC, name"
+    names = [name for (name,) in connection.execute(query, (report.peer_id,))]
+    if report.name in names or len(names) < MOST_NAMES:
+        return report
+    return replace(report, name=names[0])
+
+
+def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
+    """Epochs between these two of which nobody has told."""
+    query = "SELECT count(DISTINCT epoch) FROM epochs WHERE epoch > ? AND epoch < ?"
+    (told,) = connection.execute(query, (after, before)).fetchone()
+    return max(0, before - after - 1 - told)
+
+
+def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:
+    """The epochs after one that a record repeats, if it repeats its last one."""
+    recent = [one for one in report.recent if since < one[0] <= report.epoch and one[2] > 0]
+    return recent if recent and recent[-1][0] == report.epoch else []
+
+
+def _first_recent(report: PeerReport) -> int:
+    """The first epoch that a record tells of; its last one, if it repeats none before that."""
+    return min([report.epoch, *(epoch for epoch, _, _, _ in report.recent)])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _has_digest(known: dict[str, str], recipe_digest: str) -> bool:
+    """Whether a history is of a recipe; the digest of the recipe that it has kept may be of an earlier version's."""
+    if known["recipe_digest"] == recipe_digest:
+        return True
+    try:
+        return parse_recipe(known.get("recipe.toml", "")).digest == recipe_digest
+    except BadInput:
+        return False

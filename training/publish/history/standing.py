@@ -1,0 +1,421 @@
+"""How a run stands: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
+
+`standing_of` decides from `Facts` alone: what the history holds, and what a monitor sees now. Without a monitor, as in
+an export, it says how the monitor ended.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from calculator.reports.units import show_count
+
+Status = Literal["waiting", "running", "slow", "split", "stopped", "failed", "finished"]
+
+STATUSES: tuple[Status, ...] = ("waiting", "running", "slow", "split", "stopped", "failed", "finished")
+"""`waiting`: nobody trains. `split`: volunteers train apart from each other. `stopped`: on purpose. `failed`: by a
+fault."""
+
+RECENT_EPOCHS = 500
+"""The run's usual speed is the median of so many epochs."""
+KNOWN_EPOCHS = 10
+"""With fewer epochs than these a run has no usual speed."""
+SLOW_SHARE = 0.3
+"""A run below this share of its usual speed is slow."""
+OVERDUE_TIMES, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 6, 60.0, 180.0
+"""An epoch is overdue after so many times the mean of the last ones, but not before the second; the first ones, before
+there is a mean, after the third."""
+APART_EPOCHS = 3
+"""Volunteers whose epochs differ by so many, beyond what records may be behind, do not average together: a volunteer
+that is two epochs behind downloads the state of the others."""
+APART_SECONDS = 30.0
+"""So long they must differ: newcomers catch up in less."""
+SILENT_SECONDS = 30.0
+"""A DHT that does not answer, and servers that do not, are a fault after this time."""
+SHOWN_NAMES = 3
+"""So many volunteers are named in a sentence, and the others counted."""
+
+_JOIN = "The join page has the command with which anybody can take part."
+_DOCTOR = (
+    "On a volunteer's machine, python -m training doctor with the same recipe and addresses says what is in the way. "
+    "Of two peers behind routers, one needs an open port."
+)
+_RESTART = "To go on, start the monitor again with the same --run-dir; it keeps this history and the last checkpoint."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volunteer:
+    """A volunteer whose record the monitor has read."""
+
+    name: str
+    status: str
+    """`joining`, `training`, `waiting` or `leaving`."""
+    epoch: int
+    lineage: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """What a monitor sees now, besides what it writes into the history."""
+
+    since: float
+    """When the monitor started, in seconds since 1970 as all times here."""
+    volunteers: tuple[Volunteer, ...] = ()
+    groups: tuple[tuple[Volunteer, ...], ...] = ()
+    """Those of them who can average with each other; see `groups_of`."""
+    apart_since: float | None = None
+    """Since when there are several groups; None: there are not."""
+    unmet: tuple[Volunteer, ...] = ()
+    """Those who average with nobody although others train; see `training.publish.history.unmet`."""
+    answered_at: float | None = None
+    """When the DHT answered last; None: not yet."""
+    servers: int = 0
+    """Bootstrap peers that the monitor knows; 0: not known."""
+    servers_answering: int = 0
+    servers_silent_seconds: float = 0.0
+    """Since any of them has answered."""
+    fault: str = ""
+    """A fault of the monitor's own, as a sentence, such as that its disk is full."""
+    fault_cure: str = ""
+    members_server_away_since: float | None = None
+    """Since when the monitor hears nothing of the membership server; None: it does, or anybody may take part."""
+    loss_fault: str = ""
+    """What is wrong with the run's loss, from `training.checkpoints.sanity`."""
+    saved_epoch: int = 0
+    """Of the last checkpoint; 0: there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What the history keeps of its last monitor, as `training.publish.live.watch` writes it."""
+
+    state: Literal["watching", "stopped", "failed"]
+    since: float
+    """When that monitor started."""
+    at: float
+    """When it stopped or failed; while it watches, when it said so last."""
+    volunteers: int = 0
+    """How many were there then."""
+    cause: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """All that a standing depends on."""
+
+    now: float
+    total_epochs: int
+    epochs: Sequence[dict] = ()
+    """The history's last rows, at most `RECENT_EPOCHS`, oldest first."""
+    active_peers: int = 0
+    """Peers whose records have not expired."""
+    samples_per_second: float | None = None
+    """Of all active peers together."""
+    last_seen: float | None = None
+    """When the history's latest record of any peer came."""
+    watched: Watched | None = None
+    """The last monitor; None: this history does not say."""
+    is_watched: bool = True
+    """Whether a monitor runs now."""
+    sight: Sight | None = None
+    """What it sees; None: only the history is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """How a run stands."""
+
+    status: Status
+    cause: str = ""
+    """Why, in a sentence; empty where the status says all: the run goes on as it should, or has finished."""
+    remedy: str = ""
+    """What to do about it; empty if there is nothing to do."""
+
+
+def standing_of(facts: Facts, *, live: bool = True) -> Standing:
+    """How the run stands now; `live` false: as a copy without a monitor says it."""
+    if facts.epochs and facts.epochs[-1]["epoch"] >= facts.total_epochs:
+        return Standing(status="finished")
+    if not live:
+        return _ended(facts)
+    if facts.watched is not None and facts.watched.state == "stopped":
+        return _stopped(facts.watched)
+    sight = facts.sight
+    if sight is not None and (fault := _fault(facts, sight)) is not None:
+        return fault
+    if sight is not None and sight.apart_since is not None and facts.now - sight.apart_since >= APART_SECONDS:
+        return _split(sight)
+    return _idle(facts) or _spoiled(sight) or _all_unmet(sight) or _slow(facts) or _some_unmet(sight) or _running(sight)
+
+
+def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tuple[Volunteer, ...], ...]:
+    """Volunteers who can average with each other, the most advanced group first.
+
+    Two are in different groups if their lineages differ, or if more than `most_apart` epochs lie between their epochs
+    with nobody in between. Newcomers who have not taken over the state yet are in no group.
+    """
+    there = sorted(
+        (one for one in volunteers if one.status in ("training", "waiting")),
+        key=lambda one: (one.lineage or "", -one.epoch),
+    )
+    groups: list[list[Volunteer]] = []
+    for one in there:
+        last = groups[-1][-1] if groups else None
+        if last is None or last.lineage != one.lineage or last.epoch - one.epoch > most_apart:
+            groups.append([])
+        groups[-1].append(one)
+    return tuple(sorted(map(tuple, groups), key=lambda group: -group[0].epoch))
+
+
+def most_apart(epochs: Sequence[dict], *, stale_seconds: float) -> int:
+    """Epochs by which records of volunteers who train together may differ.
+
+    Args:
+        epochs: The last rows of the history, oldest first.
+        stale_seconds: A record may be so old although its volunteer trains; epochs that pass meanwhile count too.
+    """
+    seconds = seconds_per_epoch(epochs)
+    return APART_EPOCHS - 1 + (round(2 * stale_seconds / seconds) if seconds else 0)
+
+
+def seconds_per_epoch(epochs: Sequence[dict]) -> float | None:
+    """Mean of the last twenty epochs; None with fewer than three."""
+    times = [row["time"] for row in epochs[-20:]]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) >= 3 else None
+
+
+def _ended(facts: Facts) -> Standing:
+    """The state of a history that nobody watches, or of a copy of one that somebody watches elsewhere."""
+    watched = facts.watched
+    if facts.is_watched:
+        cause = f"This is a copy of the run, made on {_when(facts.now)} while its monitor ran."
+        return Standing(status="stopped", cause=cause, remedy="The run's own page shows how it went on.")
+    match watched.state if watched is not None else None:
+        case "stopped":
+            return _stopped(watched)
+        case "failed":
+            return Standing(
+                status="failed",
+                cause=f"The monitor ended by a fault on {_when(watched.at)}: {watched.cause}",
+                remedy=f"Mend what it names. {_RESTART}",
+            )
+        case "watching":
+            after = max(watched.at, facts.last_seen or 0.0)
+            return Standing(
+                status="failed",
+                cause=f"The monitor ended after {_when(after)} without being asked to: it was killed, it crashed, or "
+                "its machine went down.",
+                remedy=_RESTART,
+            )
+    return Standing(status="stopped", remedy=_RESTART)
+
+
+def _stopped(watched: Watched) -> Standing:
+    count = watched.volunteers
+    there = "no volunteer was there" if not count else f"{_people(count)} {_were(count)} there and may train on"
+    cause = f"The maintainer stopped the monitor on purpose on {_when(watched.at)}; {there}."
+    return Standing(status="stopped", cause=cause, remedy=_RESTART)
+
+
+def _fault(facts: Facts, sight: Sight) -> Standing | None:
+    if sight.fault:
+        return Standing(status="failed", cause=sight.fault, remedy=sight.fault_cure)
+    silent = facts.now - (sight.answered_at if sight.answered_at is not None else sight.since)
+    if silent >= SILENT_SECONDS:
+        return Standing(
+            status="failed",
+            cause=f"The monitor's own DHT node has not answered for {_duration(silent)}, so this page cannot say who "
+            "trains.",
+            remedy="Look at the monitor's terminal. If this lasts, start the monitor again.",
+        )
+    cut_off = sight.servers and not sight.servers_answering and sight.servers_silent_seconds >= SILENT_SECONDS
+    if cut_off and not facts.active_peers:
+        none = (
+            "The run's bootstrap peer has not"
+            if sight.servers == 1
+            else f"None of the run's {sight.servers} servers has"
+        )
+        return Standing(
+            status="failed",
+            cause=f"{none} answered the monitor for {_duration(sight.servers_silent_seconds)}, and it sees no "
+            "volunteer. Volunteers who know each other may train on.",
+            remedy="Start the bootstrap peer again with the same --state-dir and port; the monitor calls it again and "
+            "again.",
+        )
+    return None
+
+
+def _split(sight: Sight) -> Standing:
+    groups = sight.groups
+    told = "; ".join(f"{_names(group)} at epoch {group[0].epoch}" for group in groups[:SHOWN_NAMES])
+    if len({group[0].lineage for group in groups}) > 1:
+        cause = f"The volunteers train {len(groups)} different runs of the same name: {told}."
+    else:
+        cause = f"The volunteers train in {len(groups)} groups that do not meet: {told}."
+    return Standing(
+        status="split",
+        cause=cause,
+        remedy="Groups that reach a common server find each other within a minute. If this lasts, stop the smaller "
+        "group's volunteers and let them join again with the command of the join page.",
+    )
+
+
+def _all_unmet(sight: Sight | None) -> Standing | None:
+    """`split`, if no volunteer averages with any other."""
+    if sight is None or not sight.unmet or len(sight.unmet) < len(_training(sight)):
+        return None
+    return Standing(
+        status="split",
+        cause=f"{_names(sight.unmet)} do not reach each other: each of them trains a model of its own.",
+        remedy=_DOCTOR,
+    )
+
+
+def _some_unmet(sight: Sight | None) -> Standing | None:
+    """`running` with a cause, if the others do average with each other."""
+    if sight is None or not sight.unmet:
+        return None
+    one = len(sight.unmet) == 1
+    averages, trains = ("averages", "it trains a model of its own") if one else ("average", "they train on their own")
+    return Standing(
+        status="running",
+        cause=f"{_names(sight.unmet)} {averages} with nobody, because the others are out of reach; {trains}.",
+        remedy=_DOCTOR,
+    )
+
+
+def _running(sight: Sight | None) -> Standing:
+    """`running`, with a cause if that will not last."""
+    if sight is None or sight.members_server_away_since is None:
+        return Standing(status="running")
+    return Standing(
+        status="running",
+        cause=f"The membership server has not answered since {_when(sight.members_server_away_since)}: members train "
+        "on until their tickets end, nobody new can join, and nobody hears of a ban.",
+        remedy="Start the membership server again, and look whether its address answers from elsewhere.",
+    )
+
+
+def _training(sight: Sight) -> list[Volunteer]:
+    return [one for one in sight.volunteers if one.status == "training"]
+
+
+def _idle(facts: Facts) -> Standing | None:
+    """`waiting`, if nobody trains."""
+    sight = facts.sight
+    if facts.active_peers:
+        return _alone(sight.volunteers) if sight is not None else None
+    if facts.last_seen is None:
+        return Standing(status="waiting", cause="No volunteer has joined yet.", remedy=_JOIN)
+    if sight is not None and facts.last_seen < sight.since:
+        return Standing(
+            status="waiting",
+            cause=f"The monitor started on {_when(sight.since)} and has seen no volunteer since. Those of before have "
+            "left, or have not found the run's servers again yet.",
+            remedy=f"Volunteers who are still there call the servers again and again. {_JOIN}",
+        )
+    return Standing(
+        status="waiting",
+        cause=f"No volunteer is there since {_when(facts.last_seen)}.",
+        remedy=f"The run goes on from its last state as soon as somebody joins. {_JOIN}",
+    )
+
+
+def _spoiled(sight: Sight | None) -> Standing | None:
+    """`failed`, if the loss is far above what it was."""
+    if sight is None or not sight.loss_fault:
+        return None
+    to = sight.saved_epoch
+    back = f"let the run go back to its last checkpoint (restore --to {to})" if to else "begin anew (restore --to 0)"
+    return Standing(
+        status="failed",
+        cause=f"Something is wrong with the run: {sight.loss_fault}. No checkpoint is taken meanwhile.",
+        remedy=f"If somebody has spoiled the weights, ban them and {back}. If the loss may be so high, set "
+        "max_loss_rise = 0 in the recipe's [monitor] and start the monitor again.",
+    )
+
+
+def _alone(volunteers: Sequence[Volunteer]) -> Standing | None:
+    """`waiting`, if all volunteers wait for others."""
+    if not volunteers or any(one.status != "waiting" for one in volunteers):
+        return None
+    waits = "wait" if len(volunteers) > 1 else "waits"
+    return Standing(
+        status="waiting",
+        cause=f"{_names(volunteers)} {waits} for others: alone, a volunteer's small batches would carry the weights "
+        "away from what the run has learned.",
+        remedy=f"A second volunteer is enough. {_JOIN}",
+    )
+
+
+def _slow(facts: Facts) -> Standing | None:
+    """`slow`, if an epoch is overdue or the speed far below the usual one."""
+    rows = facts.epochs
+    if rows:
+        quiet, usual = facts.now - rows[-1]["time"], seconds_per_epoch(rows)
+        longest = FIRST_OVERDUE_SECONDS if usual is None else max(OVERDUE_SECONDS, OVERDUE_TIMES * usual)
+        if quiet > longest:
+            normal = f"; usually one takes {_duration(usual)}" if usual is not None else ""
+            return Standing(
+                status="slow",
+                cause=f"No epoch was finished for {_duration(quiet)}{normal}.",
+                remedy="Volunteers may be leaving or joining, and their averages failing: that passes when they have "
+                "met again. If it lasts, a volunteer's terminal says why.",
+            )
+    speeds = [row["samples_per_second"] for row in rows if row["samples_per_second"] is not None]
+    now = facts.samples_per_second
+    if len(speeds) < KNOWN_EPOCHS or now is None:
+        return None
+    usual = statistics.median(speeds)
+    # The last epochs count too: a volunteer's record says 0 for a moment when it has just come back.
+    if max(now, *speeds[-3:]) >= SLOW_SHARE * usual:
+        return None
+    people = round(statistics.median(row["active_peers"] for row in rows))
+    return Standing(
+        status="slow",
+        cause=f"The run computes {_rate(now)} samples per second, {100 * now / usual:.0f} % of its usual "
+        f"{_rate(usual)}; {_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
+        remedy=f"More volunteers make it faster. {_JOIN}",
+    )
+
+
+def _rate(per_second: float) -> str:
+    """Three significant digits; from 1000 on all digits, not an exponent."""
+    return show_count(round(per_second)) if per_second >= 1000 else f"{per_second:.3g}"
+
+
+def _names(volunteers: Sequence[Volunteer]) -> str:
+    names = sorted(one.name for one in volunteers)
+    more = len(names) - SHOWN_NAMES
+    if more > 0:
+        return f"{', '.join(names[:SHOWN_NAMES])} and {more} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _people(count: int) -> str:
+    return "1 volunteer" if count == 1 else f"{count} volunteers"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _when(seconds: float) -> str:
+    """A time as it stands in a sentence, such as "22 November 2026 at 19:40 UTC": pages show it anywhere on Earth."""
+    time = datetime.fromtimestamp(seconds, UTC)
+    return f"{time.day} {time:%B %Y at %H:%M UTC}"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"

@@ -1,0 +1,68 @@
+"""Volunteers who average with nobody although others train, by the totals in their records.
+
+They and the others do not reach each other, for example because both are behind routers, so they train models of their
+own. The epochs of such volunteers may stay close together, so `training.publish.history.standing.groups_of` does not
+show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+UNMET_EPOCHS = 5
+"""After so many epochs in a row that a volunteer ended alone, it has not just missed a group."""
+
+
+class Totals(Protocol):
+    """The fields of a peer's metric record that count here; `training.swarm.node.metrics.PeerRecord` has them."""
+
+    peer_id: str
+    status: str
+    averaged_epochs: int
+    """Epochs that it has averaged with others in its whole life."""
+    alone_epochs: int
+    """Epochs that it has ended alone although others trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A volunteer's totals when its last average was seen; when it was seen first, if there was none since."""
+
+    at: float
+    averaged: int
+    alone: int
+    has_averaged: bool
+
+
+class Unmet:
+    """Compares the totals of volunteers' records over time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def saw(self, records: Sequence[Totals], *, now: float, seconds: float) -> frozenset[str]:
+        """The ids of the volunteers who have averaged with nobody for `seconds` and for `UNMET_EPOCHS`.
+
+        A volunteer whose last companion was killed ends some epochs alone too, until it knows. It is not named: for
+        that, others must have averaged meanwhile, or all must be in the same state.
+        """
+        known, self._known = self._known, {}
+        training = [record for record in records if record.status == "training"]
+        for record in training:
+            before = known.get(record.peer_id)
+            if before is None or record.averaged_epochs != before.averaged or record.alone_epochs < before.alone:
+                has_averaged = before is not None and record.averaged_epochs > before.averaged
+                before = _Known(now, record.averaged_epochs, record.alone_epochs, has_averaged)
+            self._known[record.peer_id] = before
+        alone = {
+            record.peer_id
+            for record in training
+            if now - self._known[record.peer_id].at >= seconds
+            and record.alone_epochs - self._known[record.peer_id].alone >= UNMET_EPOCHS
+        }
+        if len(alone) == len(training):
+            return frozenset(alone if len(alone) > 1 else ())
+        others = [one for peer_id, one in self._known.items() if peer_id not in alone and one.has_averaged]
+        return frozenset(peer_id for peer_id in alone if any(one.at > self._known[peer_id].at for one in others))

@@ -1,0 +1,1 @@
+"""The live API, and what a monitor sees of its run."""

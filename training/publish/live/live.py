@@ -1,0 +1,365 @@
+"""Publishes a run: the live API along with the site, and the same documents as static files.
+
+Every document is made from the history alone; the API serves it and `export` writes it to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from training.config import RunConfig
+from training.errors import BadInput, TrainingError, reason_of
+from training.publish.history.history import History, HistoryReader
+from training.publish.history.standing import RECENT_EPOCHS, Facts, standing_of
+from training.publish.live.rendered import RenderedDocuments, answer, render
+from training.publish.live.stream import Broadcast, stream_routes
+from training.publish.live.watch import Watch, watched_of
+from training.storage.whole import write_whole
+
+UPDATED_EVERY_SECONDS = 2
+"""How often dashboards are asked to poll."""
+
+_NO_SITE = "The site is not built here. The run's data: /live/state.json, /recipe.toml\n"
+
+
+def store_run(
+    history: History,
+    run: RunConfig,
+    recipe_toml: str,
+    *,
+    initial_peers: list[str],
+    join_command: str,
+    parameters: int,
+    servers: Sequence[str] = (),
+    one_machine: bool = False,
+) -> None:
+    """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor.
+
+    `servers` are the peer ids whose words on the run's lineage and checkpoints are to be trusted.
+    """
+    document = {
+        "run_id": run.run_id,
+        "title": run.title,
+        "description": run.description,
+        "recipe_digest": run.digest,
+        "initial_peers": initial_peers,
+        "servers": list(servers),
+        "join_command": join_command,
+        "target_batch_size": run.swarm.target_batch_size,
+        "total_epochs": run.schedule.total_epochs,
+        "parameters": parameters,
+        "prompts": list(run.monitor.prompts),
+        "one_machine": one_machine,
+    }
+    history.set_run_value("document", json.dumps(document))
+    history.set_run_value("recipe.toml", recipe_toml)
+
+
+def run_document(history: HistoryReader, *, live: bool = True) -> dict:
+    """Which run this is and how to join it; a run that is over cannot be joined."""
+    stored = history.run_value("document")
+    if stored is None:
+        raise TrainingError(f"{history.path} holds no run yet; start its monitor first.")
+    over = {} if live else {"initial_peers": [], "servers": [], "join_command": ""}
+    return {**json.loads(stored), "started_at": float(history.run_value("started_at") or 0), **over}
+
+
+def state_document(history: HistoryReader, *, now: float, live: bool = True, watch: Watch | None = None) -> dict:
+    """The run's current state. Without a monitor (`live` false) nobody counts as active, whatever was written last.
+
+    Args:
+        history: The run's.
+        now: Seconds since the epoch.
+        live: Whether a monitor watches the run now.
+        watch: What that monitor sees; None: only the history is known.
+    """
+    last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
+    facts = _facts(history, last["epoch"], now=now, watch=watch)
+    standing = standing_of(facts, live=live)
+    watches = live and standing.status != "stopped"
+    return {
+        "time": now,
+        "status": standing.status,
+        "cause": standing.cause,
+        "remedy": standing.remedy,
+        "epoch": last["epoch"],
+        "loss": last["loss"],
+        "samples_per_second": facts.samples_per_second if watches else None,
+        "active_peers": facts.active_peers if watches else 0,
+        "total_samples": history.total_samples(),
+        "last_epoch_at": last["time"],
+        "updated_every_seconds": UPDATED_EVERY_SECONDS,
+        "stream": live,
+    }
+
+
+def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watch | None) -> Facts:
+    """What the standing of a run at this epoch depends on."""
+    return Facts(
+        now=now,
+        total_epochs=run_document(history)["total_epochs"],
+        epochs=history.epochs(epoch - RECENT_EPOCHS) if epoch is not None else (),
+        active_peers=history.active_peers(),
+        samples_per_second=history.samples_per_second(),
+        last_seen=history.last_seen(),
+        watched=watch.watched if watch is not None else watched_of(history),
+        is_watched=watch is not None or history.is_watched(),
+        sight=watch.sight() if watch is not None else None,
+    )
+
+
+def history_document(history: HistoryReader, *, since: int | None = None, points: int | None = None) -> dict:
+    """The epochs: all, those after `since`, or `points` means of the older ones and each of the newest; and, unless
+    `since` is given, the branches."""
+    if since is not None:
+        return {"epochs": history.epochs(since)}
+    epochs = history.epochs() if points is None else history.thinned_epochs(points)
+    return {"epochs": epochs, "branches": history.branches()}
+
+
+def losses_document(
+    history: HistoryReader, *, since: int | None = None, points: int = 1000, most: int | None = None
+) -> dict:
+    """The losses of all volunteers, or of the `most` that have contributed most."""
+    names = history.first_names(most) if most is not None else None
+    return {"peers": history.losses(points, since=since if since is not None else -1, names=names)}
+
+
+def leaderboard_document(
+    history: HistoryReader, *, live: bool = True, most: int | None = None, offset: int = 0
+) -> dict:
+    """What each volunteer has contributed, of all or of a page of them. Without a monitor no volunteer counts as
+    active."""
+    volunteers = history.leaderboard(most=most, offset=offset)
+    if not live:
+        volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
+    return {"volunteers": volunteers, "total": history.count_names()}
+
+
+def pictures_document(history: HistoryReader) -> dict:
+    """The fixed prompts as they were drawn, with the addresses of the pictures, or as they were continued."""
+    snapshots = history.snapshots()
+    for snapshot in snapshots:
+        for picture in snapshot["pictures"]:
+            if "file" in picture:
+                picture["file"] = f"/live/pictures/{picture['file']}"
+    return {"snapshots": snapshots}
+
+
+DOCUMENTS = ("run", "state", "history", "losses", "leaderboard", "pictures", "events")
+"""Names of the documents: `/live/NAME.json` each."""
+
+
+def compute_document(
+    name: str,
+    history: HistoryReader,
+    *,
+    now: float,
+    live: bool = True,
+    watch: Watch | None = None,
+    part: dict[str, int] | None = None,
+) -> dict:
+    """One of `DOCUMENTS`; `live` says whether a monitor watches the run now, `part` which part of a long one is wanted.
+
+    Raises:
+        TypeError: If the document has no such part.
+    """
+    part = part or {}
+    match name:
+        case "run":
+            return run_document(history, live=live)
+        case "state":
+            return state_document(history, now=now, live=live, watch=watch)
+        case "history":
+            return history_document(history, **part)
+        case "losses":
+            return losses_document(history, **part)
+        case "leaderboard":
+            return leaderboard_document(history, live=live, **part)
+        case "pictures":
+            return pictures_document(history)
+        case "events":
+            return {"events": history.events()}
+        case _:
+            raise KeyError(name)
+
+
+def create_app(
+    history: HistoryReader,
+    *,
+    pictures: Path,
+    checkpoints: Path | None = None,
+    shards: Path | None = None,
+    site: Path | None = None,
+    watch: Watch | None = None,
+    clock: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The live API, the recipe, the checkpoints, the shards and the site, as one application.
+
+    Args:
+        history: Read again for each document; `store_run` must have been called.
+        pictures: Folder of the drawn pictures, served below /live/pictures.
+        checkpoints: Folder of the run's checkpoints, served below /checkpoints.
+        shards: Folder of the prepared shards, served below /shards, so that volunteers can stream from here.
+        site: Folder of the built site, served at /.
+        watch: What the monitor sees; None: only the history is known.
+        clock: Seconds since the epoch; a test passes its own.
+    """
+    for media_type, suffix in [("text/javascript", ".mjs"), ("application/wasm", ".wasm"), ("text/plain", ".toml")]:
+        mimetypes.add_type(media_type, suffix)
+    app = FastAPI(title="Live API of a collaborative training run", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_Headers)
+    app.router.routes.extend(_document_routes(history, watch, clock))
+
+    # Before the general route, which would match this address, too, and ignore `since`.
+    @app.get("/recipe.toml")
+    def recipe() -> PlainTextResponse:
+        return PlainTextResponse(history.run_value("recipe.toml"))
+
+    drawn = StaticFiles(directory=pictures, check_dir=False)
+    drawn.config_checked = True  # the folder appears only with the first drawing; until then nothing is found there
+    app.mount("/live/pictures", drawn)
+    if checkpoints is not None:
+        from training.publish.offered import checkpoint_routes  # here, because it loads torch
+
+        app.include_router(checkpoint_routes(checkpoints))
+    if shards is not None:
+        app.mount("/shards", StaticFiles(directory=shards))
+
+    # Last: a mount at / answers every address that no earlier route has matched.
+    if site is not None:
+        app.mount("/", StaticFiles(directory=site, html=True))
+    else:
+        app.get("/")(lambda: PlainTextResponse(_NO_SITE))
+    return app
+
+
+PARTS = {"history": ("since", "points"), "losses": ("since", "points", "most"), "leaderboard": ("most", "offset")}
+"""Documents of which a request may ask for a part, and the parameters that say for which."""
+LEAST = {"since": -2, "points": 1, "most": 1, "offset": 0}
+"""The smallest value of a parameter."""
+LARGEST = 10**9
+
+
+def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> list[Route]:
+    """The routes of the documents, whole and in parts, and of the stream of states.
+
+    They are Starlette's own: FastAPI's take several times as long, and there may be hundreds of requests per second.
+    """
+    documents = RenderedDocuments()
+    version = (lambda: watch.version) if watch is not None else (lambda: 0)
+    is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
+
+    def compute(name: str, part: dict[str, int]) -> dict:
+        return compute_document(name, history, now=clock(), watch=watch, part=part)
+
+    def state() -> bytes:
+        if is_over():  # the last state: a kept one could be from before the stop, even if there is news
+            return render(compute("state", {}))
+        return documents.get(("state",), partial(compute, "state", {}), version=version()).content
+
+    async def document(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in DOCUMENTS:
+            raise HTTPException(404)
+        if name == "state" and watch is not None:
+            watch.asked()
+        part = _part(name, request)
+        key = (name, *part.items())
+        return answer(request, await documents.current(key, partial(compute, name, part), version=version()))
+
+    return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over, version))]
+
+
+def _part(name: str, request: Request) -> dict[str, int]:
+    """Which part of a document a request asks for.
+
+    Raises:
+        HTTPException: 422 if a parameter is not a number, or too small or large.
+    """
+    part = {}
+    for parameter in PARTS.get(name, ()):
+        if (given := request.query_params.get(parameter)) is None:
+            continue
+        if not re.fullmatch(r"-?\d{1,10}", given) or not LEAST[parameter] <= int(given) <= LARGEST:
+            told = f"{parameter} is {given!r}; give a whole number from {LEAST[parameter]} to {LARGEST}."
+            raise HTTPException(422, told)
+        part[parameter] = int(given)
+    return part
+
+
+def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Callable[[], float] = time.time) -> None:
+    """Writes a finished run as static files: the same documents under the same paths.
+
+    Args:
+        history: The run.
+        folder: Gets `live/*.json`, `live/pictures/` and `recipe.toml`; usually the built site.
+        pictures: Folder of the drawn pictures.
+        clock: Seconds since the epoch, for the time of the export.
+
+    Raises:
+        BadInput: If `folder` cannot be written.
+    """
+    live = folder / "live"
+    try:
+        live.mkdir(parents=True, exist_ok=True)
+        for name in DOCUMENTS:
+            write_whole(live / f"{name}.json", render(compute_document(name, history, now=clock(), live=False)))
+        write_whole(folder / "recipe.toml", history.run_value("recipe.toml") or "")
+        for snapshot in history.snapshots():
+            for picture in (one for one in snapshot["pictures"] if "file" in one):
+                target = live / "pictures" / picture["file"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(pictures / picture["file"], target)
+    except OSError as error:
+        raise BadInput(
+            f"The run cannot be exported to {folder}: {reason_of(error)}.", cure="Give a folder that you may write to."
+        ) from None
+
+
+class _Headers:
+    """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type.
+
+    Starlette names a host in redirects, the one that the request names: a stranger's, or one behind a proxy.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *((name, _path_of(value) if name == b"location" else value) for name, value in message["headers"]),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _path_of(url: bytes) -> bytes:
+    """An address of this server without the host.
+
+    >>> _path_of(b"http://elsewhere.example//calculator/?gpu=t4")
+    b'/calculator/?gpu=t4'
+    """
+    parts = urlsplit(url)
+    return urlunsplit((b"", b"", b"/" + parts.path.lstrip(b"/"), parts.query, b""))

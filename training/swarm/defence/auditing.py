@@ -1,0 +1,246 @@
+"""Whether a reducer has answered with the average of what it was sent: the average of a part is computed again.
+
+The all-reduce's senders and reducers have signed what they sent and answered (`receipts`). From a reducer's receipt,
+the commitments that it names, the senders' parts and one answer, anybody can compute the average again. If the answer
+is another one, that is proof: the reducer itself has signed all that contradicts it. What somebody merely claims proves
+nothing.
+
+An answer has gone through a codec, and other processors round otherwise: a number between two codes may become either
+one. So a number of an answer may be as far from the right one as the codec's own error; what is beyond that adds up.
+benchmarks/attacks/audits.py measures how far honest answers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from torch import Tensor
+
+from training.swarm.defence.clipping import Clipping, clipped_shares
+from training.swarm.defence.receipts import (
+    Commitment,
+    Receipt,
+    Scope,
+    digest_of,
+    digest_of_commitments,
+    digest_of_tensor,
+)
+from training.swarm.round.pipe import Shown
+from training.swarm.work import alike, noise_of
+
+NOISE_SHARE = 0.1
+"""An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
+ROUNDING = 1e-5
+"""and so much over the length of what is averaged: single precision rounds at 1e-7 of it."""
+LARGEST_SUMMAND = 1e30
+"""A mean of larger numbers may overflow, or not, depending on the order in which they are added."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What speaks against a reducer, or for it: all that is needed to judge one of its answers."""
+
+    scope: Scope
+    reducer: PeerID
+    receiver: PeerID
+    """Who got the answer."""
+    receipt: Receipt
+    part: int = 0
+    """Number of the part among the reducer's."""
+    commitments: tuple[Commitment, ...] = ()
+    """Of all senders, in the group's order."""
+    parts: tuple[runtime_pb2.Tensor, ...] = ()
+    """What they have sent, in the same order; empty if the commitments alone show that something is wrong."""
+    answer: runtime_pb2.Tensor | None = None
+    answers: tuple[bytes, ...] = ()
+    """Digests of all answers to the receiver."""
+    other: tuple[PeerID, Receipt] | None = None
+    """Another peer's receipt, which names other commitments."""
+    values: int | None = None
+    """How long the part is, by the tensors of the peer that judges; None: as long as what the receiver has sent."""
+
+
+def lie_in(case: Case, clipping: Clipping | None) -> str | None:
+    """What the reducer has done, if this proves it; None if it proves nothing.
+
+    Args:
+        case: From anybody.
+        clipping: How the group averages; None: by the weighted mean.
+    """
+    scope, reducer = case.scope, case.reducer
+    if not case.receipt.holds(scope, reducer=reducer, receiver=case.receiver):
+        return None
+    if case.other is not None:
+        receiver, other = case.other
+        differs = other.commitments != case.receipt.commitments
+        if differs and receiver in scope.peers and other.holds(scope, reducer=reducer, receiver=receiver):
+            return "told two peers that it had averaged different parts"
+        return None
+    if digest_of_commitments(case.commitments) != case.receipt.commitments:
+        return None
+    if not are_sound(case.commitments, scope, reducer):
+        return "averaged without the parts that its senders have signed"
+    if not _is_complete(case):
+        return None
+    return "answered with a wrong average" if _is_wrong(case, clipping) else None
+
+
+def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Shown | None:
+    """What a peer has sent, as a complete case shows it, for a check of its work; None if it has sent no such numbers.
+
+    Args:
+        case: With all senders' parts.
+        peer: One of them.
+        begin: Where the part begins in the tensors.
+        clipping: How the group averages.
+    """
+    names = [str(one) for one in case.scope.peers]
+    own, commitments = names.index(peer), case.commitments
+    try:
+        vectors = [deserialize_torch_tensor(part).detach().float().flatten() for part in case.parts]
+    except Exception:  # of many kinds; the reducer could not read it either
+        return None
+    weights = [one.weights[case.part] for one in commitments]
+    numbers = [
+        number
+        for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
+        if vector.shape == vectors[own].shape and bool(torch.isfinite(vector).all()) and weight > 0
+    ]
+    if own not in numbers or len(numbers) < 2:
+        return None
+    asker = names.index(str(case.receiver))
+    counted, used = [vectors[number] for number in numbers], [weights[number] for number in numbers]
+    shares = case.scope.shares
+    average, _ = _average(counted, used, clipping, [shares[number] for number in numbers])
+    if average is None or asker not in numbers:
+        return None
+    own_number = numbers.index(own)
+    noise = noise_of(counted, used, numbers.index(asker), own_number)
+    copies = alike(counted, average, own_number)
+    one = commitments[own]
+    statement = one.signed_statement(case.scope, sender=case.scope.peers[own], reducer=case.reducer)
+    return Shown(
+        peer=peer,
+        group_id=case.scope.group_id,
+        declared=one.declared,
+        weight=weights[own],
+        begin=begin,
+        values=vectors[own],
+        asker=vectors[asker],
+        noise=noise,
+        copies=tuple(names[numbers[copy]] for copy in copies),
+        proof=f"{one.signed.key.decode()} {statement.hex()} {one.signed.signature.decode()}",
+    )
+
+
+def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:
+    """Whether these are all senders' words on as many parts, each signed by its sender."""
+    return (
+        len(commitments) == len(scope.peers)
+        and len({len(one.digests) for one in commitments}) == 1
+        and all(
+            one.holds(scope, sender=sender, reducer=reducer)
+            for sender, one in zip(scope.peers, commitments, strict=True)
+        )
+    )
+
+
+def _is_complete(case: Case) -> bool:
+    """Whether the parts and the answer are those that were signed."""
+    if len(case.parts) != len(case.commitments) or case.answer is None or case.receiver not in case.scope.peers:
+        return False
+    if not 0 <= case.part < len(case.commitments[0].digests) == len(case.answers):
+        return False
+    if digest_of(*case.answers) != case.receipt.answers or digest_of_tensor(case.answer) != case.answers[case.part]:
+        return False
+    signed = (one.digests[case.part] for one in case.commitments)
+    return all(digest_of_tensor(part) == digest for part, digest in zip(case.parts, signed, strict=True))
+
+
+def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
+    distance, most = distance_of(case, clipping)
+    return distance > most
+
+
+def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
+    """How much farther an answer is from the right one than the codec takes it, and how much it may be.
+
+    (0, 0) if nobody can tell. (inf, 0) if nobody can read what somebody else has sent: an honest reducer gives such a
+    sender up, and signs nothing then. An accomplice of a lying one could otherwise make all its lies unprovable.
+
+    The case must be complete.
+    """
+    receiver = case.scope.peers.index(case.receiver)
+    weights = [one.weights[case.part] for one in case.commitments]
+    parts, answer = [_read(part) for part in case.parts], _read(case.answer)
+    if answer is None or parts[receiver] is None:  # the receiver could not read such an answer either
+        return 0.0, 0.0
+    if any(part is None for part in parts):
+        return math.inf, 0.0
+    # Not the shape of the reducer's own part: with another one, that would look like a misunderstanding of all others.
+    shape = parts[receiver].shape if case.values is None else torch.Size([case.values])
+    if parts[receiver].shape != shape:
+        return 0.0, 0.0
+    # As `reducer.FiniteReducer`: parts and weights that make no sense count as zeros, and for nothing.
+    for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        if part.shape != shape or not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
+            parts[number], weights[number] = torch.zeros(shape), 0.0
+    average, scale = _average(parts, weights, clipping, case.scope.shares)
+    if not math.isfinite(scale):
+        return 0.0, 0.0
+    exact = torch.zeros(shape) if average is None else average - parts[receiver]
+    coded = deserialize_torch_tensor(serialize_torch_tensor(exact, case.parts[receiver].compression)).float()
+    noise = (coded - exact).abs_()
+    most = NOISE_SHARE * _length(noise) + ROUNDING * (scale + _length(parts[receiver]))
+    if not math.isfinite(most):  # the codec cannot carry such numbers
+        return 0.0, 0.0
+    if answer.shape != shape or not bool(torch.isfinite(answer).all()):
+        return math.inf, most
+    return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
+
+
+def _read(message: runtime_pb2.Tensor) -> Tensor | None:
+    """What it carries, in float32; None if nobody can read it."""
+    try:
+        return deserialize_torch_tensor(message).detach().float()
+    except Exception:  # of many kinds
+        return None
+
+
+def _average(
+    parts: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None, shares: Sequence[float]
+) -> tuple[Tensor | None, float]:
+    """The average, and the length of what it consists of, on which rounding errors depend.
+
+    None if nobody has any weight: all keep their own then. The length is infinite if a mean may have overflowed.
+    """
+    counted = [one for one in zip(parts, weights, shares, strict=True) if one[1] > 0]
+    if not counted:
+        return None, 0.0
+    vectors, used, of_these = zip(*counted, strict=True)
+    if clipping is None:
+        if any(weight * _largest(part) > LARGEST_SUMMAND for part, weight, _ in counted):
+            return None, math.inf
+        total = math.fsum(used)
+        pulls = [weight / total for weight in used]
+    else:
+        pulls = clipped_shares(vectors, used, clipping, of_these)
+    average, scale = torch.zeros_like(vectors[0]), 0.0
+    for share, vector in zip(pulls, vectors, strict=True):
+        average.add_(vector, alpha=share)
+        scale += share * _length(vector)
+    return average, scale
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def _largest(vector: Tensor) -> float:
+    return float(vector.abs().max()) if vector.numel() else 0.0

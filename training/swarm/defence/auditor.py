@@ -1,0 +1,443 @@
+"""Checks reducers: each peer asks its groupmates for some parts at random, and computes their averages again.
+
+Which parts a peer checks it has drawn before the all-reduce and told nobody, so that a reducer that answers falsely can
+never know that this answer is not checked. A check begins as soon as this peer has all answers:
+
+    this peer  --- the reducer and the number of one of its parts --->  each groupmate
+    groupmate  --- its part, and what the reducer has signed for it --->
+    reducer    --- the same, and all senders' commitments ------------->
+
+A wrong answer is proof against the reducer (`auditing`). This peer sends it to all groupmates; each judges it by
+itself, and leaves the reducer out. Nobody is believed without proof. A reducer, or a sender, that shows nothing when it
+is asked may be gone or slow: only this peer notes that, and only if it happens again. Its groupmates learn of such a
+reducer, and check it the next time, each for itself.
+
+A check comes too late for the average in which it is made: that one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator as Messages
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
+
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.swarm.defence.auditing import Case, are_sound, lie_in, shown_in
+from training.swarm.defence.books import KEPT_BYTES, Books, Plan
+from training.swarm.defence.clipping import Clipping
+from training.swarm.defence.receipts import (
+    DIGEST_BYTES,
+    Commitment,
+    Receipt,
+    Signer,
+    digest_of_commitments,
+    digest_of_tensor,
+)
+from training.swarm.engine.quota import Quota
+from training.swarm.engine.streams import first_of, until_hung_up
+from training.swarm.round.gathering import MOST_PEERS
+from training.swarm.round.pipe import Shown
+from training.swarm.round.reducer import LARGEST_HELD_BYTES
+
+ASK_SECONDS = 0.5
+"""Large parts can be shown only until the tensors change. So a peer that checks some waits so long for its groupmates'
+answers before it sends its verdict; the referee waits for that."""
+CHECK_SECONDS = 30.0
+"""Longest wait for all that is asked for a check."""
+PROOF_SECONDS = 60.0
+"""Longest time in which a proof is sent to a groupmate."""
+MOST_EVASIONS, MOST_OF_LARGE = 2, 3
+"""From so many checks on that a peer has made impossible, it counts as one that spoils averages; the second number
+counts where parts are too large to be kept."""
+FORGIVEN = 1 / 4
+"""So much of an evasion a check takes back that has been possible. Whoever evades more than a fifth of the checks is
+found out in the end; one that lied every other time never was if a single success made up for all."""
+EVASION_WEIGHT = 6.0
+"""What that counts among its faults if parts are kept for some seconds, so that whoever answers can show them: it is
+left out for eight minutes at first. Large parts must be shown at once, which slow links may not allow; it is 1 then."""
+MOST_TOLD, TOLD_SHARE, MOST_TOLD_BY_ONE = 4, 1 / 4, 2
+"""Reducers that a peer checks because others say that these evade checks, or such a share of a group if that is more;
+only where parts are kept. 12 of 53 that evade checks raised the loss by 5.8 % if it was four at a time, by 3.1 % if a
+quarter of the group (`benchmarks/attacks/byzantine.py`). One peer is believed for so many of them at a time."""
+LIE_WEIGHT = 9.0
+"""What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
+`standing`). No accident signs a wrong average."""
+EVADED = b"evaded"
+"""Beside the number of a part: the one that asks could not check this reducer lately."""
+BOOKS_KEPT = 8
+"""Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
+CHECKS_AT_ONCE = 12
+"""For each, this peer has a call open to every groupmate, which lets it have `calls.MOST_OPEN_CALLS`."""
+PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
+"""Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
+each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
+FIRST_WORD_SECONDS = 5.0
+"""The first message of a proof is small. Whoever has not sent it by then has none."""
+PROOF_PAUSES = (0.0, 10.0, 30.0, 60.0)
+"""Before each try to send a proof to a groupmate that reads others' proofs now."""
+_VALUE_BYTES, _SLACK_BYTES = 4, 4096
+"""Most bytes for a value, and what an encoded part has beside its values."""
+
+Caught = Callable[[str, float, str], None]
+"""Gets a peer that this one has caught, what that counts among its faults, and what it has done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shown:
+    """What a groupmate shows of one part."""
+
+    receipt: Receipt | None = None
+    commitments: tuple[Commitment, ...] | None = None
+    """Of a reducer."""
+    part: runtime_pb2.Tensor | None = None
+
+
+class Auditor(ServicerBase):
+    """Checks reducers for this peer, and shows others what they need for their checks.
+
+    Args:
+        connection: To the network.
+        prefix: Of the averager.
+        signer: Of this peer.
+        share: See `Plan`.
+        clipping: How the group averages.
+        caught: Told of reducers that lie, and of peers that evade checks.
+        shown: Gets what a peer has sent whose work is checked; see `work`.
+        clock: Seconds, for how often others may send proofs.
+    """
+
+    def __init__(
+        self,
+        connection: P2P,
+        prefix: str,
+        *,
+        signer: Signer,
+        share: float,
+        clipping: Clipping | None,
+        caught: Caught,
+        shown: Callable[[Shown], None] = lambda shown: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
+        self._shown = shown
+        self._plan = Plan(prefix=prefix, signer=signer, share=share)
+        self._books: dict[bytes, Books] = {}
+        self._asked: Counter[tuple[bytes, PeerID]] = Counter()
+        self._evasions: Counter[tuple[PeerID, PeerID]] = Counter()
+        """Checks of a reducer that a peer has made impossible, which may be the reducer itself. Whoever shows what it
+        has sent to all others may still hide what it has sent to an accomplice."""
+        self._told: dict[PeerID, set[PeerID]] = {}
+        """Reducers that evade checks, as others say; until this peer has tried to check them."""
+        self._convicted: set[tuple[bytes, PeerID]] = set()
+        self._evaded: set[tuple[bytes, PeerID]] = set()
+        most = {"at_once": PROOFS_AT_ONCE, "of_one": 1, "in_a_row": PROOFS_IN_A_ROW}
+        self._proofs = Quota(**most, seconds=PROOF_PAUSE_SECONDS, clock=clock)
+        self._tasks: set[asyncio.Task] = set()
+        self._turns = asyncio.Semaphore(CHECKS_AT_ONCE)
+
+    # -- an all-reduce of this peer ------------------------------------------------------------------------------------
+
+    def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
+        """For the next all-reduce; see `Contribution`."""
+        suspects = {reducer for _, reducer in self._evasions}
+        # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
+        peers = max((len(books.scope.peers) for books in self._books.values()), default=0)
+        most = max(MOST_TOLD, int(TOLD_SHARE * peers))
+        told = sorted(set().union(*self._told.values()))
+        suspects |= set(random.sample(told, min(len(told), most)))
+        return replace(self._plan, suspects=frozenset(suspects), declared=declared, inspected=inspected)
+
+    def open(self, books: Books) -> None:
+        """An all-reduce begins; from now on groupmates may ask about it."""
+        self._books[books.scope.group_id] = books
+        while len(self._books) > BOOKS_KEPT:
+            del self._books[next(iter(self._books))]
+        there = set(books.scope.peers)
+        self._told = {peer: named & there for peer, named in self._told.items() if peer in there}
+        self._convicted = {one for one in self._convicted if one[0] in self._books}
+        self._evaded = {one for one in self._evaded if one[0] in self._books}
+        self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
+
+    def close(self, books: Books) -> None:
+        """The tensors are about to change. Others may be checking this all-reduce, also if the group repeats it."""
+        books.close()
+        # Two all-reduces may follow each other at once (`powersgd`), so those of the last few stay, if they are small.
+        kept = 0
+        for one in reversed(self._books.values()):
+            kept += one.kept_bytes
+            if kept > KEPT_BYTES:
+                one.drop_parts()
+
+    async def begin_checks(self, books: Books) -> None:
+        """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
+        checks = [asyncio.create_task(self._check_in_turn(books, *one)) for one in sorted(books.chosen, key=repr)]
+        for check in checks:
+            self._tasks.add(check)
+            check.add_done_callback(self._tasks.discard)
+        if checks and not books.can_keep:
+            await asyncio.wait(checks, timeout=ASK_SECONDS)
+
+    async def _check_in_turn(self, books: Books, reducer: PeerID, part: int) -> None:
+        async with self._turns:
+            await self._check(books, reducer, part)
+
+    async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
+        for named in self._told.values():
+            named.discard(reducer)
+        others = [peer for peer in books.scope.peers if peer != books.own]
+        own = books.part(reducer, part)
+        answers = await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
+        shown = dict(zip(others, answers, strict=True)) | {books.own: _Shown(part=own)}
+        receipt, kept = books.receipts.get(reducer), books.kept.pop((reducer, part), None)
+        if own is None or receipt is None or kept is None:  # the tensors have changed before this peer came to it
+            return
+        facts = {"scope": books.scope, "reducer": reducer, "receiver": books.own, "receipt": receipt}
+        for peer, one in shown.items():
+            if one.receipt is not None and one.receipt.commitments != receipt.commitments:
+                await self._judge(Case(**facts, other=(peer, one.receipt)))
+        commitments = shown[reducer].commitments
+        if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
+            evasive = {reducer} | {peer for peer in others if shown[peer] == _Shown()}
+            await self._note_evasions(books, evasive, reducer, part)
+            return
+        case = Case(**facts, part=part, commitments=commitments)
+        if are_sound(commitments, books.scope, reducer):
+            evasive = {
+                peer
+                for peer, commitment in zip(books.scope.peers, commitments, strict=True)
+                if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
+            }
+            if evasive:
+                await self._note_evasions(books, evasive - {books.own}, reducer, part)
+                return
+            parts = tuple(shown[peer].part for peer in books.scope.peers)
+            known = {"answers": tuple(books.answers[reducer]), "values": books.values_of(reducer, part)}
+            case = replace(case, parts=parts, answer=kept, **known)
+            if books.inspected in map(str, others):
+                begin = books.begin_of(reducer, part)
+                if (
+                    seen := await asyncio.to_thread(shown_in, case, books.inspected, begin, self._clipping)
+                ) is not None:
+                    self._shown(seen)
+        self._forgive(reducer)
+        await self._judge(case)
+
+    def _is_suspect(self, books: Books, reducer: PeerID) -> bool:
+        """Whether a check of it was impossible lately, though its parts could have been kept."""
+        return books.can_keep and any(checked == reducer for _, checked in self._evasions)
+
+    def _forgive(self, reducer: PeerID) -> None:
+        """A check of it was possible. That counts for those as well who were not in the group, and may never come back:
+        the reducer would be a suspect for ever."""
+        for role in [role for role in self._evasions if role[1] == reducer]:
+            self._evasions[role] -= FORGIVEN
+            if self._evasions[role] <= 0:
+                del self._evasions[role]
+
+    async def _note_evasions(self, books: Books, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
+        """A check of a reducer was impossible because of these; the others are told if that is news. If they are most
+        of the others, this peer was late, or is cut off.
+
+        In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
+        nothing is perhaps in client mode, and this peer cannot call it.
+        """
+        was_suspect, others = self._is_suspect(books, reducer), [one for one in books.scope.peers if one != books.own]
+        if 2 * len(evasive) > len(others) and not (len(others) == 1 and books.can_keep):
+            return
+        for peer in evasive:
+            # Of one average, many parts may be asked for at once; what is late then is late for all of them.
+            if books.part_counts[peer] and (books.scope.group_id, peer) not in self._evaded:
+                self._evaded.add((books.scope.group_id, peer))
+                self._evasions[peer, reducer] += 1
+                if self._evasions[peer, reducer] >= (MOST_EVASIONS if books.can_keep else MOST_OF_LARGE):
+                    weight = EVASION_WEIGHT if books.can_keep else 1.0
+                    self._caught(str(peer), weight, "does not show what it has averaged or sent, so it")
+        if self._is_suspect(books, reducer) and not was_suspect:
+            # Asked again, they learn why, and will have checked it as often as this peer.
+            await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
+
+    async def _judge(self, case: Case) -> None:
+        lie = await asyncio.to_thread(lie_in, case, self._clipping)
+        if lie is not None and self._convict(case, lie):
+            others = [peer for peer in case.scope.peers if peer not in (case.receiver, case.reducer)]
+            await asyncio.gather(*(self._accuse(peer, case) for peer in others))
+
+    def _convict(self, case: Case, lie: str) -> bool:
+        """Tells the trainer, once for each all-reduce; whether it was the first time."""
+        key = (case.scope.group_id, case.reducer)
+        if key in self._convicted:
+            return False
+        self._convicted.add(key)
+        self._caught(str(case.reducer), LIE_WEIGHT, f"has {lie}, as its own signatures prove, and")
+        return True
+
+    # -- asking others -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, books: Books, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
+        """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
+        words = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(books, reducer) else [])]
+        request = averaging_pb2.MessageFromLeader(
+            group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
+        )
+        shown = _Shown()
+        with suppress(Exception):  # whatever it is, this peer cannot check with it
+            async with asyncio.timeout(CHECK_SECONDS):
+                stub = self.get_stub(self._connection, peer, namespace=self._prefix)
+                stream = first_of(await stub.rpc_show_part(request), 2)
+                shown = _read_words(await anext(stream), books, peer, reducer)
+                message = (await anext(stream)).tensor_part
+                if message.buffer and _fits(message, books):
+                    shown = replace(shown, part=message)
+                await anext(stream, None)  # closes it
+        return shown
+
+    async def _accuse(self, peer: PeerID, case: Case) -> None:
+        for pause in PROOF_PAUSES:
+            await asyncio.sleep(pause)
+            said = None
+            with suppress(Exception):  # it is gone; it may find out by itself
+                async with asyncio.timeout(PROOF_SECONDS):
+                    said = await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
+            if said is None or said.code != averaging_pb2.NOT_DECLARED:
+                return
+
+    # -- calls of groupmates -------------------------------------------------------------------------------------------
+
+    async def rpc_show_part(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """A groupmate checks a reducer: what this peer has sent it, and what it has signed. Nothing for others."""
+        async for message in until_hung_up(self._show(request, context.remote_id)):
+            yield message
+
+    async def _show(
+        self, request: averaging_pb2.MessageFromLeader, peer: PeerID
+    ) -> Messages[averaging_pb2.DownloadData]:
+        books = self._books.get(request.group_id)
+        number, *more = request.gathered or [b""]
+        if books is None or not self._may_ask(books, peer) or len(number) != 4 or more not in ([], [EVADED]):
+            yield averaging_pb2.DownloadData()  # so that the other one need not wait
+            return
+        reducer = PeerID(request.suggested_leader)
+        if more and reducer != books.own and books.can_keep:
+            named = self._told.setdefault(peer, set())
+            if len(named) < MOST_TOLD_BY_ONE:  # whoever names all would make everybody check everybody
+                named |= {reducer} & set(books.scope.peers)
+        # Between this and the message, nothing else runs on this loop that could change the tensors.
+        part = books.part(reducer, int.from_bytes(number, "little"))
+        receipt, commitments = books.receipts.get(reducer), books.commitments if reducer == books.own else None
+        words = [
+            receipt.facts() if receipt is not None else None,
+            [one.facts() for one in commitments] if commitments is not None else None,
+        ]
+        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(words))
+        yield averaging_pb2.DownloadData(tensor_part=part)
+
+    def _may_ask(self, books: Books, peer: PeerID) -> bool:
+        """Whether it is a groupmate, and has not asked more often than any peer does."""
+        asked = (books.scope.group_id, peer)
+        self._asked[asked] += peer in books.scope.peers
+        return peer in books.scope.peers and self._asked[asked] <= books.most_asked
+
+    async def rpc_accuse(
+        self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate sends a proof that a reducer of a common all-reduce has lied; whether this peer finds it one.
+
+        NOT_DECLARED: it has not looked, since it reads others' proofs, or has read several of this groupmate.
+        """
+        refused = averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if not any(context.remote_id in books.scope.peers for books in self._books.values()):
+            return refused
+        with self._proofs.request(context.remote_id) as allowed:
+            if not allowed:
+                return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_DECLARED)
+            try:
+                async with asyncio.timeout(PROOF_SECONDS):
+                    case = await self._read_proof(stream, context.remote_id)
+            except Exception:  # of many kinds: whatever it is, this is no proof
+                return refused
+            lie = await asyncio.to_thread(lie_in, case, self._clipping)
+        if lie is None:
+            return refused
+        self._convict(case, lie)
+        return averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+
+    async def _read_proof(self, stream: Messages[averaging_pb2.DownloadData], accuser: PeerID) -> Case:
+        """
+        Raises:
+            ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
+        """
+        async with asyncio.timeout(FIRST_WORD_SECONDS):
+            facts = MSGPackSerializer.loads((await anext(stream)).metadata)
+        group_id, reducer, part, receipt, other, commitments, answers = facts
+        books = self._books.get(group_id) if type(group_id) is bytes else None
+        if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
+            raise ValueError("this is no proof")
+        case = Case(
+            scope=books.scope,
+            reducer=PeerID(reducer),
+            receiver=accuser,
+            receipt=Receipt.read(receipt),
+            part=part,
+            other=None if other is None else (PeerID(other[0]), Receipt.read(other[1])),
+            commitments=tuple(Commitment.read(one) for one in commitments),
+            answers=tuple(answers[n : n + DIGEST_BYTES] for n in range(0, len(answers), DIGEST_BYTES)),
+        )
+        if accuser not in books.scope.peers or case.reducer not in books.scope.peers or case.reducer == books.own:
+            raise ValueError("this is a proof about somebody else")
+        tensors, peers = [], len(books.scope.peers)
+        left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * books.most_values
+        async for message in first_of(stream, peers + 1):
+            left -= message.ByteSize()
+            if left < 0 or not _fits(message.tensor_part, books):
+                raise ValueError("a proof is too long")
+            tensors.append(message.tensor_part)
+        values = books.values_of(case.reducer, part)
+        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values) if tensors else case
+
+
+def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID, reducer: PeerID) -> _Shown:
+    """
+    Raises:
+        ValueError: If they are malformed.
+    """
+    receipt, commitments = MSGPackSerializer.loads(message.metadata)
+    receipt = None if receipt is None else Receipt.read(receipt)
+    if receipt is not None and not receipt.holds(books.scope, reducer=reducer, receiver=peer):
+        receipt = None
+    if peer != reducer or commitments is None:
+        return _Shown(receipt=receipt)
+    if len(commitments) != len(books.scope.peers):
+        raise ValueError("a reducer shows another number of commitments than there are peers")
+    return _Shown(receipt=receipt, commitments=tuple(Commitment.read(one) for one in commitments))
+
+
+def _fits(message: runtime_pb2.Tensor, books: Books) -> bool:
+    """Whether a part is no longer than this peer's longest; otherwise it is not decoded."""
+    most = books.most_values
+    if message.ByteSize() > _VALUE_BYTES * most + _SLACK_BYTES:
+        return False
+    sizes = list(message.size)
+    return len(sizes) <= 8 and all(size >= 0 for size in sizes) and math.prod(sizes) <= most
+
+
+async def _proof(case: Case) -> Messages[averaging_pb2.DownloadData]:
+    """The messages that carry it."""
+    other = None if case.other is None else [case.other[0].to_bytes(), case.other[1].facts()]
+    commitments = [one.facts() for one in case.commitments]
+    facts = [case.scope.group_id, case.reducer.to_bytes(), case.part, case.receipt.facts(), other, commitments]
+    yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps([*facts, b"".join(case.answers)]))
+    if case.answer is not None:
+        for message in (*case.parts, case.answer):
+            yield averaging_pb2.DownloadData(tensor_part=message)

@@ -1,0 +1,237 @@
+"""What peers sign in an all-reduce, so that a reducer cannot answer one thing and later show another.
+
+- A sender signs the digests and weights of all parts that it has sent to a reducer, and from which samples they come:
+  its `Commitment`. The signature goes with the last part.
+- A reducer signs the digests of its answers to a peer, and one digest over all senders' commitments: the `Receipt`. It
+  goes with the last answer.
+
+Whoever has a receipt can ask the reducer for the commitments that it names, and the senders for a part, and compute
+the average again (`auditing`). A statement names the averager, the group with all its members and the two peers, so it
+is good for nothing else. Peers sign with their identity's key, whose hash is their peer id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.swarm.defence.clipping import UNVOUCHED_SHARE
+from training.swarm.work import LARGEST_DECLARED_BYTES
+from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proven_peer_id
+
+DIGEST_BYTES = 32
+_WEIGHT = struct.Struct("<d")
+
+
+def digest_of(*pieces: bytes) -> bytes:
+    """One digest of several byte strings; where one ends and the next begins matters."""
+    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
+    for piece in pieces:
+        found.update(len(piece).to_bytes(8, "little"))
+        found.update(piece)
+    return found.digest()
+
+
+def digest_of_tensor(message: runtime_pb2.Tensor) -> bytes:
+    """Of a part as it travels."""
+    return digest_of(f"{message.compression} {message.dtype} {list(message.size)}".encode(), message.buffer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """One all-reduce, with all that a statement about it must name."""
+
+    prefix: str
+    """Of the averager: it names the run, the lineage, and whether gradients or parameters are averaged."""
+    group_id: bytes
+    peers: tuple[PeerID, ...]
+    """The group, in its order."""
+    unvouched: frozenset[PeerID] = frozenset()
+    """Those of it whom nobody vouches for. Who goes by another list signs another all-reduce, and is not caught lying
+    for it."""
+
+    @property
+    def digest(self) -> bytes:
+        """Begins each statement."""
+        return _scope_digest(self.prefix, self.group_id, self.peers, self.unvouched)
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of the peers' weights counts, in the group's order."""
+        return shares_of(self.peers, self.unvouched)
+
+
+def shares_of(peers: Sequence[PeerID], unvouched: Collection[PeerID]) -> list[float]:
+    """How much of the weight of each peer counts."""
+    return [UNVOUCHED_SHARE if peer in unvouched else 1.0 for peer in peers]
+
+
+@lru_cache(maxsize=64)
+def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...], unvouched: frozenset[PeerID]) -> bytes:
+    standings = [b"open" if peer in unvouched else b"" for peer in peers] if unvouched else []
+    return digest_of(prefix.encode(), group_id, *(peer.to_bytes() for peer in peers), *standings)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A signature, with the key that verifies it."""
+
+    key: bytes
+    """As OpenSSH writes it."""
+    signature: bytes
+    """In base64."""
+
+    def signer(self, statement: bytes) -> str | None:
+        """The peer that has signed the statement; None if nobody has."""
+        try:
+            key, signature = self.key.decode("ascii"), self.signature.decode("ascii")
+        except UnicodeDecodeError:
+            return None
+        return proven_peer_id(key, statement, signature)
+
+    def is_of(self, peer: PeerID, statement: bytes) -> bool:
+        """Whether this peer has signed the statement."""
+        return self.signer(statement) == str(peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Signs for this peer."""
+
+    key: bytes
+    sign: Callable[[bytes], bytes]
+    """Gives the signature in base64; takes a millisecond."""
+
+    def signed(self, statement: bytes) -> Signed:
+        """The signature of a statement."""
+        return Signed(self.key, self.sign(statement))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commitment:
+    """A sender's word on what it has sent to one reducer."""
+
+    digests: tuple[bytes, ...]
+    """Of the parts, in their order."""
+    weights: tuple[float, ...]
+    declared: bytes = b""
+    """The samples from which they come (`work.Declared`); empty: the sender declares none."""
+    signed: Signed
+
+    @staticmethod
+    def statement(
+        scope: Scope,
+        *,
+        sender: PeerID,
+        reducer: PeerID,
+        digests: Sequence[bytes],
+        weights: Sequence[float],
+        declared: bytes = b"",
+    ) -> bytes:
+        """What the sender signs."""
+        parts = digest_of(*digests, b"".join(map(_WEIGHT.pack, weights)))
+        return digest_of(b"training-parts 2", scope.digest, sender.to_bytes(), reducer.to_bytes(), parts, declared)
+
+    def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
+        """Whether the sender has signed it."""
+        return self.signed.is_of(sender, self.signed_statement(scope, sender=sender, reducer=reducer))
+
+    def signed_statement(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bytes:
+        """What the sender must have signed."""
+        words = {"digests": self.digests, "weights": self.weights, "declared": self.declared}
+        return self.statement(scope, sender=sender, reducer=reducer, **words)
+
+    def facts(self) -> list:
+        """As it travels."""
+        weights = b"".join(map(_WEIGHT.pack, self.weights))
+        return [b"".join(self.digests), weights, self.declared, self.signed.key, self.signed.signature]
+
+    @classmethod
+    def read(cls, facts: object) -> Commitment:
+        """
+        Raises:
+            ValueError: If it is malformed.
+        """
+        digests, weights, declared, key, signature = _bytes_of(facts, 5)
+        if len(digests) % DIGEST_BYTES or len(weights) != len(digests) // DIGEST_BYTES * _WEIGHT.size:
+            raise ValueError("a commitment is of no whole number of parts")
+        if len(declared) > LARGEST_DECLARED_BYTES:
+            raise ValueError("a commitment declares too much")
+        return cls(
+            digests=tuple(digests[n : n + DIGEST_BYTES] for n in range(0, len(digests), DIGEST_BYTES)),
+            weights=tuple(weight for (weight,) in _WEIGHT.iter_unpack(weights)),
+            declared=declared,
+            signed=Signed(key, signature),
+        )
+
+
+def digest_of_commitments(commitments: Iterable[Commitment]) -> bytes:
+    """Of all senders, in the group's order."""
+    return digest_of(*(piece for one in commitments for piece in one.facts()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """A reducer's word on what it has answered to one peer, and from what it made that."""
+
+    commitments: bytes
+    """`digest_of_commitments`; the same for all peers of the group."""
+    answers: bytes
+    """`digest_of` the digests of its answers."""
+    signed: Signed
+
+    @staticmethod
+    def statement(scope: Scope, *, reducer: PeerID, receiver: PeerID, commitments: bytes, answers: bytes) -> bytes:
+        """What the reducer signs."""
+        peers = (reducer.to_bytes(), receiver.to_bytes())
+        return digest_of(b"training-answers 1", scope.digest, *peers, commitments, answers)
+
+    def holds(self, scope: Scope, *, reducer: PeerID, receiver: PeerID) -> bool:
+        """Whether the reducer has signed it."""
+        words = {"commitments": self.commitments, "answers": self.answers}
+        return self.signed.is_of(reducer, self.statement(scope, reducer=reducer, receiver=receiver, **words))
+
+    def facts(self) -> list:
+        """As it travels."""
+        return [self.commitments, self.answers, self.signed.key, self.signed.signature]
+
+    @classmethod
+    def read(cls, facts: object) -> Receipt:
+        """
+        Raises:
+            ValueError: If it is malformed.
+        """
+        commitments, answers, key, signature = _bytes_of(facts, 4)
+        if len(commitments) != DIGEST_BYTES or len(answers) != DIGEST_BYTES:
+            raise ValueError("a receipt has digests of other lengths")
+        return cls(commitments=commitments, answers=answers, signed=Signed(key, signature))
+
+
+def pack_signed(signed: Signed, *more: bytes) -> bytes:
+    """A signature, and what goes with it, in a field of a message."""
+    return MSGPackSerializer.dumps([signed.key, signed.signature, *more])
+
+
+def read_signed(packed: bytes, more: int = 0) -> tuple[Signed, list[bytes]]:
+    """What `pack_signed` has packed.
+
+    Raises:
+        ValueError: If it is malformed.
+    """
+    if len(packed) > LARGEST_KEY_BYTES + LARGEST_PROOF_BYTES + 2 * DIGEST_BYTES + more * LARGEST_DECLARED_BYTES:
+        raise ValueError("a signature is too long")
+    key, signature, *rest = _bytes_of(MSGPackSerializer.loads(packed), 2 + more)
+    return Signed(key, signature), rest
+
+
+def _bytes_of(facts: object, count: int) -> list[bytes]:
+    if not isinstance(facts, list | tuple) or len(facts) != count or not all(type(one) is bytes for one in facts):
+        raise ValueError("this is no statement")
+    return list(facts)

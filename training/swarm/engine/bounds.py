@@ -1,0 +1,156 @@
+"""What a node accepts from others: messages that are unpacked in bounded depth, and records of the shape of ours.
+
+Whoever knows the address of a node may call it. hivemind 1.1.12 unpacks what comes before it looks at it, however
+deeply it is nested: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under
+any key, for any time. So `unpack` takes the place of hivemind's unpacking in all processes of a peer, and each node has
+`record_bounds`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+
+import msgpack
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from training.swarm.node.identity import peer_id_of
+
+MOST_DEPTH = 6
+"""Packed objects within packed objects; the deepest that are sent have 3."""
+MOST_NESTED = 4
+"""Lists and dictionaries within each other in what goes from one process of a peer to another; ours have 3 at most."""
+MOST_BYTES = 4 << 20
+"""Of one packed object: the records of all peers under one key of the DHT, or what describes a state's tensors."""
+MOST_RECORD_BYTES = 8192
+"""Of one record with its signature; a peer's metrics with its recent epochs take 3000."""
+MOST_RECORD_SECONDS = 3600.0
+"""How far ahead a record may expire: three times as long as any record of ours is valid."""
+MOST_ID_BYTES = 1024
+"""Of a peer id. Those of libp2p have 34 to 42, but averagers are announced with their signed subkeys in place of it."""
+TUPLE, DICTIONARY = 0x40, 0x50
+"""hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
+_OWNER = re.compile(rb"\[owner:ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{336,776}={0,2}\]")
+"""A key of 2048 bits or more, shorter ones are made by the hundred in a second, with 65537 as its exponent, which all
+programs use: a signature by a key with a large exponent takes milliseconds to verify."""
+_depth = threading.local()
+
+
+def with_short_ids(made: Callable[[PeerID, bytes], None]) -> Callable[[PeerID, bytes], None]:
+    """hivemind's `PeerID.__init__` for ids of at most `MOST_ID_BYTES`.
+
+    It writes each id that a message names in base 58, which takes time that grows with the square of its length: 80 kB
+    keep a peer from answering anybody for five seconds. What is cut off makes it the id of nobody.
+    """
+
+    def limited(self: PeerID, peer_id_bytes: bytes) -> None:
+        made(self, peer_id_bytes[:MOST_ID_BYTES])
+
+    return limited
+
+
+def unpack(packed: bytes) -> object:
+    """What hivemind has packed with msgpack.
+
+    Raises:
+        ValueError: If it is malformed, too large or nested too deeply, or has objects of an unknown type.
+    """
+    depth = getattr(_depth, "now", 0)
+    if len(packed) > MOST_BYTES:
+        raise ValueError(f"a packed object has {len(packed)} bytes, more than {MOST_BYTES}")
+    if depth >= MOST_DEPTH:
+        raise ValueError(f"packed objects are nested more than {MOST_DEPTH} deep")
+    _depth.now = depth + 1
+    try:
+        return msgpack.unpackb(packed, ext_hook=_unpack_extension, raw=False)
+    except Exception as error:  # of many kinds, such as that of a key that cannot be one
+        raise ValueError(f"a packed object is malformed: {str(error) or type(error).__name__}") from None
+    finally:
+        _depth.now = depth
+
+
+def _unpack_extension(code: int, packed: bytes) -> object:
+    if code == TUPLE:
+        return tuple(unpack(packed))
+    if code == DICTIONARY:
+        return _unpack_dictionary(packed)
+    raise ValueError(f"a packed object has the unknown type {code:#x}")
+
+
+def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
+    """As `DictionaryDHTValue.unpackb`, but it may have any number of records, and it expires with the last of them.
+
+    A search compares with those of other nodes what the sender says of both. If that is no number, the search fails,
+    and its caller waits for ever.
+    """
+    _, _, items = unpack(packed)
+    with DictionaryDHTValue().freeze() as records:  # else those that have expired would be dropped
+        for subkey, value, item_expires in items:
+            if not isinstance(subkey, bytes):  # it could not be compared with those of others that expire with it
+                raise ValueError("records of one key are told apart by bytes")
+            records.store(subkey, value, item_expires)
+    return records
+
+
+def is_plain(value: object, depth: int = MOST_NESTED) -> bool:
+    """Whether it has values that msgpack itself knows, in lists and dictionaries that are nested so deep at most.
+
+    What is nested hundreds deep is unpacked, but cannot be pickled: a process that waits for it would wait for ever.
+
+    >>> is_plain([7, False, {"a": None}], 2), is_plain([[[]]], 2)
+    (True, False)
+    """
+    if isinstance(value, list | tuple | dict):
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth > 0 and all(is_plain(one, depth - 1) for one in inner)
+    return value is None or isinstance(value, bool | int | float | str | bytes)
+
+
+def record_bounds(*, most_bytes: int = MOST_RECORD_BYTES) -> list[RecordValidatorBase]:
+    """Validators that refuse each record that is not of a shape in which this program stores some.
+
+    A record lies in a dictionary, under its signer's public key and nothing more, so that nobody has two.
+    """
+    return [_Place(most_bytes), _Contents()]
+
+
+class _Place(RecordValidatorBase):
+    """Looks at a record before its signature is verified, which has priority 10."""
+
+    priority = 20
+
+    def __init__(self, most_bytes: int):
+        self._most_bytes = most_bytes
+
+    def validate(self, record: DHTRecord) -> bool:
+        if len(record.value) > self._most_bytes or len(record.subkey) > MOST_RECORD_BYTES:
+            return False
+        if not record.expiration_time - get_dht_time() <= MOST_RECORD_SECONDS:  # also refuses what is not a number
+            return False
+        try:
+            place = unpack(record.subkey)
+        except ValueError:
+            return False
+        # A node reads key and subkey from what came, and passes them on as hivemind writes them. If that differs, the
+        # signature holds here and with nobody else, and no schema knows the key.
+        if len(record.key) != DHTID.HASH_NBYTES or MSGPackSerializer.dumps(place) != record.subkey:
+            return False
+        # hivemind's check of signatures fails with an error if the key is none, which would hide all records of a key.
+        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place)) and peer_id_of(place) is not None
+
+
+class _Contents(RecordValidatorBase):
+    """Looks at a record after its signature was verified and removed, before any schema does."""
+
+    priority = 5
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            return is_plain(unpack(record.value))
+        except ValueError:
+            return False

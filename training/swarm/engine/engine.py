@@ -1,0 +1,191 @@
+"""hivemind, the engine below the swarm: the version that is needed, and what is changed in it.
+
+hivemind gives the DHT, connections between peers, codecs, matchmaking and the all-reduce. This package overrides the
+following private names of it, and no others (a test counts them). The next version may have mended the fault; then the
+override can go. The faults are described in site/reference/hivemind.md.
+
+| private name | where | the fault that it mends |
+|---|---|---|
+| `AllReduceRunner._communicate_with_peer` | allreduce | a sender waits for a reducer that is gone |
+| `AllReduceRunner._ban_sender` | allreduce | the first part of a banned sender is awaited all the same |
+| `AllReduceRunner._get_peer_stub` | allreduce | streams lack their end; bytes are not counted |
+| `AllReduceRunner._handle_missing_senders` | allreduce | nobody learns who has sent nothing |
+| `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
+| `Matchmaking._request_join_group` | matchmaking | nobody learns which leader forgets its followers |
+| `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
+| `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
+| `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
+| `node._SearchState` | engine | what a look brings is stored, however much it is |
+| `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
+| `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
+| `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
+| `MPFuture._initialization_lock` | engine | a process that is killed while it begins may stop all that begin later |
+| `SharedBytes._lock` | engine | the same |
+| `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
+| `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
+
+In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
+of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `DHTProtocol.rpc_store` and
+`DHTProtocol.get_stub` come those of `calls`: a message of any length would be read, a search would be answered for any
+number of keys, any number of records would be checked at once, and an answer may name any number of peers. In place of
+`TimedStorage.store` comes `stored.keeping_newest`: whoever repeats an older record would delete the newest. In place of
+`get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`clocks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
+from hivemind.dht import DHT
+from hivemind.dht.node import DHTNode, _SearchState
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import TimedStorage
+
+from training.errors import TrainingError
+from training.swarm.engine import bounds, calls, stored
+from training.swarm.engine.codecs import BlockwiseCodec, with_checked_type
+from training.swarm.node.clocks import NODE_SECONDS, use_steady_clock
+
+HIVEMIND_VERSION = "1.1.12"
+"""As in pyproject.toml. What is overridden, and why, was read in this version's source."""
+SOCKET_FOLDER_CHARACTERS = 70
+"""The path of a local socket may have 104 characters, of which hivemind's names take 33."""
+
+
+class NodeSilent(TrainingError):
+    """The node of this peer has not answered in time: it has ended, or its machine is far too busy."""
+
+
+def check_version() -> None:
+    """Refuses any version of hivemind but the one that this package was written for.
+
+    Raises:
+        TrainingError: If another one is installed.
+    """
+    if (found := version("hivemind")) != HIVEMIND_VERSION:
+        raise TrainingError(
+            f"hivemind {found} is installed; this program overrides parts of hivemind {HIVEMIND_VERSION} and "
+            f"works with that version only. Install it: pip install hivemind=={HIVEMIND_VERSION}"
+        )
+
+
+# Made once: a process may prepare more than once.
+_WITH_SHORT_ID = bounds.with_short_ids(PeerID.__init__)
+_BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
+_SURVIVING_READER = calls.surviving_reader(ControlClient._read_from_persistent_conn)
+_FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_request)
+_BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
+_BOUNDED_STORE = calls.bounded_store(DHTProtocol.rpc_store)
+_STORE_IF_NEWER = stored.keeping_newest(TimedStorage.store)
+_ADD_TO_COPY = stored.adding_to_copies(_SearchState.add_candidate)
+_BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
+
+
+def prepare() -> None:
+    """Makes hivemind ready for this process and those that it forks. Call it before a node or an averager is made.
+
+    Raises:
+        TrainingError: As `check_version` does.
+    """
+    check_version()
+    # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
+    MSGPackSerializer.loads = staticmethod(bounds.unpack)
+    PeerID.__init__ = _WITH_SHORT_ID
+    P2P.receive_raw_data = staticmethod(calls.receive)
+    P2P.add_protobuf_handler = _BOUNDED_CALLS
+    ControlClient._read_from_persistent_conn = _SURVIVING_READER
+    ControlClient._handle_persistent_request = _FORGETTING_HANDLER
+    DHTProtocol.rpc_find = _BOUNDED_SEARCH
+    DHTProtocol.rpc_store = _BOUNDED_STORE
+    DHTProtocol.get_stub = _BOUNDED_ANSWERS
+    DHTProtocol._validate_dictionary = drop_refused
+    _SearchState.add_candidate = _ADD_TO_COPY
+    TimedStorage.store = _STORE_IF_NEWER
+    use_steady_clock()
+    _use_own_locks()
+    for name, codec in _BASE_COMPRESSION_TYPES.items():
+        _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)
+    # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
+    # block-wise number needs bitsandbytes, sends its code table with every part, and turns a NaN into a number.
+    _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
+    if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
+        # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+    # The node and the averagers are forks of this process, and share its memory until somebody writes to it. A garbage
+    # collection writes to every object that it looks at: each process would soon have its own copy of all libraries'
+    # objects, 59 MB. Frozen ones are not looked at.
+    gc.collect()
+    gc.freeze()
+
+
+@functools.cache  # once: a process may prepare more than once
+def _use_own_locks() -> None:
+    """Gives this process and each that it forks locks of its own for what hivemind keeps of each process apart.
+
+    hivemind's are shared by all: what one holds when it is killed, perhaps because memory ran out, no other one gets.
+    """
+
+    def make() -> None:
+        MPFuture._initialization_lock, SharedBytes._lock = threading.Lock(), threading.Lock()
+
+    make()
+    os.register_at_fork(after_in_child=make)
+
+
+def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
+    """Drops the records of a key that the node's validators refuse; whether any is left.
+
+    In place of `DHTProtocol._validate_dictionary`: a node takes the rest of what another one has of a key. Nodes hear
+    of bans and of lineages at different times, and their clocks differ. Without this, one that has not heard of it, or
+    is ahead, would hide all peers from those that refuse a record.
+    """
+    with records.freeze():  # else those that expire meanwhile would be dropped while we go through them
+        for subkey, (value, expires) in list(records.items()):
+            record = DHTRecord(key, protocol.serializer.dumps(subkey), value, expires)
+            if not protocol.record_validator.validate(record):
+                del records[subkey]
+        return len(records) > 0
+
+
+async def open_connection(dht: DHT) -> P2P:
+    """A connection of this process and event loop to the node's network daemon; shut it down after use.
+
+    `DHT.replicate_p2p` keeps one for the whole process, bound to the event loop that asked first.
+
+    Raises:
+        NodeSilent: If the node does not answer.
+    """
+    return await P2P.replicate(await asyncio.to_thread(answer_of_node, dht.run_coroutine, _daemon_address))
+
+
+def answer_of_node(ask: Callable[..., MPFuture], *what: object, **more: object) -> Any:
+    """What the node answers, to `dht.get` or `dht.run_coroutine`; without the time-out, one that is gone would be
+    waited for without an end.
+
+    Raises:
+        NodeSilent: If it does not answer.
+    """
+    try:
+        return ask(*what, **more, return_future=True).result(timeout=NODE_SECONDS)
+    except TimeoutError:
+        raise NodeSilent("This peer's own network node does not answer.") from None
+
+
+async def _daemon_address(_dht: DHT, node: DHTNode) -> Multiaddr:
+    return node.p2p.daemon_listen_maddr

@@ -1,0 +1,346 @@
+"""The exchange of an epoch's gradients: finds a group, averages with it, and deals with averages that go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import replace
+
+from calculator.swarm.forecast import PATIENCE_WINDOWS
+from training.config import SwarmConfig
+from training.swarm.epoch.gradients import GradientAverager
+from training.swarm.epoch.waiting import LeftBehindError, NobodyElseError, await_group
+from training.swarm.peers.epochs import EpochEnd
+from training.swarm.peers.groups import AveragedGroup, RoundReport
+from training.swarm.peers.progress import Progress, most_liars
+from training.swarm.peers.standing import Standing
+from training.swarm.round.averager import AveragingFailedError, Round
+from training.swarm.round.pipe import Stage
+from training.swarm.state.alignment import AlignmentState, Event, Minorities
+
+LOOK_SHARE, SILENT_SHARE, LATE_ANSWER_SHARE = 0.25, 0.5, 0.3
+"""Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, for how long
+those that it asks have told nothing of their progress, and after which time an answer is late if those of most others
+come much sooner. A group would wait for such a peer through all its windows, in every epoch."""
+
+
+class Exchange:
+    """Averages gradients, or what stands for them, with the others that end the same epoch.
+
+    Args:
+        swarm: The recipe's settings.
+        averager: Of the gradients.
+        progress: Who trains.
+        alignment: Told what an average shows of this peer.
+        standing: Who has spoiled averages.
+        epochs_apart: See `Strategy.epochs_apart`.
+    """
+
+    def __init__(
+        self,
+        swarm: SwarmConfig,
+        averager: GradientAverager,
+        progress: Progress,
+        alignment: AlignmentState,
+        *,
+        standing: Standing,
+        epochs_apart: int,
+    ):
+        self._swarm, self.averager, self._progress, self._alignment = swarm, averager, progress, alignment
+        self._epochs_apart, self._standing = epochs_apart, standing
+        self._search: Round | None = None
+        self._running: Round | None = None
+        self._present = 0
+        """Peers that trained when the group was looked for."""
+        self._minorities = Minorities()
+        self._step_ended = self._average_ended = time.monotonic()
+        self.parameters_wanted_at = 0
+        """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
+        self.inspected = ""
+        """The peer whose work this one checks in the next average; see `pipe.Start`."""
+        self.groupmates: tuple[str, ...] = ()
+        """Of the last average."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an average was begun and has not ended."""
+        return self._running is not None
+
+    @property
+    def expected_peers(self) -> int:
+        """How many peers the next group should have."""
+        return min(self._progress.awaited_peers, self._swarm.max_group_size)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether most of the group that this peer has found early average already, and wait for it.
+
+        Then the epoch has ended for them, and ends for this peer, too: it may know less of what the others have
+        computed, or believe them less (`claims`). Whoever lets a group wait until its own count is full would be given
+        up, and after some times be left out of groups as one that spoils averages.
+        """
+        return self._search is not None and not self._search.started and self._search.stage is Stage.AWAITED
+
+    # -- a group ---------------------------------------------------------------------------------------------------
+
+    def look_for_group_early(self, epoch: int) -> None:
+        """Begins to look for a group when the epoch is about to end; call it after each micro-batch.
+
+        The group forms while the peer computes. The next look comes a micro-batch later. So the search begins at the
+        last look that is at least half a micro-batch before the end: a peer whose micro-batches last longer than a
+        window of matchmaking would otherwise come too late.
+        """
+        now = time.monotonic()
+        step_seconds, self._step_ended = now - self._step_ended, now
+        if self.under_way:  # a new group would start without this peer, which averages with the last one
+            return
+        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * step_seconds):
+            return
+        if self._search is None or self._search.started or self._search.done():
+            self._search = self._look_for_group(epoch)
+
+    def begin_epoch(self) -> None:
+        """The peer begins an epoch: the wait at the last one's end does not count as time of a micro-batch."""
+        self._step_ended = time.monotonic()
+
+    def _look_for_group(self, epoch: int) -> Round:
+        # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
+        is_due = self.parameters_wanted_at > epoch
+        self._standing.refresh()
+        self._present = min(self._progress.lively_peers, self._swarm.max_group_size)
+        expected = self.expected_peers
+        search = self.averager.look_for_group(
+            epoch,
+            wants_weights=self._alignment.drifted and not is_due,
+            expected_peers=expected,
+            seconds=self._swarm.averaging_timeout_seconds,
+        )
+        if expected > 1:
+            watch = threading.Thread(target=self._watch_for_the_dead, args=(search, expected), daemon=True)
+            watch.start()
+        return search
+
+    def _watch_for_the_dead(self, search: Round, expected: int) -> None:
+        """In a thread while a group is looked for: it need not wait for peers that have died or left since then.
+
+        Those that answer again are expected again.
+        """
+        window = self._swarm.matchmaking_seconds
+        while search.stage is Stage.SEARCHING and not search.done():
+            self._progress.give_up_the_silent(window * SILENT_SHARE, window, slow_seconds=window * LATE_ANSWER_SHARE)
+            left = self.expected_peers
+            if left != expected:
+                search.expect_fewer(expected - left)
+            expected = left
+            time.sleep(window * LOOK_SHARE)
+
+    def drop_search(self) -> None:
+        """Looks for no group any more."""
+        if self._search is not None and not self._search.started:
+            self._search.cancel()
+        self._search = None
+
+    def leave_group(self) -> None:
+        """Leaves the group that this peer may have found early, since its gradients are of no use to it any more.
+
+        If there is a group, the peer takes part in its average with weight 0, and waits for the end. If it just left,
+        the group would have to repeat the average.
+        """
+        search = self._search
+        if search is not None and not search.started and search.stage in (Stage.WAITING, Stage.AWAITED):
+            search.start(0.0)
+            with suppress(Exception):
+                search.result(self._swarm.allreduce_timeout_seconds)
+        self.drop_search()
+
+    # -- the average -----------------------------------------------------------------------------------------------
+
+    def begin(self, epoch_end: EpochEnd) -> Round | None:
+        """Loads this peer's gradients and begins to average them; None if nobody else trains.
+
+        Raises:
+            LeftBehindError: If the last average has shown that the others are at a later epoch.
+        """
+        if self._alignment.behind:
+            self._fall_behind(epoch_end)
+            raise LeftBehindError("the others have gone on without this peer")
+        search, self._search = self._search, None
+        # The gradients are written before `search.start`: the averager's process may read them from then on.
+        epoch_end.samples = self.averager.load_mean()
+        if self.averager.not_finite:
+            epoch_end.notes.append("this peer's own gradients were not finite and were left out")
+        if self._progress.num_peers <= 1:
+            if search is not None:
+                search.cancel()
+            return None
+        if search is None or search.started or search.done():
+            search = self._look_for_group(epoch_end.epoch)
+        self._start(search, epoch_end)
+        self._running = search
+        return search
+
+    def _start(self, round_: Round, epoch_end: EpochEnd) -> None:
+        inspected, self.inspected = self.inspected, ""
+        cycle = self._progress.epoch_seconds  # as all peers know it, so that they wait equally long
+        round_.start(
+            epoch_end.samples,
+            declared=self.averager.declared,
+            inspected=inspected,
+            cycle_seconds=cycle or None,
+            free_seconds=cycle * self._epochs_apart,
+        )
+
+    def finish(self, round_: Round | None, epoch_end: EpochEnd) -> None:
+        """Waits for the average, and notes in `epoch_end` how it went.
+
+        Without an average, the host's gradients are this peer's own, and the update is made with these.
+
+        Raises:
+            LeftBehindError: If the others have gone on without this peer; there must be no update then.
+        """
+        if round_ is None:
+            epoch_end.fault = "no group was looked for"
+            self._alignment.updated_alone()
+            return
+        began, before = time.monotonic(), self._average_ended
+        try:
+            group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
+            epoch_end.round = group.report
+            self.groupmates = tuple(str(peer) for peer in group.told)
+            self._average_ended = now = time.monotonic()
+            self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
+            self._progress.note_average(epoch_end.epoch, group.report, group.told, own_samples=epoch_end.samples)
+            self._note_faults(group, epoch_end)
+            self._note_announcements(group, epoch_end)
+        except LeftBehindError:
+            self._fall_behind(epoch_end)
+            raise
+        except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
+            epoch_end.fault = str(error) or type(error).__name__
+            self._alignment.updated_alone()
+            round_.cancel()
+        finally:
+            self._running = None
+            self._tell_who_is_left_out(epoch_end)
+
+    def _await(self, round_: Round, epoch_end: EpochEnd) -> AveragedGroup:
+        """The group's average; the progress is told which peers were lost."""
+        try:
+            group = await_group(
+                round_,
+                usual_seconds=self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds,
+                lonely_seconds=self._seconds_until_lonely(epoch_end.others),
+                timeout_seconds=self._swarm.averaging_timeout_seconds,
+                newest_epoch=epoch_end.epoch + self._epochs_apart,
+                look_around=self._look_who_stays,
+            )
+        except NobodyElseError:
+            epoch_end.others = 0
+            raise
+        # An absent peer lives, in another group or in none, so it may come to the next group; the others may be dead.
+        self._progress.give_up(set(group.report.lost) - set(group.report.absent))
+        if group.report.senders > 1:
+            self.averager.is_new = False
+        return group
+
+    def _look_who_stays(self) -> tuple[int, int]:
+        """See `Progress.look_who_stays`; for a peer that does nothing but wait for a group.
+
+        It gives its samples up if most have gone on. If a few have, in a group of their own, it averages with the rest.
+        """
+        # All who wait tell nothing new. Without this, each would soon take all others for dead.
+        if not self._epochs_apart:  # else the trainer computes meanwhile and tells its samples
+            self._progress.still_here()
+        return self._progress.look_who_stays()
+
+    def _seconds_until_lonely(self, others: int) -> float:
+        """How long a peer looks for a group before it believes that all others are gone."""
+        # That several have died at once is less likely than that this peer's own link is at fault for a moment.
+        windows = PATIENCE_WINDOWS if others > 1 else 1
+        return windows * self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds
+
+    def _average_with_the_rest(self, group: AveragedGroup, epoch_end: EpochEnd) -> AveragedGroup:
+        """Looks for another group with the same gradients if this peer is the last of its group, and others train.
+
+        It would otherwise make the update alone, and the others would wait for it.
+        """
+        first = group.report
+        if not first.lost or len(first.lost) < first.group_size - 1 or not self._others_train():
+            return group
+        epoch_end.notes.append("all others of its group were lost, so it has looked for another one")
+        again = self._look_for_group(epoch_end.epoch)
+        self._start(again, epoch_end)
+        try:
+            found = self._await(again, epoch_end)
+        except (TimeoutError, AveragingFailedError):
+            again.cancel()
+            return group
+        sent, received = first.bytes_sent, first.bytes_received
+        report = replace(
+            found.report,
+            bytes_sent=found.report.bytes_sent + sent,
+            bytes_received=found.report.bytes_received + received,
+        )
+        return replace(found, report=report)
+
+    def _others_train(self) -> bool:
+        try:
+            return self._progress.look_around()[1] > 0
+        except TimeoutError:
+            return False
+
+    def _tell_who_is_left_out(self, epoch_end: EpochEnd) -> None:
+        epoch_end.notes += self._standing.take_news()
+
+    # -- what an average shows -------------------------------------------------------------------------------------
+
+    def _note_faults(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
+        report = group.report
+        if report.senders < 2:
+            epoch_end.fault = "no other peer's gradients arrived"
+            self._alignment.updated_alone()
+        elif report.torn:
+            epoch_end.fault = "a peer was lost in the middle of the average"
+        elif report.repeated:
+            lost = "a peer" if report.lost else "a connection"
+            left = f"{report.senders} of {report.group_size}"
+            epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
+        if report.refused:
+            epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
+        if report.torn:  # the others' update is another one
+            self._alignment.note(Event.AVERAGE_TORN)
+        if report.senders > 1:
+            self._note_minority(report, epoch_end)
+        # Whoever wants weights lacks updates, or comes from this peer's own state: it takes this peer's weights. One of
+        # the announcements is this peer's own.
+        if sum(not one.wants_weights for one in group.announcements) > 1 and report.senders > 1:
+            self._alignment.met_others()
+
+    def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:
+        is_minority = 2 * report.group_size <= self._present
+        if self._minorities.want_weights(is_minority):
+            seen = (
+                f"group had {report.group_size} of {self._present}"
+                if is_minority
+                else "last groups had at most half of the"
+            )
+            epoch_end.notes.append(
+                f"its {seen} volunteers; another group may have averaged as well, so it asks for a round of parameters"
+            )
+            self._alignment.note(Event.AVERAGE_TORN)
+
+    def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
+        later = sum(one.epoch > epoch_end.epoch for one in group.announcements)
+        if later > most_liars(len(group.announcements) - 1):  # one of them is this peer's own
+            self._alignment.note(Event.OVERTAKEN)
+        # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
+        # parameters follows it was decided then. So it is the next update's.
+        if any(one.wants_weights for one in group.announcements):
+            self.parameters_wanted_at = epoch_end.epoch + 1 + self._epochs_apart
+
+    def _fall_behind(self, epoch_end: EpochEnd) -> None:
+        self._alignment.note(Event.OVERTAKEN)
+        epoch_end.left_behind = True
+        epoch_end.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"

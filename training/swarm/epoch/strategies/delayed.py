@@ -1,0 +1,33 @@
+"""Gradients are averaged in the background while the next epoch computes: nobody waits for the network."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from training.swarm.epoch.strategies.strategy import Strategy
+from training.swarm.peers.epochs import EpochEnd
+
+
+class Delayed(Strategy):
+    """Each update uses gradients of weights that lack the update before it."""
+
+    epochs_apart = 1
+
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
+        """See `Strategy`."""
+        # The last average and update may still be at work on the gradients that `begin` overwrites.
+        self.parts.updates.wait()
+        round_ = self.parts.exchange.begin(epoch_end)
+        if round_ is None:  # nobody else trains
+            self.parts.exchange.finish(None, epoch_end)
+            self.parts.begin_update(epoch_end.epoch)
+            return
+        epoch_end.in_background = True
+        self.parts.begin_update(epoch_end.epoch, gradients_ready=partial(self._finish, round_, epoch_end))
+
+    def _finish(self, round_, epoch_end: EpochEnd) -> None:
+        """In the background: waits for the average, and reports the epoch, also if the average has failed."""
+        try:
+            self.parts.exchange.finish(round_, epoch_end)
+        finally:
+            self.parts.report(epoch_end)

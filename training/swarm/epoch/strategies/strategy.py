@@ -1,0 +1,104 @@
+"""The interface of a strategy, and the parts of a peer that it works with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from hivemind.dht import DHT
+from torch import nn
+
+from training.config import RunConfig
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.schedule import learning_rate_factor
+from training.swarm.engine.codecs import exchange_codec
+from training.swarm.epoch.exchange import Exchange
+from training.swarm.epoch.gradients import GradientAverager
+from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+from training.swarm.epoch.updates import Updates
+from training.swarm.peers.epochs import EpochEnd
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.state.host import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a peer that a strategy uses."""
+
+    run: RunConfig
+    model: nn.Module
+    host: Host
+    updates: Updates
+    exchange: Exchange
+    begin_update: Callable[..., None]
+    """`Updates.begin` for the epoch that ends, with the round of parameters that is due with it."""
+    report: Callable[[EpochEnd], None]
+    """Reports an epoch whose average ends in the background."""
+
+
+class Strategy(ABC):
+    """When the weights move, and what peers exchange for that.
+
+    The class methods make parts of a peer; `SwarmOptimizer` calls the other methods while it trains.
+    """
+
+    epochs_apart = 0
+    """A peer may be so many epochs ahead of its gradients while these are averaged. So the others may be at an epoch so
+much newer and still look for a group, and so far apart the epochs of a group's gradients may be."""
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+
+    @classmethod
+    def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
+        """The host's copies of the model's weights, and the optimizer that moves them."""
+        return Host(cls.groups(model, run), partial(cls.make_optimizer, run=run), partial(cls.learning_rate, run=run))
+
+    @classmethod
+    def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
+        """The parameters in the order in which they travel, in groups of the optimizer of `make_optimizer`."""
+        return parameter_groups(model, run.optimizer)
+
+    @classmethod
+    def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
+        """The optimizer of the common weights, whose state peers hand to newcomers and to the monitor."""
+        return build_optimizer(
+            run.host_optimizer, groups, lr=run.schedule.peak_learning_rate, given_momentum=run.worker_momentum
+        )
+
+    @classmethod
+    def learning_rate(cls, epoch: int, run: RunConfig) -> float:
+        """Of the update of the common weights that ends an epoch."""
+        return run.schedule.peak_learning_rate * learning_rate_factor(epoch, run.schedule)
+
+    @classmethod
+    def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> GradientAverager:
+        """The averager of gradients, or of distances; the host's optimizer takes its tensors for gradients."""
+        codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
+        method = None
+        if run.swarm.powersgd_rank:
+            codec, method = powersgd_codec(codec), PowerSgd(host.shapes, run.swarm.powersgd_rank)
+        settings = replace(settings, compression=codec)
+        return GradientAverager(
+            host.model_parameters, dht=dht, settings=settings, method=method, momentum=run.worker_momentum
+        )
+
+    def add_gradients(self, samples: int, epoch: int) -> None:
+        """Takes the gradients of a micro-batch, which are of this epoch, from the model."""
+        self.parts.exchange.averager.add_gradients(samples, epoch)
+
+    @abstractmethod
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
+        """Called when the samples of all peers are there: exchanges with the others, and moves the weights.
+
+        Raises:
+            LeftBehindError: If the others have gone on without this peer; the epoch has not ended for it then.
+        """
+
+    def forget(self) -> None:
+        """Drops what was computed, since the peer goes on with other weights."""
+        self.parts.exchange.averager.forget()

@@ -1,0 +1,1 @@
+"""This peer in the DHT: its identity, its node, its records, and the tickets of others."""

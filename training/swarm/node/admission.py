@@ -1,0 +1,230 @@
+"""Whom this peer lets in: the one place in which another peer's ticket is checked, in every process of this peer.
+
+In a run that admits members only, each peer shows its ticket wherever it meets others: in its records in the DHT
+(`record_tickets`), in what it tells a group (`gathering`), and when it asks for a state or sends one (`download`,
+`serving`). All of these ask `Admission.check`. An open run has no admission (None), and nothing is shown or checked.
+
+The trainer's process renews this peer's ticket and hears of bans. It shares memory with the processes that it forks
+(the node, the averagers, a download), so that all of them go by the same news from the next check on. Pipe messages
+would reach each of them later, and a process that nobody remembers to tell would go by old news.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from hivemind.dht import DHT
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.config import RunConfig
+from training.trust.bans import LARGEST_BANS_BYTES, BanList
+from training.trust.check import Rules, TicketRefused, check_ticket
+from training.trust.server.policy import BANS_EVERY_SECONDS
+from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket, read_ticket
+
+LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
+"""For so long after this peer has heard of new bans, another one may not have heard of them."""
+CUT_SECONDS = 0.8 * BANS_EVERY_SECONDS
+"""An average is ended so long after a member of the group is banned. By then most of the group has heard of it; if one
+of its peers alone left that member out, the group could not tell which of the two is at fault."""
+_NEWS_BYTES = LARGEST_BANS_BYTES + LARGEST_TICKET_BYTES + 4096
+"""Ban list, own ticket and lineages, as JSON."""
+_HEAD = struct.Struct("<QI32s")
+"""Number of the news, its length, and its SHA-256."""
+_TRIES, _PAUSE_SECONDS = 100, 0.001
+"""A reader that comes while the news is being written looks again so often, after such pauses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What the trainer's process knows, and the others go by."""
+
+    number: int = 0
+    own_ticket: str = ""
+    """Empty: this peer has none yet, so it stores no record."""
+    lineages: frozenset[str] = frozenset()
+    """Tickets for these are good for training; see `Rules.lineages`."""
+    bans: BanList | None = None
+    server_since: float | None = None
+    """See `Rules.server_since`."""
+
+    def packed(self) -> bytes:
+        """As it lies in the shared memory."""
+        bans = self.bans and [self.bans.version, self.bans.issued, dict(self.bans.until)]
+        return json.dumps([self.own_ticket, sorted(self.lineages), bans, self.server_since]).encode()
+
+    @classmethod
+    def read(cls, number: int, packed: bytes, run_id: str) -> News:
+        """From the shared memory, which only this peer writes."""
+        own_ticket, lineages, bans, server_since = json.loads(packed)
+        if bans is not None:
+            version, issued, until = bans
+            bans = BanList(run_id=run_id, version=version, issued=issued, until=until)
+        told = {"own_ticket": own_ticket, "lineages": frozenset(lineages), "server_since": server_since}
+        return cls(number=number, bans=bans, **told)
+
+
+@dataclass
+class Admission:
+    """Checks the tickets of a run's peers. Make it before the processes that use it are forked.
+
+    One process tells the news (`tell`), from one thread at a time.
+    """
+
+    public_key: str
+    """The membership key, from the recipe."""
+    run_id: str
+    clock: Callable[[], float] = time.time
+    """Seconds since 1970; a test passes its own."""
+    _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _HEAD.size + _NEWS_BYTES), init=False, repr=False)
+    _news: News = field(default=News(), init=False)
+    _bans_heard: float = field(default=float("-inf"), init=False)
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Admission | None:
+        """To a run; None if it is open to all."""
+        return None if run.membership.open else cls(run.membership.key, run.run_id)
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def tell(
+        self,
+        *,
+        own_ticket: str,
+        lineages: Collection[str] = (),
+        bans: BanList | None = None,
+        server_since: float | None = None,
+    ) -> None:
+        """All processes of this peer go by this from now on; see `News`."""
+        told = {"own_ticket": own_ticket, "lineages": frozenset(lineages), "bans": bans, "server_since": server_since}
+        before = self.news
+        if replace(before, **told) == before:
+            return
+        news = News(number=before.number + 1, **told)
+        packed = news.packed()
+        # The head comes last: until then, readers go by the news that they have.
+        self._memory[_HEAD.size : _HEAD.size + len(packed)] = packed
+        _HEAD.pack_into(self._memory, 0, news.number, len(packed), _digest(news.number, packed))
+
+    @property
+    def news(self) -> News:
+        """The newest; that of before if the newest is just being written."""
+        for _ in range(_TRIES):
+            number, length, digest = _HEAD.unpack_from(self._memory)
+            if number == self._news.number:
+                break
+            packed = self._memory[_HEAD.size : _HEAD.size + min(length, _NEWS_BYTES)]
+            if _digest(number, packed) == digest:
+                self._take(News.read(number, packed, self.run_id))
+                break
+            time.sleep(_PAUSE_SECONDS)
+        return self._news
+
+    def _take(self, news: News) -> None:
+        if news.bans != self._news.bans:
+            self._bans_heard = time.monotonic()
+        self._news = news
+
+    @property
+    def own_ticket(self) -> str:
+        """This peer's ticket as it travels; empty: it has none yet."""
+        return self.news.own_ticket
+
+    # -- others' tickets ---------------------------------------------------------------------------------------------
+
+    def check(self, text: object, peer_id: str, *, trains: bool) -> Ticket:
+        """The ticket that another peer has shown, if it holds now.
+
+        Args:
+            text: As it came, from anybody.
+            peer_id: Of the peer that shows it, as the connection or the signature of its record proves it.
+            trains: Whether it must be a ticket for this peer's lineage: for averages and states. Records in the DHT
+                also come from newcomers, who do not know the lineage yet.
+
+        Raises:
+            TicketRefused: If it does not hold.
+        """
+        news = self.news
+        rules = Rules(
+            public_key=self.public_key,
+            run_id=self.run_id,
+            lineages=news.lineages if trains else None,
+            bans=news.bans,
+            server_since=news.server_since,
+        )
+        return check_ticket(text, peer_id=peer_id, rules=rules, now=self.clock())
+
+    def vouches_for(self, ticket: str) -> bool:
+        """Whether the server vouches for whom it has given a ticket that holds."""
+        read = read_ticket(ticket, self.public_key)
+        return read is not None and read.standing == "vouched"
+
+    def with_ticket(self, answer: bytes) -> bytes:
+        """An answer of this peer together with its ticket; `without_ticket` reads it."""
+        return MSGPackSerializer.dumps([self.own_ticket, answer])
+
+    def without_ticket(self, packed: bytes, peer_id: str) -> bytes:
+        """What another peer has packed by `with_ticket`.
+
+        Raises:
+            TicketRefused: If its ticket is not good for training.
+            ValueError: If it is nothing of the kind.
+        """
+        return self.open(packed, peer_id)[1]
+
+    def open(self, packed: bytes, peer_id: str) -> tuple[Guest, bytes]:
+        """The same, and who has packed it."""
+        ticket, answer = MSGPackSerializer.loads(packed)
+        self.check(ticket, peer_id, trains=True)
+        return Guest(self, ticket, peer_id), answer
+
+    def may_be_late_news(self, refused: TicketRefused) -> bool:
+        """Whether another honest peer may still believe a ticket that this one refuses."""
+        return refused.fault == "banned" and time.monotonic() - self._bans_heard < LATE_NEWS_SECONDS
+
+
+class Guest:
+    """A peer whose ticket held when it was let in, for as long as what it was let in to lasts: an average, a download.
+
+    Args:
+        admission: By which it was let in; None in an open run, which bans nobody.
+        ticket: As it was shown.
+        peer_id: Of the peer that showed it.
+    """
+
+    def __init__(self, admission: Admission | None, ticket: object, peer_id: str):
+        self._admission, self._ticket, self._peer_id = admission, ticket, peer_id
+        self._number = -1  # so that the first look also sees the news of since it was let in
+        self._banned_at: float | None = None
+
+    @property
+    def is_banned(self) -> bool:
+        """Whether it has been banned since; takes no time while there is no news."""
+        if self._admission is not None and self._banned_at is None and self._admission.news.number != self._number:
+            self._number = self._admission.news.number
+            try:
+                self._admission.check(self._ticket, self._peer_id, trains=True)
+            except TicketRefused as refused:
+                # A ticket that only expires was good when it was let in, and the guest has a new one.
+                self._banned_at = time.monotonic() if refused.fault == "banned" else None
+        return self._banned_at is not None
+
+    @property
+    def has_been_banned_for_long(self) -> bool:
+        """Whether `CUT_SECONDS` have passed since this peer heard of the ban."""
+        return self.is_banned and time.monotonic() - self._banned_at >= CUT_SECONDS
+
+
+def admission_of(dht: DHT) -> Admission | None:
+    """By which the peer of a node lets others in; None in an open run."""
+    return getattr(dht, "admission", None)  # a node of hivemind's own class is in no run that admits members only
+
+
+def _digest(number: int, packed: bytes) -> bytes:
+    return hashlib.sha256(number.to_bytes(8, "little") + packed).digest()

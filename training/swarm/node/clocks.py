@@ -1,0 +1,174 @@
+"""Whether this machine's clock agrees with those of the run's other peers.
+
+The DHT keeps each record until a time of day. To a peer whose clock is ahead, what others announce has expired; to the
+others, what a peer announces whose clock is behind. hivemind compares clocks at a node's start only, and only with the
+initial peers: not with peers of the address book, and not again when a clock is set.
+
+A clock that is set while a peer trains, or that a virtual machine sets as it wakes up, would also spoil the others'
+epoch: to this peer their samples seem to be there already, it goes on to the next epoch, and they follow. So the time
+of the DHT is a `SteadyClock` here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from hivemind.dht import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import MAX_DHT_TIME_DISCREPANCY_SECONDS
+from hivemind.dht.routing import get_dht_time
+from hivemind.p2p import PeerID
+
+from training.errors import TrainingError
+from training.swarm.node.signs_of_life import ping
+
+PEERS_ASKED = 8
+"""A few wrong clocks among the others must not make this one's seem wrong: their median counts."""
+ANSWER_SECONDS, NODE_SECONDS = 3.0, 60.0
+"""Longest wait for each of the others, and for this peer's own node, on a loaded machine."""
+
+
+SMALL_STEP_SECONDS = 1.0
+"""A machine's clock is believed at once if it is set by no more than this. hivemind's nodes may differ by 3 s."""
+STEP_LASTS_SECONDS = 120.0
+"""A longer step counts when the clock has stayed there for so long."""
+HOW_TO_SET = "Set the clock, for example with `sudo timedatectl set-ntp true`"
+
+
+class WrongClock(TrainingError):
+    """This machine's clock is not those of the others.
+
+    Args:
+        ahead_seconds: By how much; below 0 if it is behind.
+    """
+
+    def __init__(self, ahead_seconds: float):
+        super().__init__(
+            f"The clock of this machine is {abs(ahead_seconds):.0f} s "
+            f"{'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of the run's peers: to them, what this peer "
+            "announces would have expired, or would stay for too long.",
+            cure=f"{HOW_TO_SET}, and try again.",
+        )
+
+
+def seconds_since_boot() -> float:
+    """Of a clock that nobody sets; the time that a machine sleeps counts where the system tells it (Linux)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class SteadyClock:
+    """The time of day, in which a step of the machine's clock counts only if it lasts.
+
+    Each process has one. They notice a step at almost the same time, since each asks for the time many times a second.
+
+    Args:
+        wall: The machine's clock.
+        steady: A clock that nobody sets.
+
+    >>> wall = [1000.0]
+    >>> now = SteadyClock(wall=lambda: wall[0], steady=lambda: 5.0)
+    >>> wall[0] += 300
+    >>> now()
+    1000.0
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = seconds_since_boot):
+        self._wall, self._steady = wall, steady
+        self._offset = wall() - steady()
+        self._step: tuple[float, float] | None = None
+        """When a step was seen first, and how long it is."""
+
+    def __call__(self) -> float:
+        steady = self._steady()
+        offset = self._wall() - steady
+        step = offset - self._offset
+        # Threads may be here at the same time: each of these assignments is the same in all of them.
+        if abs(step) <= SMALL_STEP_SECONDS:
+            self._offset, self._step = offset, None
+        elif self._step is None or abs(step - self._step[1]) > SMALL_STEP_SECONDS:
+            self._step = steady, step
+        elif steady - self._step[0] >= STEP_LASTS_SECONDS:
+            self._offset, self._step = offset, None
+        return steady + self._offset
+
+
+def use_steady_clock() -> None:
+    """From now on the DHT's time in this process, and in those that it forks, is that of a `SteadyClock`."""
+    clock = SteadyClock()
+    for name, module in list(sys.modules.items()):
+        # Modules have hivemind's function by name. Those that come later take it from `hivemind.utils`.
+        if name.startswith(("hivemind", "training.")) and hasattr(module, "get_dht_time"):
+            module.get_dht_time = clock
+
+
+def time_of_day() -> float:
+    """That of the DHT, in seconds since 1970; see `SteadyClock`."""
+    return get_dht_time()
+
+
+def blame_clock(reason: str) -> None:
+    """Raises WrongClock if a node did not start because of its clock.
+
+    hivemind's message names both times (hivemind 1.1.12, dht/protocol.py).
+    """
+    if times := re.search(r"local: ([\d.]+), peer: ([\d.]+)", reason):
+        raise WrongClock(float(times[1]) - float(times[2])) from None
+
+
+def check_clock(dht: DHT, servers: Collection[str] = ()) -> float:
+    """Compares this machine's clock with those of some connected peers.
+
+    Args:
+        dht: A running node.
+        servers: Ids of the run's servers: one of them is believed alone.
+
+    Returns:
+        By how much this clock is ahead of that of a peer which is no server, if no other peer answers and it shows
+        another time: nobody can tell which of the two is right. Otherwise 0.
+
+    Raises:
+        WrongClock: If most of them show another time.
+        TimeoutError: If this peer's own node does not answer.
+    """
+    told = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
+    is_word_against_word = len(told) == 1 and not told.keys() & set(servers)
+    ahead = ahead_of_most([*told.values()] if len(told) == 1 else [*told.values(), 0.0])
+    if abs(ahead) <= MAX_DHT_TIME_DISCREPANCY_SECONDS:
+        return 0.0
+    if not is_word_against_word:
+        raise WrongClock(ahead)
+    return ahead
+
+
+def ahead_of_most(ahead: Sequence[float]) -> float:
+    """The median; of two in the middle, the one that is nearer to 0.
+
+    >>> ahead_of_most([]), ahead_of_most([300.0]), ahead_of_most([-300.0, 0.0]), ahead_of_most([-300.0, 0.0, -300.0])
+    (0.0, 300.0, 0.0, -300.0)
+    """
+    votes = sorted(ahead) or [0.0]
+    return min(votes[(len(votes) - 1) // 2], votes[len(votes) // 2], key=abs)
+
+
+# What follows runs in the node's process.
+
+
+async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
+    """By how much this machine's clock is ahead of those of the peers that answer, negative if it is behind."""
+    known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
+    asked = random.sample(known, min(PEERS_ASKED, len(known)))
+    told = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
+    return {str(peer): ahead for peer, ahead in zip(asked, told, strict=True) if ahead is not None}
+
+
+async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
+    """By how much this clock is ahead of a peer's for certain; the answer's way takes time, which is in its favour."""
+    asked_at = get_dht_time()
+    if (answer := await ping(node.p2p, peer, ANSWER_SECONDS)) is None:
+        return None
+    return max(asked_at - answer.dht_time, 0.0) or min(get_dht_time() - answer.dht_time, 0.0)

@@ -1,0 +1,389 @@
+"""The DHT of a run: starting a node, finding the run, and agreeing on its recipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import ClassVar
+
+from hivemind.dht import DHT, DHTNode
+from hivemind.dht.protocol import ValidationError
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import P2PDaemonError, PeerID
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from pydantic.v1 import BaseModel, constr
+
+from training.config import RunConfig
+from training.errors import ProcessEnded, RefusedByRun, TrainingError
+from training.swarm.defence.receipts import Signer
+from training.swarm.engine import engine
+from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
+from training.swarm.engine.calls import bound_introductions
+from training.swarm.engine.stored import bound_what_is_stored
+from training.swarm.node import metrics
+from training.swarm.node.addresses import check_full, parse, place_of
+from training.swarm.node.admission import Admission
+from training.swarm.node.clocks import blame_clock
+from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.nearest import remember_nearest_nodes
+from training.swarm.node.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
+from training.swarm.node.renewal import replace_own_records
+from training.swarm.node.slow_nodes import leave_slow_nodes_behind
+
+REACH_SECONDS = 5.0
+"""Longest wait for an initial peer to accept a connection."""
+START_SECONDS = 45.0
+"""Longest start of the network daemon, on a loaded machine."""
+ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
+"""How often we ask the DHT, and how long we wait for each answer."""
+WORD_SECONDS = 600.0
+"""How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
+LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
+"""Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
+
+
+ASKED_NODES = 5
+"""A record lies on the five nodes nearest to its key. A look for it asks these; one of them that lives is enough.
+hivemind asks 20, each of which answers with the records of all peers."""
+
+_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
+"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records.
+A node would answer others with what it keeps alone, if that expires later than what it stores."""
+_NO_BLACKLIST = {"blacklist_time": 0.0}
+"""`slow_nodes` remembers dead nodes, by a clock that nobody sets."""
+
+
+class Node(DHT):
+    """hivemind's node, whose coroutines run to their end, which asks few others, and knows under which key it signs.
+
+    hivemind keeps no reference to the task that runs a coroutine, and asyncio keeps a weak one. While such a task waits
+    for an answer of the network daemon, nothing else refers to it either: the garbage collector may end it, and its
+    caller would wait in vain.
+
+    Args:
+        public_key: Of its signer; the subkey of all records of this peer.
+        admission: By which this peer lets others in; None in an open run.
+        signer: Signs with the same key what is no record.
+        settings: hivemind's.
+    """
+
+    _held: ClassVar[set[asyncio.Task]] = set()
+
+    def __init__(self, *, public_key: bytes, admission: Admission | None, signer: Signer, **settings):
+        self.public_key, self.admission, self.signer = public_key, admission, signer
+        super().__init__(**settings)
+
+    def get(self, key: str, *args, **kwargs):
+        """See hivemind; asks the `ASKED_NODES` nodes nearest to the key."""
+        return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
+
+    def hold(self, task: asyncio.Task) -> None:
+        """Keeps a task of the node's process until it ends."""
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
+
+    def run(self) -> None:
+        """The node's process."""
+        self._inner_pipe = _Requests(self._inner_pipe)
+        super().run()
+
+    async def _nothing(self) -> None:
+        """A request whose maker has ended."""
+
+    async def _run_coroutine(self, coro: Callable, future: MPFuture) -> None:
+        task = asyncio.current_task()
+        self._held.add(task)
+        try:
+            await super()._run_coroutine(coro, future)
+        finally:
+            self._held.discard(task)
+
+
+class _Requests:
+    """The node's end of the pipe through which this peer's processes ask it.
+
+    A request names a file that the process which made it hands over when the request is read. If that process has been
+    killed meanwhile, hivemind's node ends with an EOFError, and all who wait for its answers wait for ever.
+    """
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+        self.fileno, self.poll = pipe.fileno, pipe.poll
+
+    def recv(self) -> tuple[str, list, dict]:
+        """The method, and its arguments; EOFError if nobody can ask any more."""
+        request = self._pipe.recv_bytes()
+        try:
+            return ForkingPickler.loads(request)
+        except (EOFError, OSError):
+            return Node._nothing.__name__, [], {}
+
+
+def start_dht(
+    run: RunConfig,
+    identity: Identity,
+    *,
+    initial_peers: Sequence[str] = (),
+    host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    announce_maddrs: Sequence[str] = (),
+    client_mode: bool = False,
+    admission: Admission | None = None,
+) -> DHT:
+    """Starts a DHT node that signs its records and refuses invalid ones.
+
+    Args:
+        run: The run; other runs may share the DHT.
+        identity: Names this node.
+        initial_peers: Full addresses (`/ip4/ADDRESS/tcp/PORT/p2p/ID`) of running peers; without any, a new DHT starts.
+        host_maddrs: Addresses to listen on; port 0 picks a free one.
+        announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
+        client_mode: Accept no incoming connections.
+        admission: By which this peer lets others in; a run that admits members only needs one, which has this peer's
+            ticket if the node is to store anything.
+
+    Raises:
+        BadInput: If an address is malformed.
+        TrainingError: If no initial peer answers or shows the same time, or the node does not start within a minute.
+    """
+    assert run.membership.open == (admission is None), "a peer of a run for members needs to know them"
+    engine.prepare()
+    for address in (*initial_peers, *host_maddrs, *announce_maddrs):
+        parse(address)
+    # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
+    try:
+        dht = Node(
+            public_key=identity.signer().local_public_key,
+            admission=admission,
+            signer=Signer(identity.public_key, identity.sign),
+            initial_peers=answering(initial_peers) if initial_peers else [],
+            record_validators=record_validators(run.run_id, identity, admission),
+            host_maddrs=list(host_maddrs),
+            announce_maddrs=list(announce_maddrs) or None,
+            identity_path=str(identity.path),
+            # hivemind starts another network daemon to see whether a peer with this identity runs; the lock on the
+            # state folder (`identity`) has checked that.
+            check_if_identity_free=False,
+            client_mode=client_mode,
+            **_NO_CACHE,
+            **_NO_BLACKLIST,
+            startup_timeout=START_SECONDS,
+            start=True,
+            await_ready=False,  # DHT's own wait has no time-out
+        )
+        dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
+        _prepare_node(dht, admission)
+    except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
+        blame_clock(str(error))
+        raise TrainingError(
+            f"The network node did not start: {' '.join(str(error).split()) or type(error).__name__}. "
+            "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
+        ) from None
+    return dht
+
+
+def _prepare_node(dht: DHT, admission: Admission | None) -> None:
+    dht.run_coroutine(remember_nearest_nodes)
+    dht.run_coroutine(leave_slow_nodes_behind)
+    dht.run_coroutine(replace_own_records)
+    dht.run_coroutine(bound_what_is_stored)
+    dht.run_coroutine(bound_introductions)
+    dht.run_coroutine(_end_with_daemon)
+    if admission is not None:
+        keep_out_strangers(dht)
+
+
+async def _end_with_daemon(dht: Node, node: DHTNode) -> None:
+    """In the node's process: it ends once its network daemon has ended, so that `check_node` notices.
+
+    hivemind's node would run on, and neither reach anybody nor be reached.
+    """
+
+    async def follow() -> None:
+        await node.p2p._child.wait()
+        if node.p2p.is_alive:  # else the node itself has ended it
+            os._exit(1)
+
+    dht.hold(asyncio.create_task(follow()))
+
+
+_Word = constr(strict=True, max_length=LONGEST_WORD, regex=rf"\Z|{metrics.PLAIN}")
+_ServerWord = constr(strict=True, max_length=LONGEST_SERVER_WORD, regex=rf"\Z|{metrics.PLAIN}")
+
+
+class _Words(BaseModel):
+    """Schema of a run's announcements: `{run_id}_recipe` and so on. Messages quote them."""
+
+    recipe: dict[BytesWithPublicKey, _Word]
+    tokens: dict[BytesWithPublicKey, _Word]
+    lineage: dict[BytesWithPublicKey, _ServerWord]
+    site: dict[BytesWithPublicKey, _ServerWord]
+
+
+def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:
+    """With which a node signs its own records, and refuses those of others that are no records of a run, or of no
+    member of it.
+
+    A peer adds the one for its lineage's progress (`training.swarm.peers.progress.progress_validator`).
+    """
+    signer, words = identity.signer(), SchemaValidator(_Words, prefix=run_id)
+    if admission is None:
+        return [metrics.validator(run_id), words, *record_bounds(), signer]
+    bounds = record_bounds(most_bytes=MOST_RECORD_BYTES + MOST_TICKET_BYTES)
+    return [metrics.validator(run_id), words, *bounds, signer, TicketValidator(admission, signer.local_public_key)]
+
+
+def own_subkey(dht: DHT) -> bytes:
+    """Under what this peer's averagers announce themselves: the key that signs the record.
+
+    A node of hivemind's own class signs nothing; there it is the peer id, as with hivemind's averagers.
+    """
+    return dht.public_key if isinstance(dht, Node) else dht.peer_id.to_bytes()
+
+
+def signer_of(dht: DHT) -> Signer | None:
+    """Signs with this peer's key; None at a node of hivemind's own class, which has none."""
+    return dht.signer if isinstance(dht, Node) else None
+
+
+def announced_peer(dht: DHT, subkey: bytes) -> PeerID | None:
+    """The peer that has announced itself under a subkey; None if it is no such subkey. See `own_subkey`."""
+    return peer_id_of(subkey) if isinstance(dht, Node) else PeerID(subkey)
+
+
+def check_node(dht: DHT) -> None:
+    """Checks that the node and its network daemon still run; without them a role would wait for answers for ever.
+
+    Raises:
+        TrainingError: If it has ended, for example because memory ran out.
+    """
+    if not dht.is_alive():
+        raise ProcessEnded(
+            "The network node has ended.",
+            cure="If memory ran out, give this program more; then start it again.",
+        )
+
+
+def full_addresses(dht: DHT) -> list[str]:
+    """Addresses of this node as newcomers pass them to `--initial-peers`, those on the local machine last."""
+    addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
+    return sorted(addresses, key=lambda address: "/127.0.0.1/" in address or "/::1/" in address)
+
+
+def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
+    """Announces which recipe this peer trains; renew it within `WORD_SECONDS`."""
+    post_word(dht, f"{run.run_id}_recipe", run.digest, identity)
+
+
+def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
+    """Stores an announcement of this peer for `WORD_SECONDS`; it replaces the last one. See `posted_words`."""
+    dht.store(
+        key,
+        subkey=identity.signer().local_public_key,
+        value=word,
+        expiration_time=get_dht_time() + WORD_SECONDS,
+        return_future=True,
+    )
+
+
+def posted_words(dht: DHT, key: str, *, longest: int = LONGEST_WORD) -> dict[bytes, str]:
+    """The announcements of all peers, by the keys that signed them; those of more than `longest` characters are left
+    out.
+
+    Raises:
+        TrainingError: If the DHT does not answer within a minute, because this node or its network is too slow.
+    """
+    for _ in range(ANSWER_TRIES):
+        with suppress(TimeoutError):
+            found = dht.get(key, latest=True, return_future=True).result(timeout=ANSWER_SECONDS)
+            break
+    else:
+        seconds = ANSWER_TRIES * ANSWER_SECONDS
+        raise TrainingError(f"The network has not answered within {seconds:.0f} s. Check it, and try again.")
+    entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    values = {signer: entry.value for signer, entry in entries.items() if isinstance(entry, ValueWithExpiration)}
+    return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= longest}
+
+
+class UnknownRun(RefusedByRun):
+    """None of the peers that answer knows the run."""
+
+
+def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:
+    """Compares the recipe with those that the peers of the run announce.
+
+    Args:
+        dht: A running node.
+        run: The recipe.
+        patience_seconds: Longest wait for the first announcement.
+        may_be_alone: This is a server that may have come back before all others: then nobody else announces a recipe.
+
+    Raises:
+        RefusedByRun: If no peer trains this recipe.
+        UnknownRun: If no peer knows a run of this name.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
+        if time.monotonic() >= deadline:
+            if may_be_alone:
+                return
+            raise UnknownRun(
+                f"The peers at the given addresses know no run named {run.run_id!r}. "
+                "Check the recipe and the addresses, or start the run with `python -m training bootstrap`."
+            )
+        time.sleep(0.5)
+    if run.digest not in digests:
+        raise RefusedByRun(
+            f"The run {run.run_id!r} trains another recipe: its digest is {', '.join(sorted(digests))}, "
+            f"yours is {run.digest}. Take the recipe from the run's page."
+        )
+
+
+def answering(initial_peers: Sequence[str]) -> list[str]:
+    """Those of one or more addresses that accept a plain TCP connection, or are not TCP; all are tried at once.
+
+    A node would wait for each address that does not answer.
+
+    Raises:
+        BadInput: If an address is malformed.
+        TrainingError: If none answers.
+    """
+    addresses = [check_full(address) for address in initial_peers]
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        faults = dict(zip(addresses, pool.map(_connection_fault, addresses), strict=True))
+    if all(faults.values()):
+        named = "; ".join(f"{address}: {fault}" for address, fault in faults.items())
+        raise TrainingError(
+            f"No initial peer answers ({named}). Check that the run is on, and that a firewall lets you out."
+        )
+    return [address for address, fault in faults.items() if fault is None]
+
+
+def _connection_fault(address: str) -> str | None:
+    """Why a connection fails; None if it succeeds or the address is not TCP."""
+    try:
+        connection_seconds(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def connection_seconds(address: str) -> float | None:
+    """Seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
+
+    Raises:
+        OSError: If nothing listens there.
+    """
+    place = place_of(address)
+    if place is None:
+        return None
+    began = time.perf_counter()
+    socket.create_connection(place, timeout=REACH_SECONDS).close()
+    return time.perf_counter() - began

@@ -1,0 +1,172 @@
+"""A peer's metrics: a signed record in the DHT, with a valid range for each field.
+
+A record is stored under the public key of its peer's identity and signed with that key. Every node that knows the run
+refuses records that are unsigned, signed with another key, malformed or out of range, on storing and on reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_high
+from typing import Literal, NamedTuple
+
+from hivemind.dht import DHT
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.dht.validation import RecordValidatorBase
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
+
+from training.swarm.node.identity import Identity, peer_id_of
+
+_Count = conint(strict=True, ge=0, le=10**12)
+_Seconds = confloat(strict=True, ge=0, le=10**10)
+_Time = confloat(strict=True, ge=0, le=10**11)
+_Epoch = conint(strict=True, ge=0, le=10**9)
+EPOCHS_AHEAD = 20
+"""Peers whose records come late are further than others, by a few epochs."""
+AHEAD_SECONDS = 10.0
+"""A record that seems to be made so long after now is by a clock that is ahead."""
+LARGEST_LOSS = 10**6
+_Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
+LONGEST_NAME = 40
+PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+\Z"
+"""Text without control characters and without what is invisible or changes the direction of the text around it. Other
+text of peers is not stored, since it is shown in terminals, in logs and on pages."""
+RECENT_EPOCHS = 64
+"""A record repeats so many of its peer's epochs, for a monitor that was away; about 25 bytes each."""
+
+
+class RecentEpoch(NamedTuple):
+    """An epoch that a peer has finished."""
+
+    epoch: _Epoch
+    loss: _Loss
+    """Mean over its samples."""
+    samples: _Count
+    """That it contributed."""
+    time: _Time
+    """When it ended, by the peer's clock."""
+
+
+class PeerRecord(BaseModel):
+    """A peer's record. Totals are over its whole life, including restarts with the same state folder."""
+
+    name: constr(strict=True, min_length=1, max_length=LONGEST_NAME, regex=PLAIN)
+    """Chosen by the volunteer; not unique."""
+    peer_id: constr(strict=True, min_length=1, max_length=80)
+    """Derived from the key that signed the record."""
+    status: Literal["joining", "training", "waiting", "leaving"]
+    """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
+    lineage: constr(strict=True, regex=r"[0-9a-f]{16}\Z") | None = None
+    """Of its weights; see `training.swarm.run.lineage`. None while it has none."""
+    epoch: _Epoch
+    """The peer's own epoch."""
+    loss: _Loss | None
+    """Mean loss over its samples of the last complete epoch."""
+    samples: _Count
+    """Samples that it has contributed in total."""
+    samples_per_second: confloat(strict=True, ge=0, le=10**7)
+    """Its speed over the last epoch, waiting included."""
+    seconds: _Seconds
+    """Time that it has trained in total."""
+    group_size: conint(strict=True, ge=0, le=10**6)
+    """Peers whose gradients entered the last average; 1 if it stepped alone."""
+    averaged_epochs: _Count
+    """Epochs in which it averaged gradients with others."""
+    alone_epochs: _Count
+    """Epochs in which it stepped alone although other peers were training."""
+    micro_batch_size: conint(strict=True, ge=1, le=10**6)
+    """Samples per forward pass."""
+    bytes_sent: _Count
+    """Total bytes of tensors that it has sent for averaging."""
+    bytes_received: _Count
+    """Total bytes of tensors that it has received for averaging."""
+    version: constr(strict=True, max_length=40, regex=PLAIN)
+    """Version of the program."""
+    time: _Time
+    """When the record was made, in seconds since 1970 by the peer's clock."""
+    recent: conlist(RecentEpoch, max_items=RECENT_EPOCHS) = []
+    """Its last epochs of this lineage, oldest first."""
+
+    @validator("recent")
+    def _in_order(cls, recent: list[RecentEpoch], values: dict[str, object]) -> list[RecentEpoch]:
+        epochs = [one.epoch for one in recent]
+        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > values.get("epoch", 0)):
+            raise ValueError("recent epochs must ascend, up to the peer's own")
+        return recent
+
+
+def of_right_clocks(records: Sequence[PeerRecord], now: float) -> list[PeerRecord]:
+    """The records without those of clocks that are ahead.
+
+    The DHT keeps such a record as much longer, and refuses newer ones of the same peer meanwhile: it does not tell that
+    its peer is still there.
+    """
+    return [record for record in records if record.time <= now + AHEAD_SECONDS]
+
+
+class _Records(BaseModel):
+    """Schema of the key that holds a run's peer records: `{run_id}_metrics`."""
+
+    metrics: dict[BytesWithPublicKey, PeerRecord]
+
+
+def validator(run_id: str) -> RecordValidatorBase:
+    """Refuses what is no peer record under the key of peer records."""
+    return SchemaValidator(_Records, prefix=run_id)
+
+
+def believable(records: Sequence[PeerRecord], total_epochs: int) -> list[PeerRecord]:
+    """The records without those of epochs that the run cannot have reached: after its last one, or more than
+    `EPOCHS_AHEAD` after the epoch of half of all peers.
+
+    So a minority that claims to be far ahead misleads nobody. With fewer than three peers nobody knows who is right.
+    """
+    possible = [record for record in records if record.epoch <= total_epochs]
+    trained = [record.epoch for record in possible if record.status != "joining"]
+    if len(trained) < 3:
+        return possible
+    return [record for record in possible if record.epoch <= median_high(trained) + EPOCHS_AHEAD]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsBoard:
+    """The place in the DHT where a run's peers post their records."""
+
+    dht: DHT
+    run_id: str
+    expiration_seconds: float
+    """A record disappears after this time unless it is renewed."""
+
+    def post(self, record: PeerRecord, identity: Identity) -> MPFuture:
+        """Stores a record under its signer's key; the future's result says whether any node has accepted it."""
+        return self.dht.store(
+            f"{self.run_id}_metrics",
+            subkey=identity.signer().local_public_key,
+            value=record.dict(),
+            expiration_time=get_dht_time() + self.expiration_seconds,
+            return_future=True,
+        )
+
+    def read(self, timeout_seconds: float = 10.0) -> list[PeerRecord]:
+        """The unexpired records of all peers, in the order of their peer ids.
+
+        Raises:
+            TimeoutError: If the DHT does not answer in time.
+        """
+        return read_records(self.dht, self.run_id, timeout_seconds=timeout_seconds)
+
+
+def read_records(dht: DHT, run_id: str, *, timeout_seconds: float = 10.0) -> list[PeerRecord]:
+    """The valid records of a run; see `MetricsBoard.read`. Skips a record whose peer id is not that of its key."""
+    found = dht.get(f"{run_id}_metrics", latest=True, return_future=True).result(timeout=timeout_seconds)
+    entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    records = {
+        record.peer_id: record
+        for subkey, entry in entries.items()
+        if isinstance(entry, ValueWithExpiration)
+        and isinstance(entry.value, dict)
+        and (record := PeerRecord.parse_obj(entry.value)).peer_id == str(peer_id_of(subkey))
+    }
+    return [records[peer_id] for peer_id in sorted(records)]

@@ -1,0 +1,97 @@
+"""Tickets in the records of the DHT: a node adds its own to what it stores, and refuses records without one that holds.
+
+The ticket comes behind the record's signature. It is the ticket of the key that has signed the record, or it does not
+hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+
+from training.swarm.engine.bounds import unpack
+from training.swarm.engine.engine import drop_refused
+from training.swarm.node.admission import Admission
+from training.swarm.node.identity import peer_id_of
+from training.trust.check import TicketRefused
+from training.trust.ticket import LARGEST_TICKET_BYTES
+
+if TYPE_CHECKING:
+    from training.swarm.node.dht import Node
+
+BEGIN, END = b"[ticket:", b"]"
+"""Around a ticket, which has no brackets itself."""
+MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
+"""That a ticket adds to a record."""
+LOOK_SECONDS = 1.0
+"""A node looks this often whether it has to forget records, such as those of a banned peer."""
+
+
+class TicketValidator(RecordValidatorBase):
+    """Adds tickets to records and checks them; of a priority above that of signatures, so that it comes after these
+    when a record is made, and before them when one is read.
+
+    Args:
+        admission: Whose tickets hold.
+        public_key: Under which this node stores its records.
+    """
+
+    priority = 15
+
+    def __init__(self, admission: Admission, public_key: bytes):
+        self._admission, self._public_key = admission, public_key
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        """The record with this peer's ticket; as it was if this peer has none, and then every node refuses it."""
+        ticket = self._admission.own_ticket
+        if not ticket or self._public_key not in record.subkey:
+            return record.value
+        return record.value + BEGIN + ticket.encode() + END
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether the record has a ticket of the peer under whose key it lies."""
+        begin = record.value.rfind(BEGIN)
+        if begin < 0 or not record.value.endswith(END):
+            return False
+        try:
+            peer = peer_id_of(unpack(record.subkey))
+            self._admission.check(record.value[begin + len(BEGIN) : -len(END)], str(peer), trains=False)
+        except (TicketRefused, ValueError, TypeError):
+            return False
+        return True
+
+    def strip_value(self, record: DHTRecord) -> bytes:
+        """The record with its signature alone."""
+        begin = record.value.rfind(BEGIN)
+        return record.value if begin < 0 else record.value[:begin]
+
+
+def keep_out_strangers(dht: Node) -> None:
+    """From now on the node forgets records whose tickets no longer hold."""
+    dht.run_coroutine(_keep_out_strangers)
+
+
+async def _keep_out_strangers(dht: Node, node: DHTNode) -> None:
+    dht.hold(asyncio.create_task(_forget(node.protocol, dht.admission)))
+
+
+async def _forget(protocol: DHTProtocol, admission: Admission) -> None:
+    """Looks through all records whenever there is news, such as of bans."""
+    number = admission.news.number
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if admission.news.number != number:
+            number = admission.news.number
+            for storage in (protocol.storage, protocol.cache):
+                _forget_refused(protocol, storage)
+
+
+def _forget_refused(protocol: DHTProtocol, storage: DHTLocalStorage) -> None:
+    for key, (records, _) in list(storage.items()):
+        if not isinstance(records, DictionaryDHTValue) or not drop_refused(protocol, key.to_bytes(), records):
+            del storage[key]

@@ -1,0 +1,1 @@
+"""What a peer knows of the other peers."""

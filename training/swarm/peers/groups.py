@@ -1,0 +1,194 @@
+"""Which peers average together, and the results: of one all-reduce, and of a round with all its repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hivemind.p2p import PeerID
+
+from training.swarm.round.agreement import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long a round waited for one peer when it might have gone on without it."""
+
+    seconds: float
+    share: float
+    """Of the samples in the average, the peer's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundReport:
+    """What one averaging round did, as seen by one peer."""
+
+    group_size: int
+    """Peers in the group, those without weight included."""
+    senders: int
+    """Peers whose tensors entered the average with weight, this one included; 1 means that nothing was averaged."""
+    own_share: float | None
+    """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
+    None if this peer reduces nothing and so does not see the others' weights."""
+    weight: float | None
+    """Of all tensors in the average together: the samples of the update, for gradients. None as above."""
+    torn: bool
+    """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
+    repeated: int = 0
+    """How often the group repeated the all-reduce because a peer was lost; the last result counts."""
+    lost: tuple[str, ...] = ()
+    """Peers of the group that took no part in the last repetition."""
+    absent: tuple[str, ...] = ()
+    """Those of the lost peers that are alive, but say that they are not in the group."""
+    spoiled_by: Mapping[str, float] = field(default_factory=dict)
+    """Peers that have cost the group a repetition, each with the weight of what speaks against it; see `spoilers`."""
+    delays: Mapping[str, Delay] = field(default_factory=dict)
+    """Of the other peers; empty if nobody can tell who was slow."""
+    brought: Mapping[str, float] = field(default_factory=dict)
+    """Samples that each of the others says it brings; without those of which this peer cannot tell."""
+    refused: tuple[str, ...] = ()
+    """Peers that sent this one parts with numbers that are not finite, which it left out."""
+    reduced_share: float = 0.0
+    """Share of all values that this peer averaged for the group."""
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    """From the group's forming to the last part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AveragedGroup:
+    """The result of a round, beside the averaged tensors."""
+
+    told: dict[PeerID, object]
+    """What each peer of the group told it, without the peers that were lost."""
+    report: RoundReport
+
+    @classmethod
+    def of_those_left(cls, told: dict[PeerID, object], report: RoundReport) -> AveragedGroup:
+        """Leaves out the peers that were lost on the way."""
+        return cls(told={peer: said for peer, said in told.items() if str(peer) not in report.lost}, report=report)
+
+    @property
+    def announcements(self) -> list[Announcement]:
+        """What the peers of a gradients' group announce; anything malformed is left out."""
+        return [one for said in self.told.values() if (one := Announcement.read(said)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a peer tells a gradients' group of itself."""
+
+    epoch: int
+    wants_weights: bool
+    """Whether its parameters are not those of the others yet."""
+    expected_peers: int
+    """How many peers a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
+
+    @classmethod
+    def read(cls, told: object) -> Announcement | None:
+        """From what a groupmate sent; None if it is malformed.
+
+        >>> Announcement.read([7, False, 3])
+        Announcement(epoch=7, wants_weights=False, expected_peers=3)
+        """
+        is_list = isinstance(told, (list, tuple))
+        return cls(*told) if is_list and [type(fact) for fact in told] == [int, bool, int] else None
+
+    def packed(self) -> list:
+        """The message that carries it."""
+        return [self.epoch, self.wants_weights, self.expected_peers]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """What a peer brings to an average beside its tensors, and what it wants of it."""
+
+    weight: float
+    """Of its tensors."""
+    declared: bytes = b""
+    """The samples that they come from, see `work`; the group's reducers get this peer's signature of it."""
+    inspected: str = ""
+    """The groupmate whose work the trainer checks: it wants some of what that one sends. Empty: of nobody."""
+    cycle_seconds: float | None = None
+    """Between two averages; a late peer is waited for as long as its share of that is worth. None: no limit."""
+    free_seconds: float = 0.0
+    """The trainer computes meanwhile, so that waiting costs nothing for so long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Who takes part in an all-reduce."""
+
+    group_id: bytes
+    peers: tuple[PeerID, ...]
+    fractions: tuple[float, ...]
+    """Share of the values that each peer averages; 0 in client mode."""
+    unvouched: frozenset[PeerID] = frozenset()
+    """Members whom nobody vouches for; see `training.swarm.defence.clipping.UNVOUCHED_SHARE`."""
+
+    def of(self, decision: Decision) -> Group:
+        """The members that repeat the all-reduce."""
+        left = [
+            (peer, fraction)
+            for peer, fraction in zip(self.peers, self.fractions, strict=True)
+            if peer in decision.members
+        ]
+        return Group(
+            group_id=decision.group_id,
+            peers=tuple(peer for peer, _ in left),
+            fractions=tuple(fraction for _, fraction in left),
+            unvouched=self.unvouched & frozenset(decision.members),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """The result of one all-reduce, before any tensor is changed."""
+
+    report: RoundReport
+    decision: Decision
+    updates: tuple[torch.Tensor, ...]
+    """For each tensor, the difference to its average."""
+    fault: Exception | None
+    """What ended it early; None if all results came."""
+    weight: float
+    """Of this peer's tensors."""
+    absent: frozenset[PeerID]
+    """Groupmates that are alive and say that they are not in the group."""
+    troubles: frozenset[PeerID] = frozenset()
+    """Groupmates with which this peer's own exchange has failed."""
+
+
+DOUBT = 0.75
+"""Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
+
+
+def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
+    """Who has spoiled a round, with the weight of what this peer has seen of it.
+
+    - A peer that was lost, if this peer's own exchange with it has failed as well.
+      If several were lost, with less weight: some of them may have been left out because of the others.
+    - If the result counts for the group and this peer lacks some of it, the peers from which it has not got that, with
+      less weight: the link between the two may be at fault.
+
+    Args:
+        attempts: All of the round.
+        group: Of the first one.
+        lost: Peers that take no part in the last one.
+        own: This peer.
+    """
+    absent = frozenset().union(*(attempt.absent for attempt in attempts))
+    troubles = frozenset().union(*(attempt.troubles for attempt in attempts))
+    # A peer that has lost all of several others is more likely to be at fault itself.
+    if len(lost) > 1 and len(lost) == len(group.peers) - 1:
+        return {}
+    found = {str(peer): DOUBT if len(lost) > 1 else 1.0 for peer in lost if peer in troubles - absent}
+    last = attempts[-1]
+    has_lost_all = len(last.troubles) == len(group.peers) - 1 > 1  # then its own link is at fault
+    if last.decision.counts and last.fault is not None and not has_lost_all:
+        for peer in last.troubles - absent:
+            found.setdefault(str(peer), DOUBT)
+    found.pop(str(own), None)
+    return found

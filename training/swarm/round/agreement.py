@@ -1,0 +1,375 @@
+"""Whether an all-reduce counts: a group agrees on that, or on a repetition among those who are left.
+
+A peer that dies in the middle of an all-reduce leaves the others with different results: some parts are the mean of
+all senders, some of the remaining ones, and the parts that it should have reduced are each peer's own. So no peer uses
+its result before the group has agreed on it:
+
+1. Each peer sends its verdict to the referee, the first peer in the group's order that answers.
+2. If all verdicts are good, the result counts.
+3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
+   still hold their tensors, so nothing is lost.
+4. A repetition leaves out the peers that most of the others name. The second one also leaves out both of any two peers
+   of which one names the other: the link between them may be broken, and nobody knows which of them is at fault.
+
+A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
+reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
+
+This is no consensus protocol. If the network splits, or the referee dies together with the only peer that it told,
+peers may decide differently. Their reports then say so (`RoundReport.torn`), and the next round of parameters gives
+them common weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+
+from training.swarm.defence.receipts import digest_of
+
+Message = averaging_pb2.MessageFromLeader
+Ask = Callable[[PeerID, Message], Awaitable[Message]]
+"""Sends a verdict to a peer; its answer."""
+
+GOOD_SECONDS = 1.0
+"""While all verdicts are good, the referee waits so long for the others, from its own verdict on, or from when it has
+those of most. A peer that has the whole average knows that everybody's tensors arrived, so only a late peer's own
+result can still fail."""
+VERDICT_SECONDS = 3.0
+"""From the first bad verdict on, it waits so long for the peers that may be alive."""
+HOLD_SECONDS = 1.0
+"""A referee answers within this time, even if it can only say that it has not decided yet. So a peer that asks can tell
+a referee that waits from one that is dead."""
+SILENCE_SECONDS = 4.0
+"""A peer asks the next referee if this one is silent for so long, or has no decision after twice this time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How an all-reduce went for one peer."""
+
+    whole: bool
+    """Whether all parts came back as the average of all that were sent."""
+    told: bool = False
+    """Whether the peer has ended the all-reduce only because it was told of another one's bad verdict."""
+    faulty: frozenset[PeerID] = frozenset()
+    """Groupmates that have sent nothing, or nonsense. A peer that most of the others name is left out of the
+    repetition."""
+
+    def message(self, group_id: bytes) -> Message:
+        """The message that carries it."""
+        bad = averaging_pb2.GROUP_DISBANDED if self.told else averaging_pb2.CANCELLED
+        code = averaging_pb2.ACCEPTED if self.whole else bad
+        return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
+
+    @classmethod
+    def read(cls, message: Message, peers: Sequence[PeerID]) -> Verdict:
+        """From a message of one of `peers`; any code but ACCEPTED counts as a failure.
+
+        Raises:
+            ValueError: If it names a peer that is not in the group, or one twice.
+        """
+        faulty = frozenset(_named_in(message.ordered_peer_ids, peers))
+        told = message.code == averaging_pb2.GROUP_DISBANDED
+        return cls(whole=message.code == averaging_pb2.ACCEPTED, told=told, faulty=faulty)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What becomes of an all-reduce."""
+
+    group_id: bytes = b""
+    """Of the repetition; empty if the result counts."""
+    members: tuple[PeerID, ...] = ()
+    """The peers that repeat it, in the group's order."""
+    solitary: bool = False
+    """Whether the peer decided for itself, because it reached no referee."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether all use their results."""
+        return not self.group_id
+
+    def message(self) -> Message:
+        """The message that carries it. A peer that decided for itself tells others that it is in no group."""
+        if self.solitary:
+            return Message(code=averaging_pb2.BAD_GROUP_ID)
+        return Message(
+            code=averaging_pb2.ACCEPTED if self.counts else averaging_pb2.BEGIN_ALLREDUCE,
+            group_id=self.group_id,
+            ordered_peer_ids=[peer.to_bytes() for peer in self.members],
+        )
+
+    @classmethod
+    def read(cls, message: Message, group_id: bytes, peers: Sequence[PeerID]) -> Decision:
+        """From a referee's answer to one of `peers`, on the all-reduce `group_id`.
+
+        Raises:
+            ValueError: If it is no decision, or names a peer that is not in the group, or one twice.
+        """
+        if message.code == averaging_pb2.ACCEPTED:
+            return cls()
+        members = _named_in(message.ordered_peer_ids, peers)
+        if message.code != averaging_pb2.BEGIN_ALLREDUCE or not message.group_id or not members:
+            raise ValueError(f"the referee says {averaging_pb2.MessageCode.Name(message.code)}")
+        if members != tuple(peer for peer in peers if peer in members):
+            raise ValueError("the referee names the members in another order than the group's")
+        if message.group_id != repetition_of(group_id, members):
+            raise ValueError("the referee names another group than that of its members")
+        return cls(group_id=message.group_id, members=members)
+
+
+def _named_in(ids: Sequence[bytes], peers: Sequence[PeerID]) -> tuple[PeerID, ...]:
+    """The peers of a group that a message names, in its order.
+
+    No `PeerID` is made of an id: that takes a millisecond for a long one, and a message has room for 100 000 of them.
+
+    Raises:
+        ValueError: If they are more than the group, or others, or one is named twice.
+    """
+    known = {peer.to_bytes(): peer for peer in peers}
+    if len(ids) > len(known) or len(set(ids)) < len(ids) or not known.keys() >= set(ids):
+        raise ValueError("the message names a peer that is not of the group, or one twice")
+    return tuple(known[one] for one in ids)
+
+
+def repetition_of(group_id: bytes, members: Sequence[PeerID]) -> bytes:
+    """The id of the group that repeats an all-reduce; late parts of the failed one do not get into it.
+
+    A referee that names different members to different peers puts these into different groups. They would otherwise
+    divide the tensors differently, and find fault with each other.
+    """
+    return digest_of(group_id, *(peer.to_bytes() for peer in members))
+
+
+class Agreement:
+    """One peer's part in the agreement on one all-reduce; needs a running event loop.
+
+    Args:
+        own: This peer.
+        group_id: Of the all-reduce.
+        peers: The group, in the order that all its peers know.
+        referees: Those of them that accept connections, in the same order.
+        ask: Sends a verdict to one of these.
+        on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
+        is_repetition: Whether the group has tried before; both of two are left out only then.
+    """
+
+    def __init__(
+        self,
+        *,
+        own: PeerID,
+        group_id: bytes,
+        peers: Sequence[PeerID],
+        referees: Sequence[PeerID],
+        ask: Ask,
+        on_bad_verdict: Callable[[], None] = lambda: None,
+        is_repetition: bool = False,
+    ):
+        self.own, self.group_id, self.peers, self.referees = own, group_id, tuple(peers), tuple(referees)
+        self._ask, self._on_bad_verdict = ask, on_bad_verdict
+        self._is_repetition = is_repetition
+        self._verdicts: dict[PeerID, Verdict] = {}
+        self._gone: set[PeerID] = set()
+        self._barred: set[PeerID] = set()
+        self.absent: set[PeerID] = set()
+        """Peers that live and say that they are not of the group."""
+        self._bad = False
+        self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self._judging: asyncio.Task | None = None
+        self._asked: dict[PeerID, asyncio.Task] = {}
+
+    def note_gone(self, peer: PeerID) -> None:
+        """A groupmate has shown no sign of life for some seconds: nobody needs to wait for its verdict or decision."""
+        self._gone.add(peer)
+        self._news.set()
+        if peer in self._asked:
+            self._asked[peer].cancel()
+
+    def bar(self, peer: PeerID) -> None:
+        """A groupmate is banned: its verdict counts no longer, so it has no part in a repetition."""
+        self._barred.add(peer)
+        self._verdicts.pop(peer, None)
+        self.note_gone(peer)
+
+    @property
+    def asked(self) -> frozenset[PeerID]:
+        """The referee for whose decision this peer waits."""
+        return frozenset(peer for peer, asking in self._asked.items() if not asking.done())
+
+    async def reach(self, verdict: Verdict) -> Decision:
+        """This peer's all-reduce has ended; waits for the group's decision.
+
+        A peer that reaches no referee decides for itself: there is nobody to repeat the all-reduce with.
+        """
+        self._hear(self.own, verdict)
+        for referee in self.referees:
+            if self._decision.done():
+                break
+            if referee == self.own:
+                self._judge_from_now_on()
+                break
+            if referee in self._gone:
+                continue
+            asked = self._asked[referee] = asyncio.create_task(self._decision_of(referee, verdict))
+            try:
+                await asyncio.wait({asked})
+            finally:
+                asked.cancel()
+            if not asked.cancelled() and asked.exception() is None:
+                self._decide(asked.result())
+            # Else it is gone, or its answer makes no sense: the next one is asked.
+        else:
+            again = {} if verdict.whole else self._repeat((self.own,))
+            self._decide(Decision(solitary=True, **again))
+        # A round that has lasted too long is cancelled here. Groupmates in `hear` wait for the same future: without the
+        # shield they would be cancelled as well.
+        return await asyncio.shield(self._decision)
+
+    async def hear(self, peer: PeerID, message: Message) -> Message:
+        """Answers a groupmate that takes this peer for the referee, or that is the referee and calls this peer.
+
+        The answer is the decision if there is one within `HOLD_SECONDS`, otherwise NOT_DECLARED.
+        """
+        refused = Message(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if peer not in self.peers or peer == self.own or peer in self._barred:
+            return refused
+        try:
+            verdict = Verdict.read(message, self.peers)
+        except ValueError:
+            return refused
+        self._hear(peer, verdict, counts=not self._is_before_this_one(peer))
+        # Any other referee judges only when its own all-reduce has ended and the referees before it have not answered;
+        # otherwise two referees might decide differently.
+        if self.own == self.referees[0] and (self._bad or self._is_whole_for_most()):
+            self._judge_from_now_on()
+        try:
+            # The shield keeps the decision open when this one answer has to be given without it.
+            decision = await asyncio.wait_for(asyncio.shield(self._decision), HOLD_SECONDS)
+        except TimeoutError:
+            return Message(code=averaging_pb2.NOT_DECLARED)
+        return decision.message()
+
+    def _is_whole_for_most(self) -> bool:
+        """Whether more than half of the group have said so, and nobody anything else.
+
+        One peer alone may say so at once, and then let the all-reduce fail: it would count, and nobody repeat it.
+        """
+        return not self._bad and 2 * len(self._verdicts) > len(self.peers)
+
+    def _is_before_this_one(self, peer: PeerID) -> bool:
+        """Whether `peer` comes before this one as a referee: then it calls to ask, and does not send its verdict."""
+        order = self.referees
+        return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
+
+    def _hear(self, peer: PeerID, verdict: Verdict, counts: bool = True) -> None:
+        if counts:  # the first one: a peer that asks again repeats it
+            self._verdicts.setdefault(peer, verdict)
+        if not verdict.whole and not self._bad:
+            self._bad = True
+            self._on_bad_verdict()
+        self._news.set()
+
+    def _decide(self, decision: Decision) -> None:
+        if not self._decision.done():
+            self._decision.set_result(decision)
+
+    async def _decision_of(self, referee: PeerID, verdict: Verdict) -> Decision:
+        """A referee's decision. Asks again, for a limited time, while the referee has none."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 2 * SILENCE_SECONDS
+        while True:
+            answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
+            self._note_absence(referee, answer)
+            if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
+                return Decision.read(answer, self.group_id, self.peers)
+
+    def _note_absence(self, peer: PeerID, answer: Message) -> None:
+        if answer.code == averaging_pb2.BAD_GROUP_ID:
+            self.absent.add(peer)
+
+    # -- the referee's part --------------------------------------------------------------------------------------------
+
+    def _judge_from_now_on(self) -> None:
+        if self._judging is None:
+            self._judging = asyncio.create_task(self._judge())
+
+    async def _judge(self) -> None:
+        await self._listen(GOOD_SECONDS, enough=lambda: self._bad)
+        # A peer that stands in calls even if all verdicts are good: the dead referee may have told somebody that the
+        # all-reduce is repeated. Peers in client mode cannot be called.
+        if self._bad or self.own != self.referees[0]:
+            calls = [asyncio.create_task(self._call(peer)) for peer in self.referees if peer in self._awaited()]
+            await self._listen(VERDICT_SECONDS, enough=self._decision.done)
+            for call in calls:
+                call.cancel()
+        if not self._bad:
+            self._decide(Decision())
+            return
+        named = self._named()
+        members = tuple(peer for peer in self.peers if peer in self._verdicts and not _is_blamed(peer, named))
+        if self._is_repetition:
+            members = _without_pairs(members, named)
+        self._decide(Decision(**self._repeat(members or (self.own,))))
+
+    def _repeat(self, members: tuple[PeerID, ...]) -> dict:
+        return {"group_id": repetition_of(self.group_id, members), "members": members}
+
+    def _named(self) -> dict[PeerID, frozenset[PeerID]]:
+        """Whom each peer names that has sent a verdict.
+
+        A stream may have ended because of what others complain of. So the peers that have seen only that name somebody
+        only if nobody has seen more.
+        """
+        nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
+        return {
+            judge: verdict.faulty if nobody_says_more or not verdict.told else frozenset()
+            for judge, verdict in self._verdicts.items()
+        }
+
+    async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
+        """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._awaited() and not enough():
+                    # Nothing else runs on this loop between the look above and `clear`, so no news is lost.
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def _call(self, peer: PeerID) -> None:
+        """Tells a silent peer how the all-reduce stands; learns whether the peer is gone, or knows of a decision."""
+        if peer == self.own:
+            return
+        verdict = Verdict(whole=not self._bad)
+        try:
+            answer = await self._ask(peer, verdict.message(self.group_id))
+            self._note_absence(peer, answer)
+            # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
+            if answer.code != averaging_pb2.NOT_DECLARED:
+                self._decide(Decision.read(answer, self.group_id, self.peers))
+        except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
+            self._gone.add(peer)
+        self._news.set()
+
+    def _awaited(self) -> set[PeerID]:
+        """Peers whose verdict may still come."""
+        return set(self.peers) - self._verdicts.keys() - self._gone
+
+
+def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
+    """Whether most of the others name it; one alone may be at fault itself. Two that name each other are even."""
+    others = [judge for judge in named if judge != peer]
+    accusers = [judge for judge in others if peer in named[judge]]
+    are_even = len(others) == 1 and bool(frozenset(accusers) & named[peer])
+    return len(accusers) * 2 > len(others) and not are_even
+
+
+def _without_pairs(members: tuple[PeerID, ...], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
+    """The members without any two of which one names the other; all of them if fewer than two would be left."""
+    pairs = {peer for judge in members for accused in named[judge] & frozenset(members) for peer in (judge, accused)}
+    left = tuple(peer for peer in members if peer not in pairs)
+    return left if len(left) > 1 else members

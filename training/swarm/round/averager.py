@@ -1,0 +1,327 @@
+"""An averager as the trainer sees it: a process that finds groups and averages the trainer's tensors with theirs.
+
+Averaging runs in a process of its own (`service`), so that it neither waits for the trainer's computing nor holds it
+up. Both share the memory of the tensors; a pipe carries the rest (`pipe` lists what).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.compression import CompressionInfo
+from hivemind.dht import DHT
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.errors import ProcessEnded, TrainingError
+from training.swarm.node.admission import admission_of
+from training.swarm.peers.groups import AveragedGroup, Contribution
+from training.swarm.round.gathering import Words
+from training.swarm.round.pipe import (
+    AveragerSettings,
+    Begin,
+    Cancel,
+    Caught,
+    Ended,
+    Fewer,
+    LeaveOut,
+    Offer,
+    Reached,
+    Ready,
+    Sampled,
+    SampleWanted,
+    Shown,
+    Stage,
+    Start,
+    State,
+    StateWanted,
+)
+from training.swarm.round.rounds import AveragingMethod, Mean
+from training.swarm.round.service import Service, serve
+from training.swarm.round.serving import Head
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""Longest start of an averager's process."""
+LOOK_SECONDS = 0.5
+"""While the tensors are being averaged, the trainer checks this often whether the process is alive."""
+SHUTDOWN_SECONDS = 2.0
+"""A process that has not ended by then is killed."""
+
+StateReader = Callable[[], tuple[dict, torch.Tensor, Sequence[Head]]]
+"""Called in a thread of the trainer when a newcomer wants the state: metadata, and what `serving.pack` gives."""
+SampleReader = Callable[[bytes], bytes]
+"""Called there when somebody wants some of the weights, with the seed of their places: a packed `witnesses.Sample`."""
+
+
+class AveragingFailedError(TrainingError):
+    """A round that has come to nothing."""
+
+
+class Round:
+    """One round of an averager, from the search for a group to the average."""
+
+    def __init__(self, number: int, send: Callable[[object], None]):
+        self.number, self._send = number, send
+        self._outcome: Future[AveragedGroup] = Future()
+        self.stage = Stage.SEARCHING
+        self.started = False
+        """Whether the trainer has let it average; then it is not started again."""
+        self.began = time.monotonic()
+
+    def start(self, weight: float, **facts: object) -> None:
+        """Lets it average what the tensors hold now, as soon as it has a group.
+
+        Args:
+            weight: Of the tensors.
+            facts: The other fields of `Contribution`.
+        """
+        if not self.started:
+            self.started = True
+            self._send(Start(self.number, Contribution(weight=float(weight), **facts)))
+
+    def expect_fewer(self, gone: int) -> None:
+        """Lets it wait for fewer peers, since so many of those that it expects are gone; negative: they are back."""
+        self._send(Fewer(self.number, gone))
+
+    def cancel(self) -> None:
+        """Gives the round up; does nothing if it has ended."""
+        if self._outcome.cancel():
+            self._send(Cancel(self.number))
+
+    def done(self) -> bool:
+        """Whether it has a result, has failed or was cancelled."""
+        return self._outcome.done()
+
+    def result(self, timeout: float | None = None) -> AveragedGroup:
+        """Waits for the average.
+
+        Raises:
+            TimeoutError: If there is none in time.
+            AveragingFailedError: If the round has failed.
+            CancelledError: If it was cancelled.
+        """
+        return self._outcome.result(timeout)
+
+    def end(self, group: AveragedGroup | None, fault: str) -> None:
+        """Takes what the process says of the round; does nothing if the trainer has cancelled it meanwhile."""
+        self.stage = Stage.ENDED
+        # The trainer may cancel at this moment. To set the result of a cancelled future is an error: it would end the
+        # listener's thread, and no later round would get a result.
+        if self._outcome.set_running_or_notify_cancel():
+            if group is not None:
+                self._outcome.set_result(group)
+            else:
+                self._outcome.set_exception(AveragingFailedError(fault))
+
+
+class Averager:
+    """Averages some tensors with the groups that its process finds.
+
+    Args:
+        tensors: In float32 on the host; they move to shared memory, and change in place when a round ends well.
+        dht: A running node.
+        settings: How it meets and averages.
+        tensor_infos: How each tensor is encoded; None: all in the same way.
+        method: What a group does with the tensors; None: the weighted mean.
+        read_state: The state that newcomers can download; None: there is none.
+        read_sample: Some of its weights, with which others compare theirs.
+        start: Starts the process, which needs some tenths of a second.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        dht: DHT,
+        settings: AveragerSettings,
+        tensor_infos: Sequence[CompressionInfo] | None = None,
+        method: AveragingMethod | None = None,
+        read_state: StateReader | None = None,
+        read_sample: SampleReader | None = None,
+        start: bool = True,
+    ):
+        self.dht, self.settings = dht, settings
+        self.bandwidth: float | None = None
+        """What this peer's link carries, in Mbit/s; groups give peers with slow links less to average."""
+        self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
+        """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
+        self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
+        """Gets peers that have lied as reducers, or evade checks (see `pipe.Caught`)."""
+        self.note_shown: Callable[[Shown], None] = lambda shown: None
+        """Gets what a groupmate has sent, whose work is checked (see `Round.start`)."""
+        self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
+        self._tensor_infos, self._method = tensor_infos, method or Mean()
+        self._read_state, self._read_sample = read_state, read_sample
+        self._lock = multiprocessing.Lock()
+        self._numbers = itertools.count()
+        self._rounds: dict[int, Round] = {}
+        self._has_ended = threading.Event()
+        # The trainer's thread, the one of `updates` and the donor's send; messages must not be mixed in the pipe.
+        self._sending = threading.Lock()
+        # Reading the state waits for an update that is under way. In the listener's thread, all rounds' results would
+        # wait with it.
+        self._donor = ThreadPoolExecutor(1, thread_name_prefix="donor")
+        self._process: multiprocessing.process.BaseProcess | None = None
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Starts the process.
+
+        Raises:
+            TrainingError: If it does not serve within `START_SECONDS`.
+        """
+        # Any other way to start a process pickles what it is given, and hivemind's node cannot be pickled.
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        service = Service(
+            self.dht,
+            self.settings,
+            pipe=theirs,
+            tensors=self._tensors,
+            lock=self._lock,
+            tensor_infos=self._tensor_infos,
+            method=self._method,
+            has_state=self._read_state is not None,
+        )
+        self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)
+        self._process.start()
+        # With this copy closed, the process has the only one: if it dies, `recv` here raises EOFError.
+        theirs.close()
+        ready = self._pipe.recv() if self._pipe.poll(START_SECONDS) else Ready("it did not answer")
+        if not isinstance(ready, Ready) or ready.fault is not None:
+            self.shutdown()
+            raise TrainingError(
+                f"The averager {self.settings.prefix} did not start: {getattr(ready, 'fault', ready)}.",
+                cure="Start the program again; if that does not help, tell the run's maintainer.",
+            )
+        threading.Thread(target=self._listen, daemon=True, name=f"{self.settings.prefix}-listener").start()
+
+    def begin_round(self, told: object = None, *, seconds: float, expected_peers: int = 0) -> Round:
+        """Begins to look for a group; `Round.start` lets it average.
+
+        Args:
+            told: What the peers of the group are told.
+            seconds: The round fails if it has no group after this time.
+            expected_peers: How many peers the group should have; 0: nobody knows.
+        """
+        mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
+        admission = admission_of(self.dht)
+        ticket = admission.own_ticket if admission is not None else ""
+        packed = Words(mbits=self.bandwidth, mode=mode, told=told, ticket=ticket).packed()
+        number = next(self._numbers)
+        # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
+        round_ = self._rounds[number] = Round(number, self._send)
+        self._send(Begin(number, packed, seconds, expected_peers))
+        if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this one
+            self._end_rounds()
+        return round_
+
+    def leave_out(self, peers: frozenset[str]) -> None:
+        """From now on these peers are in no group of this one."""
+        self._send(LeaveOut(peers))
+
+    def offer_state(self, priority: float | None) -> None:
+        """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""
+        self._send(Offer(priority))
+
+    @contextmanager
+    def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The tensors; no round reads or changes them within this context."""
+        while not (held := self._lock.acquire(timeout=LOOK_SECONDS)):
+            if self._has_ended.is_set():  # the process was killed while it held the lock: nobody will release it
+                break
+        try:
+            yield self._tensors
+        finally:
+            if held:
+                self._lock.release()
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.is_alive()
+
+    def check_process(self) -> None:
+        """Call it now and then: each round of a dead process fails, so the peer would train alone for ever.
+
+        Raises:
+            ProcessEnded: If the process has ended.
+        """
+        if self._has_ended.is_set():
+            raise ProcessEnded(
+                f"The process that averages ({self.settings.prefix}) has ended, perhaps because memory ran out.",
+                cure="Start the peer again; it goes on where the others are.",
+            )
+
+    def shutdown(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            # The process is asked to end. Closing the pipe would not tell it: forked, it has a copy of this end. Killed
+            # in the midst of a call, it may leave a lock behind that hivemind shares between processes, and all others
+            # would wait for that for ever.
+            self._send(None)
+            self._process.join(SHUTDOWN_SECONDS)
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+        self._donor.shutdown(wait=False)
+
+    def _send(self, message: object) -> None:
+        with self._sending, suppress(OSError):  # if the process is gone, the listener ends all rounds
+            self._pipe.send(message)
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._take(self._pipe.recv())
+        self._has_ended.set()
+        self._end_rounds()
+
+    def _end_rounds(self) -> None:
+        while self._rounds:
+            with suppress(KeyError):  # the trainer and the listener may both be here
+                self._rounds.popitem()[1].end(None, "the averager's process has ended")
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Reached(number, stage):
+                self._rounds[number].stage = stage
+            case Ended(number, group, fault, spoiled_by):
+                self.note_spoilers(spoiled_by)
+                self._rounds.pop(number).end(group, fault)
+            case Caught(peer, weight, deed):
+                self.note_caught(peer, weight, deed)
+            case Shown():
+                self.note_shown(message)
+            case StateWanted(number):
+                self._donor.submit(self._give_state, number)
+            case SampleWanted(number, seed):
+                self._donor.submit(self._give_sample, number, seed)
+
+    def _give_state(self, number: int) -> None:
+        try:
+            metadata, memory, heads = self._read_state()
+            state = State(number, (MSGPackSerializer.dumps(metadata), memory, heads))
+        except Exception:  # the newcomer asks another donor; this peer goes on
+            logger.exception("The state could not be read for a newcomer.")
+            state = State(number, None)
+        self._send(state)
+
+    def _give_sample(self, number: int, seed: bytes) -> None:
+        sample = None
+        if self._read_sample is not None:
+            try:
+                sample = self._read_sample(seed)
+            except Exception:  # others may be asked
+                logger.exception("The weights could not be read for a peer that compares them.")
+        self._send(Sampled(number, sample))

@@ -1,0 +1,157 @@
+"""What the peers of a group tell each other when it forms: packed, read and checked.
+
+A leader passes on what its followers have told. All members compute from it how much each of them averages, so words
+that make no sense would fail the average of all. A leader refuses such a peer, and a member refuses such a group.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from calculator.swarm.exchange import quickest_parts
+from training.errors import TrainingError
+from training.swarm.defence.receipts import digest_of
+from training.swarm.engine.bounds import is_plain
+
+MOST_BYTES = 4096
+"""Of one peer's words; a newcomer's take less than a hundred."""
+MOST_PEERS = 1024
+"""Of a group."""
+NONCE_BYTES = 16
+"""At the end of each peer's words, drawn for each request to a leader: no group has the name of an earlier one."""
+MOST_ID_BYTES = 64
+"""Of a peer; those of this program's keys have 34."""
+FASTEST_MBITS = 100_000.0
+"""The fastest link that is believed,"""
+MOST_TIMES_FASTER = 16.0
+"""and how much faster than half of its group it may be. Whoever is faster averages more of the tensors."""
+SLOWEST_MBITS = 0.01
+"""A slower link counts as this one: what is divided by its rate must be a number."""
+
+
+class NonsenseError(TrainingError):
+    """Words of another peer that this program does not write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """What a peer tells its group."""
+
+    mbits: float | None
+    """What its link carries; None if it does not know."""
+    mode: AveragingMode
+    told: object
+    """The trainer's own message, such as `groups.Announcement`."""
+    ticket: str = ""
+    """Its ticket, in a run that admits members only."""
+
+    def packed(self) -> bytes:
+        """As hivemind's join requests carry them."""
+        told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
+        return MSGPackSerializer.dumps([self.mbits, self.mode.value, told, self.ticket, nonce])
+
+    @classmethod
+    def read(cls, packed: bytes) -> Words:
+        """
+        Raises:
+            NonsenseError: If no peer with this program writes such words.
+
+        >>> Words.read(Words(mbits=100.0, mode=AveragingMode.NODE, told=[7, False, 2]).packed()).told
+        [7, False, 2]
+        """
+        if len(packed) > MOST_BYTES:
+            raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
+        try:
+            mbits, mode, told, ticket, _nonce = MSGPackSerializer.loads(packed)
+            words = cls(mbits=mbits, mode=AveragingMode(mode), told=MSGPackSerializer.loads(told), ticket=ticket)
+        except Exception as error:  # of many kinds: whatever it is, these are not our words
+            raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
+        if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
+            raise NonsenseError("a peer tells its group a bandwidth that is no number")
+        if not is_plain(words.told):  # the trainer would never hear how its round has ended
+            raise NonsenseError("a peer tells its group something nested too deeply, or of an unknown type")
+        return words
+
+
+def renewed(packed: bytes) -> bytes:
+    """The same words, with another nonce: it is their last bytes."""
+    return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
+
+
+def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:
+    """The id of the group of these peers, in this order, with these words.
+
+    A leader that tells its followers different things of a member puts them into different groups. Otherwise they would
+    divide the tensors differently, and find fault with that member.
+    """
+    return digest_of(*(peer.to_bytes() for peer in peers), *gathered)
+
+
+def members_of(message: averaging_pb2.MessageFromLeader) -> list[PeerID]:
+    """Whom a leader's list names.
+
+    Raises:
+        NonsenseError: If there are too many, or a name is too long, which would take seconds to read; or as
+            `check_members`.
+    """
+    ids = message.ordered_peer_ids
+    if not len(ids) == len(message.gathered) <= MOST_PEERS or any(len(one) > MOST_ID_BYTES for one in ids):
+        raise NonsenseError("a leader names too many members, or not what each has told")
+    peers = [PeerID(one) for one in ids]
+    check_members(peers, message.gathered)
+    return peers
+
+
+def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
+    """Checks a group as its leader names it.
+
+    Raises:
+        NonsenseError: If a member is named twice, its words make no sense, or no member averages anything.
+    """
+    if not len(peers) == len(gathered) == len(set(peers)) <= MOST_PEERS:
+        raise NonsenseError("a leader names a member twice, or too many")
+    if all(rate == 0 for rate in bandwidths([Words.read(words) for words in gathered])):
+        raise NonsenseError("a leader names a group of which nobody averages anything")
+
+
+def bandwidths(group: Sequence[Words]) -> list[float | None]:
+    """Of the peers that average parts for the others, in Mbit/s; 0 for those that accept no connections.
+
+    >>> node = dict(mode=AveragingMode.NODE, told=None)
+    >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
+    [100.0, 50.0, 1600.0, None]
+    """
+    numbers = [min(max(one.mbits, SLOWEST_MBITS), FASTEST_MBITS) if one.mbits else one.mbits for one in group]
+    known = [mbits for mbits in numbers if mbits]
+    most = MOST_TIMES_FASTER * statistics.median_low(known) if known else FASTEST_MBITS
+    believed = [None if mbits is None else min(mbits, most) for mbits in numbers]
+    return [0.0 if one.mode == AveragingMode.CLIENT else mbits for one, mbits in zip(group, believed, strict=True)]
+
+
+def shares(values: int, group: Sequence[Words]) -> list[int]:
+    """How many of so many values each peer of a group averages; its peers find the same, each by itself.
+
+    hivemind's `load_balance_peers` is not used: its solver fails, or lets peers average that accept no connections, if
+    one peer claims a link of next to nothing, and the numbers that it finds may depend on the processor.
+
+    >>> claims = (8.0, AveragingMode.NODE), (None, AveragingMode.NODE), (9.0, AveragingMode.CLIENT)
+    >>> shares(100, [Words(mbits=mbits, mode=mode, told=None) for mbits, mode in claims])
+    [50, 50, 0]
+    """
+    rates = bandwidths(group)
+    known = [rate for rate in rates if rate]
+    usual = math.fsum(known) / len(known) if known else 1.0
+    fractions = quickest_parts([usual if rate is None else rate for rate in rates])
+    # As whole numbers, all their sums are exact, also in the code that divides the tensors by them.
+    found = [int(values * fraction) for fraction in fractions]
+    found[fractions.index(max(fractions))] += values - sum(found)
+    return found

@@ -1,0 +1,229 @@
+"""What the trainer and an averager's process tell each other.
+
+trainer (`averager`)                      averager's process (`service`)
+begin_round()    -- Begin ------------->  looks for a group
+round.start()    -- Start ------------->  averages with the group, as soon as it has one
+round.expect_fewer() -- Fewer --------->  waits for fewer peers
+round.cancel()   -- Cancel ------------>  gives the round up
+round.stage      <- Reached ------------
+round.result()   <- Ended --------------  what came of the round
+note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
+note_shown       <- Shown --------------  what a groupmate has sent, whose work this peer checks
+leave_out()      -- LeaveOut ---------->  meets these peers no more
+offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
+read_state       <- StateWanted --------  a newcomer asks for the state
+                 -- State ------------->
+read_sample      <- SampleWanted -------  somebody asks for some of the weights
+                 -- Sampled ----------->
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from hivemind.compression import CompressionBase, NoCompression
+from torch import Tensor
+
+from calculator.swarm.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
+from training.swarm.defence.clipping import Clipping
+from training.swarm.peers.groups import AveragedGroup, Contribution
+from training.swarm.round.serving import Head
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragerSettings:
+    """How an averager meets its groups and averages with them."""
+
+    prefix: str
+    """Begins its keys in the DHT and the names of its calls; the same for all peers of a run."""
+    matchmaking_seconds: float = 5.0
+    """A window of matchmaking."""
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    """Longest wait for a leader's answer; shorter than the window."""
+    allreduce_timeout_seconds: float | None = None
+    """Longest all-reduce with all its repetitions; None: no limit."""
+    next_chunk_timeout_seconds: float | None = None
+    """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
+    min_group_size: int = MIN_GROUP_SIZE
+    """A smaller group does not average."""
+    max_group_size: int | None = None
+    """A group of this size starts at once."""
+    group_bits: str = ""
+    """Peers with other bits form other groups (hivemind's tests use it)."""
+    epochs_apart: int = 0
+    """See `Strategy.epochs_apart`."""
+    client_mode: bool = False
+    """Accept no connections."""
+    compression: CompressionBase = field(default_factory=NoCompression)
+    """How tensors travel."""
+    part_bytes: int | None = None
+    """Tensors travel in parts of so many bytes; None: as many as suit their size."""
+    round_own_parts: bool = False
+    """See `allreduce.ReportingRunner`."""
+    clipping: Clipping | None = None
+    """How far one peer of a group may pull its average; None: as far as it likes, which is the weighted mean."""
+    most_weight: float = math.inf
+    """In the mean, a peer's weight counts as no more than this."""
+    audit_share: float = 0.0
+    """Of the bytes that a group exchanges: what checks of its reducers may take (see `auditor`); 0: none is checked."""
+
+
+class Stage(IntEnum):
+    """How far a round is."""
+
+    SEARCHING = 0
+    """It has no group yet."""
+    WAITING = 1
+    """It has a group, and waits until the trainer lets it average."""
+    AWAITED = 2
+    """The same, and most of its group average already."""
+    AVERAGING = 3
+    ENDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The trainer wants a round."""
+
+    number: int
+    """Names the round in what follows."""
+    told: bytes
+    """For the group: bandwidth, mode and the trainer's own message, packed as hivemind packs it."""
+    seconds: float
+    """After this time the round looks for no new group."""
+    expected_peers: int
+    """How many peers the group should have; 0: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The tensors are ready."""
+
+    number: int
+    contribution: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """Some of the peers that the group should have are gone."""
+
+    number: int
+    gone: int
+    """How many; negative: so many are back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The trainer does not want the round any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Whom this peer's groups leave out from now on; see `standing`."""
+
+    peers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whether newcomers may download the state, and the priority that the DHT shows; None: they may not."""
+
+    priority: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state at this moment: packed metadata, and what `serving.pack` gives; None if it could not be read."""
+
+    number: int
+    state: tuple[bytes, Tensor, Sequence[Head]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Some of the weights at this moment, packed (`witnesses.Sample`); None if they could not be read."""
+
+    number: int
+    sample: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process serves, or why it does not."""
+
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A round has come to a stage."""
+
+    number: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A round's result, or why it has none."""
+
+    number: int
+    group: AveragedGroup | None
+    fault: str = ""
+    spoiled_by: Mapping[str, float] = field(default_factory=dict)
+    """Peers that have cost its groups time, those groups included that have come to nothing, with a weight; see
+    `groups.spoilers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """A peer has lied as a reducer, or evades checks of reducers."""
+
+    peer: str
+    weight: float
+    """What that counts among its faults."""
+    deed: str
+    """Such as "has ..., and", so that a sentence can go on with what follows from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """Some values that a groupmate has sent, whose work the trainer checks; one part of its tensors."""
+
+    peer: str
+    group_id: bytes
+    declared: bytes
+    """What it has signed with them; see `work`."""
+    weight: float
+    """Samples that it claims."""
+    begin: int
+    """Number of the first value, in all tensors one after the other."""
+    values: Tensor
+    """(P,), in float32."""
+    asker: Tensor
+    """(P,): the same of what this peer itself has sent."""
+    noise: float
+    """See `work.noise_of`."""
+    copies: tuple[str, ...]
+    """Groupmates that have sent a copy of it; see `work.alike`."""
+    proof: str
+    """The peer's signature, and what it is of, so that others can verify it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWanted:
+    """A newcomer wants the state."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWanted:
+    """Somebody wants some of the weights, at the places that this seed draws."""
+
+    number: int
+    seed: bytes

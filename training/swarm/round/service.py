@@ -1,0 +1,394 @@
+"""The averager's process: runs the trainer's rounds, and answers the calls of other peers.
+
+A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
+calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
+those of `serving.StateService` and `auditor.Auditor`. Calls to the DHT node enter in its own process, and answers to
+this peer's calls come back where it called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
+
+import torch
+from hivemind.averaging.allreduce import AllreduceException
+from hivemind.averaging.averager import compute_schema_hash
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import CompressionInfo
+from hivemind.dht import DHT
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.asyncio import switch_to_uvloop
+
+from calculator.swarm.exchange import part_bytes
+from training.swarm.defence.auditor import Auditor
+from training.swarm.engine.engine import open_connection
+from training.swarm.engine.streams import until_hung_up
+from training.swarm.node.admission import Guest, admission_of
+from training.swarm.node.dht import signer_of
+from training.swarm.peers.groups import AveragedGroup, Group
+from training.swarm.round.gathering import Words, shares
+from training.swarm.round.matchmaking import PatientMatchmaking
+from training.swarm.round.pipe import (
+    AveragerSettings,
+    Begin,
+    Cancel,
+    Caught,
+    Ended,
+    Fewer,
+    LeaveOut,
+    Offer,
+    Reached,
+    Ready,
+    Sampled,
+    SampleWanted,
+    Stage,
+    Start,
+    State,
+    StateWanted,
+)
+from training.swarm.round.rounds import (
+    LOOK_SECONDS,
+    AllReduces,
+    AveragingMethod,
+    GroupAllReduce,
+    RoundFailedError,
+    Travel,
+)
+from training.swarm.round.serving import StateService
+
+LOCK_LOOK_SECONDS = 0.01
+"""While the trainer holds the tensors, a round looks this often whether they are free."""
+
+
+def serve(service: Service) -> None:
+    """The process's main function.
+
+    The loop runs in a thread: it gets OpenMP threads of its own there. Those of the trainer do not exist in a forked
+    process, and work that is handed to them never ends (pytorch issue 17199).
+    """
+    # Ctrl-C in a terminal reaches this process as well. The trainer decides when it ends: perhaps after an average.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    thread = threading.Thread(target=_run, args=(service,), daemon=True)
+    thread.start()
+    thread.join()
+
+
+def _run(service: Service) -> None:
+    switch_to_uvloop().run_until_complete(service.run())
+
+
+@asynccontextmanager
+async def _held(lock: Lock) -> AsyncIterator[None]:
+    """Holds the lock within this context. The trainer may hold it for long, for example while it makes an update.
+
+    A plain `with` would hold up all calls of other peers meanwhile. hivemind's `enter_asynchronously` waits in a
+    thread: if the round ends before the thread has the lock, the thread takes it all the same, and nobody releases it.
+    """
+    while not lock.acquire(block=False):
+        await asyncio.sleep(LOCK_LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass
+class _Pending:
+    """A round that runs."""
+
+    begin: Begin
+    task: asyncio.Task | None = None
+    start: asyncio.Future[Start] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """When the trainer lets the round average."""
+    gone: int = 0
+    """Peers that it no longer expects."""
+    spoiled_by: dict[str, float] = field(default_factory=dict)
+    """See `pipe.Ended`."""
+    averages: bool = False
+    """Whether it has begun to average. Then it is not cancelled: the whole group would have to repeat the average."""
+
+
+def send_end(pipe: Connection, ended: Ended) -> None:
+    """Tells the trainer how a round has ended. It hears of an end even if it cannot get the result."""
+    with suppress(OSError):  # the trainer is gone
+        try:
+            pipe.send(ended)
+        except OSError:
+            raise
+        except Exception as error:  # such as that something cannot be pickled; nothing of it is sent then
+            fault = f"its result cannot be handed on: {type(error).__name__}"
+            pipe.send(replace(ended, group=None, fault=fault))
+
+
+class Service(ServicerBase):
+    """Made by the trainer, and run in the averager's process; see `averager.Averager` for the arguments."""
+
+    def __init__(
+        self,
+        dht: DHT,
+        settings: AveragerSettings,
+        *,
+        pipe: Connection,
+        tensors: Sequence[torch.Tensor],
+        lock: Lock,
+        tensor_infos: Sequence[CompressionInfo] | None,
+        method: AveragingMethod,
+        has_state: bool,
+    ):
+        self.dht, self.settings = dht, settings
+        self._pipe, self._tensors, self._lock = pipe, tensors, lock
+        self._tensor_infos, self._method, self._has_state = tensor_infos, method, has_state
+        self._total_size = sum(tensor.numel() for tensor in tensors)
+        self._travel = Travel(
+            compression=settings.compression,
+            part_bytes=settings.part_bytes or part_bytes(self._total_size),
+            round_own_parts=settings.round_own_parts,
+            chunk_seconds=settings.next_chunk_timeout_seconds,
+            clipping=settings.clipping,
+            most_weight=settings.most_weight,
+            audited=settings.audit_share > 0,
+        )
+        self._pending: dict[int, _Pending] = {}
+        self._noting: asyncio.Task | None = None
+        self._guests: dict[PeerID, Guest] = {}
+        """The groupmates of the newest group."""
+
+    # -- what the trainer asks ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serves until the trainer sends None or is gone."""
+        try:
+            connection = await open_connection(self.dht)
+            await self._open(connection)
+        except Exception as error:
+            self._pipe.send(Ready(str(error) or type(error).__name__))
+            return
+        self._pipe.send(Ready(None))
+        messages, loop = asyncio.Queue(), asyncio.get_running_loop()
+        loop.add_reader(self._pipe.fileno(), self._read_pipe, messages)
+        while (message := await messages.get()) is not None:
+            self._take(message)
+
+    async def _open(self, connection: P2P) -> None:
+        """Makes what answers other peers, and lets them call; peers in client mode cannot be called."""
+        settings = self.settings
+        self.peer_id, self._connection = connection.peer_id, connection
+        self.matchmaking = PatientMatchmaking(
+            connection,
+            # hivemind compares this hash: only peers whose tensors have the same shapes form a group.
+            schema_hash=compute_schema_hash(self._tensors),
+            dht=self.dht,
+            servicer_type=Service,
+            prefix=settings.prefix,
+            initial_group_bits=settings.group_bits,
+            target_group_size=settings.max_group_size,
+            min_group_size=settings.min_group_size,
+            min_matchmaking_time=settings.matchmaking_seconds,
+            request_timeout=settings.request_timeout_seconds,
+            client_mode=settings.client_mode,
+            epochs_apart=settings.epochs_apart,
+        )
+        self._auditor = self._make_auditor(connection)
+        self.rounds = AllReduces(
+            connection,
+            Service,
+            settings.prefix,
+            has_no_group=lambda: self.matchmaking.has_no_group,
+            auditor=self._auditor,
+            is_banned=lambda peer: peer in self._guests and self._guests[peer].has_been_banned_for_long,
+        )
+        self._states = StateService(
+            self.dht,
+            settings.prefix,
+            ask_trainer=lambda number: self._pipe.send(StateWanted(number)),
+            ask_sample=lambda number, seed: self._pipe.send(SampleWanted(number, seed)),
+        )
+        if self._auditor is not None:  # also in client mode: a peer that it has called can answer on that connection
+            await self._auditor.add_p2p_handlers(connection, namespace=settings.prefix)
+        if not settings.client_mode:
+            await self.add_p2p_handlers(connection, namespace=settings.prefix)
+            if self._has_state:
+                await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
+
+    def _make_auditor(self, connection: P2P) -> Auditor | None:
+        """Checks reducers; None if the recipe does not want that, or this peer's node has no key to sign with."""
+        settings, signer = self.settings, signer_of(self.dht)
+        if not settings.audit_share or signer is None:
+            return None
+        return Auditor(
+            connection,
+            settings.prefix,
+            signer=signer,
+            share=settings.audit_share,
+            clipping=settings.clipping,
+            caught=lambda *facts: self._pipe.send(Caught(*facts)),
+            shown=self._pipe.send,
+        )
+
+    def _read_pipe(self, messages: asyncio.Queue) -> None:
+        try:
+            while self._pipe.poll():
+                messages.put_nowait(self._pipe.recv())
+        except (EOFError, OSError):
+            messages.put_nowait(None)
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Begin(number):
+                pending = self._pending[number] = _Pending(message)
+                pending.task = asyncio.create_task(self._run_round(pending))
+            case Start(number):
+                if number in self._pending:  # else the round has failed already
+                    self._pending[number].start.set_result(message)
+            case Fewer(number, gone):
+                if number in self._pending:
+                    self._pending[number].gone += gone
+                    self._noting = asyncio.create_task(self.matchmaking.expect_fewer(gone))
+            case Cancel(number):
+                if number in self._pending and not self._pending[number].averages:
+                    self._pending[number].task.cancel()
+            case LeaveOut(peers):
+                self.matchmaking.left_out = frozenset(map(PeerID.from_base58, peers))
+            case Offer(priority):
+                self._states.offer(priority)
+            case State(number, state):
+                self._states.take(number, state)
+            case Sampled(number, sample):
+                self._states.take(number, sample)
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    async def _run_round(self, pending: _Pending) -> None:
+        number, group, fault = pending.begin.number, None, "it was cancelled"
+        try:
+            group = await self._average_in_time(pending)
+        except Exception as error:  # whatever it was, the trainer hears of it and goes on
+            fault = str(error) or type(error).__name__
+        finally:
+            del self._pending[number]
+            send_end(self._pipe, Ended(number, group, fault, pending.spoiled_by))
+
+    async def _average_in_time(self, pending: _Pending) -> AveragedGroup:
+        """Looks for groups until one has averaged or the time is over.
+
+        Raises:
+            Exception: What the last group failed with, or that there was none.
+        """
+        deadline = get_dht_time() + pending.begin.seconds
+        while True:
+            try:
+                return await self._average_with_a_group(pending, deadline)
+            except Exception:
+                # Tensors change only after an agreement, so they are still this peer's own, for the next group.
+                if get_dht_time() >= deadline:
+                    raise
+                # A search may fail at once, for example without a node: without a pause this would keep a core busy.
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
+        begin, number = pending.begin, pending.begin.number
+        self._pipe.send(Reached(number, Stage.SEARCHING))
+        with self.rounds.expecting_a_group():
+            expected = max(begin.expected_peers - pending.gone, 0)
+            try:
+                info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=expected)
+            finally:
+                spoilers = self.matchmaking.take_spoilers()
+                pending.gone += len(spoilers - pending.spoiled_by.keys())  # the next group need not wait for them
+                pending.spoiled_by |= dict.fromkeys(spoilers, 1.0)
+            if info is None:
+                raise AllreduceException("no group was found")
+            self._pipe.send(Reached(number, Stage.WAITING))
+            groups = [info.group_id + phase for phase in self._method.phases]
+            start = await self._start_of(pending, groups[0], info.peer_ids)
+            # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
+            self.rounds.announce(*groups)
+        pending.averages = True
+        self._pipe.send(Reached(number, Stage.AVERAGING))
+        try:
+            group = await asyncio.wait_for(self._average(info, start), self.settings.allreduce_timeout_seconds)
+            pending.spoiled_by |= group.report.spoiled_by
+            return group
+        except RoundFailedError as error:
+            pending.spoiled_by |= error.spoiled_by
+            raise
+        except TimeoutError:
+            pending.spoiled_by |= dict.fromkeys(map(str, self.rounds.late_peers()), 1.0)
+            raise
+        finally:
+            pending.averages = False
+            self.rounds.forget(*groups)
+
+    async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
+        """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""
+
+        async def tell_when_awaited() -> None:
+            await self.rounds.called_by_most(group_id, peers)
+            self._pipe.send(Reached(pending.begin.number, Stage.AWAITED))
+
+        telling = asyncio.create_task(tell_when_awaited())
+        try:
+            # The shield keeps the future open if the round is cancelled here: a Start that is already in the pipe would
+            # otherwise fail on it (InvalidStateError) and end this process.
+            return await asyncio.shield(pending.start)
+        finally:
+            telling.cancel()
+
+    async def _average(self, info: GroupInfo, start: Start) -> AveragedGroup:
+        told, group = self._shares(info)
+        all_reduce = GroupAllReduce(
+            all_reduces=self.rounds,
+            group=group,
+            contribution=start.contribution,
+            travel=self._travel,
+        )
+        async with _held(self._lock):
+            report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
+        return AveragedGroup.of_those_left(told, report)
+
+    def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
+        """What the peers of the group told, and which share of the values each of them averages."""
+        words = [Words.read(one) for one in info.gathered]
+        fractions = shares(self._total_size, words)
+        admission, members = admission_of(self.dht), list(zip(info.peer_ids, words, strict=True))
+        self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
+        unvouched = [peer for peer, one in members if admission is not None and not admission.vouches_for(one.ticket)]
+        group = Group(
+            group_id=info.group_id,
+            peers=tuple(info.peer_ids),
+            fractions=tuple(fractions),
+            unvouched=frozenset(unvouched),
+        )
+        return {peer: one.told for peer, one in members}, group
+
+    # -- calls of other peers --------------------------------------------------------------------------------------
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """A peer asks this one to lead it to a group."""
+        async for message in until_hung_up(self.matchmaking.rpc_join_group(request, context)):
+            yield message
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A groupmate sends its parts of the tensors that this peer averages, and gets their means."""
+        async for message in self.rounds.aggregate_part(stream, context):
+            yield message
+
+    async def rpc_agree(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        return await self.rounds.agree(request, context)

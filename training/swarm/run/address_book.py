@@ -1,0 +1,100 @@
+"""The address book: peers that this peer has met, on disk, so that it finds the run again without the run's servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from training.storage.whole import write_whole
+from training.swarm.node.addresses import MOST_CHARACTERS, id_of
+
+MOST_PEERS = 256
+"""The book keeps those that were seen last: enough to meet some that are still there."""
+MOST_ADDRESSES = 8
+"""Of one peer: a stranger chooses what stands there, and must not fill our disk."""
+OLDEST_SECONDS = 14 * 24 * 3600.0
+"""A peer that was not seen for so long has left."""
+LARGEST_BOOK_BYTES = 1 << 20
+"""More than a full book has; a larger file is not one of ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acquaintance:
+    """A peer in the book."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    """Full addresses, which end in its id."""
+    seen: float
+    """When it was connected last, in seconds since 1970."""
+
+
+class AddressBook:
+    """The peers that this peer has met, newest first; `write` puts them on the disk.
+
+    A file that is missing, damaged or too large counts as an empty book, and the next `write` replaces it.
+
+    Args:
+        path: The file.
+        clock: Seconds since 1970; a test passes its own.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time):
+        self.path, self._clock = path, clock
+        self._peers: dict[str, Acquaintance] = {}
+        for peer in self._read():
+            self._peers[peer.peer_id] = peer
+        self._drop_what_is_too_much()
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._peers
+
+    def peers(self) -> list[Acquaintance]:
+        """All peers, those seen last first."""
+        return sorted(self._peers.values(), key=lambda peer: -peer.seen)
+
+    def addresses(self, peer_id: str) -> tuple[str, ...]:
+        """Those of one peer; empty if the book does not have it."""
+        return self._peers[peer_id].addresses if peer_id in self._peers else ()
+
+    def note(self, peer_id: str, addresses: Iterable[str]) -> None:
+        """Notes that a peer is connected now; addresses that name another peer, or are no addresses, are left out."""
+        if good := _good(peer_id, addresses):
+            self._peers[peer_id] = Acquaintance(peer_id=peer_id, addresses=good, seen=self._clock())
+
+    def write(self) -> None:
+        """Writes the whole book. On a disk that takes nothing, the older book stays."""
+        self._drop_what_is_too_much()
+        document = {"version": 1, "peers": [asdict(peer) for peer in self.peers()]}
+        with suppress(OSError):
+            write_whole(self.path, json.dumps(document, indent=1) + "\n")
+
+    def _drop_what_is_too_much(self) -> None:
+        oldest = self._clock() - OLDEST_SECONDS
+        newest = [peer for peer in self.peers() if peer.seen >= oldest][:MOST_PEERS]
+        self._peers = {peer.peer_id: peer for peer in newest}
+
+    def _read(self) -> list[Acquaintance]:
+        """The file's peers; none if any of it is not as `write` left it."""
+        try:
+            if self.path.stat().st_size > LARGEST_BOOK_BYTES:
+                return []
+            document = json.loads(self.path.read_bytes())
+            now, found = self._clock(), []
+            for entry in document["peers"]:
+                peer_id, seen = str(entry["peer_id"]), min(float(entry["seen"]), now)  # a clock may have been ahead
+                if good := _good(peer_id, entry["addresses"]):
+                    found.append(Acquaintance(peer_id=peer_id, addresses=good, seen=seen))
+            return found
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return []
+
+
+def _good(peer_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
+    """The addresses of this peer among them, each once."""
+    short = (address for address in addresses if isinstance(address, str) and len(address) <= MOST_CHARACTERS)
+    return tuple(dict.fromkeys(address for address in short if id_of(address) == peer_id))[:MOST_ADDRESSES]

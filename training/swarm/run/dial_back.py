@@ -1,0 +1,106 @@
+"""Asks another peer to connect to this one, from an address that this one has not talked to: is it reachable?
+
+hivemind's own check (a ping that asks for a ping back) says yes to every peer, since the answer comes through the
+connection that the question has opened. libp2p's AutoNAT, which every peer of a run offers, opens a new connection to
+the address that it sees, from a node of its own. It does so on the Internet only: it refuses private addresses.
+
+Source: AutoNAT v1, github.com/libp2p/specs, autonat/autonat-v1.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
+from hivemind.utils.multiaddr import Multiaddr
+
+from training.swarm.engine.quoted import quoted
+
+PROTOCOL = "/libp2p/autonat/1.0.0"
+REACHED, DIAL_ERROR = 0, 100
+"""Codes of the answer; the others are refusals."""
+LARGEST_ANSWER = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DialBack:
+    """What the other peer said."""
+
+    outcome: Literal["reached", "failed", "refused"]
+    text: str
+    """The address at which this node was reached, or the reason; it can be printed."""
+
+
+async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:
+    """Asks a connected peer to connect to this node.
+
+    Takes 15 seconds if the peer's connection is dropped: give up earlier.
+
+    Args:
+        daemon: Of this node's network daemon.
+        other: The peer to ask.
+        own: This node's peer id.
+        addresses: Where this node listens. The other peer uses their ports with the address that it sees.
+
+    Raises:
+        Exception: Of any kind, if the peer does not offer this or the connection breaks off.
+    """
+    info = _field(1, own.to_bytes()) + b"".join(_field(2, address.to_bytes()) for address in addresses)
+    message = b"\x08\x00" + _field(2, _field(1, info))  # type DIAL, then the addresses
+    _, reader, writer = await daemon.stream_open(other, [PROTOCOL])
+    try:
+        writer.write(_varint(len(message)) + message)
+        await writer.drain()
+        size = shift = 0
+        while (byte := (await reader.readexactly(1))[0]) & 0x80:
+            size, shift = size | (byte & 0x7F) << shift, shift + 7
+        size |= byte << shift
+        fields = _fields(await reader.readexactly(min(size, LARGEST_ANSWER)))
+    finally:
+        writer.close()
+    answer = _fields(fields[3])
+    code, text = answer.get(1, REACHED), quoted(answer.get(2, b"").decode(errors="replace"))
+    if code == REACHED:
+        return DialBack(outcome="reached", text=quoted(str(Multiaddr(answer[3]))) if 3 in answer else "its address")
+    return DialBack(outcome="failed" if code == DIAL_ERROR else "refused", text=text or f"code {code}")
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    out = b""
+    while number > 0x7F:
+        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
+    return out + bytes([number])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A protobuf field of bytes."""
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _fields(message: bytes) -> dict[int, int | bytes]:
+    """The numbers and bytes of a protobuf message by their fields' numbers.
+
+    >>> _fields(bytes.fromhex("0864") + _field(2, b"dial failed"))
+    {1: 100, 2: b'dial failed'}
+    """
+    found: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(message):
+        key = message[at]
+        value, shift, at = 0, 0, at + 1
+        while message[at] & 0x80:
+            value, shift, at = value | (message[at] & 0x7F) << shift, shift + 7, at + 1
+        value, at = value | message[at] << shift, at + 1
+        if key & 7 == 2:
+            found[key >> 3], at = message[at : at + value], at + value
+        else:
+            found[key >> 3] = value
+    return found

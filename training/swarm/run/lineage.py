@@ -1,0 +1,243 @@
+"""The lineage of a run: which training some weights belong to, whoever holds them and whatever was restarted since.
+
+An id is made once, with the first weights. Every key under which peers meet carries it (`run_prefix`), so that peers
+of two lineages never average together, even in one DHT. A maintainer who goes back to an older checkpoint makes a
+branch: a new id that names its ancestors.
+
+Each peer announces its lineage with a signed word. A volunteer believes those of the run's servers, whose peer ids
+stand in the addresses that it was given; words of others count only where no server has said anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivemind.dht import DHT
+
+from training.errors import BadInput, reason_of
+from training.storage.whole import write_whole
+from training.swarm.node.dht import LONGEST_SERVER_WORD, post_word, posted_words
+from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.metrics import PeerRecord
+
+STATE_FILE, BRANCH_FILE = "lineage.json", "branch.json"
+"""In the state folder of a role: its lineage, and a branch that it is to go over to, which `restore` has put there."""
+PATIENCE_SECONDS = 15.0
+"""Whoever does not know the run's lineage waits so long for the servers at its initial peers to announce theirs."""
+MOST_ANCESTORS = 8
+"""Older ones are forgotten, so that a word stays short."""
+_ID = re.compile(r"[0-9a-f]{16}")
+_EPOCH = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lineage:
+    """See the module."""
+
+    id: str
+    """16 hexadecimal digits."""
+    ancestors: tuple[tuple[str, int], ...] = ()
+    """Lineages that it branched off, the nearest first, each with the last epoch whose weights both have."""
+
+    @classmethod
+    def begin(cls) -> Lineage:
+        """A new one without ancestors."""
+        return cls(id=secrets.token_hex(8))
+
+    def branch(self, epoch: int) -> Lineage:
+        """A new one that goes on from this one's weights of an epoch.
+
+        >>> Lineage(id="b" * 16, ancestors=(("a" * 16, 40),)).branch(30).ancestors
+        (('bbbbbbbbbbbbbbbb', 30), ('aaaaaaaaaaaaaaaa', 30))
+        """
+        older = tuple((ancestor, min(shared, epoch)) for ancestor, shared in self.ancestors)
+        return Lineage(id=secrets.token_hex(8), ancestors=((self.id, epoch), *older)[:MOST_ANCESTORS])
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Its own and its ancestors'."""
+        return frozenset((self.id, *(ancestor for ancestor, _ in self.ancestors)))
+
+    @property
+    def first_epoch(self) -> int:
+        """Updates in the weights with which it began."""
+        return self.ancestors[0][1] if self.ancestors else 0
+
+    def descends_from(self, other: str) -> bool:
+        """Whether it has branched off a lineage, or off one that has."""
+        return any(ancestor == other for ancestor, _ in self.ancestors)
+
+    def has(self, lineage: str | None, epoch: int) -> bool:
+        """Whether weights of a lineage and an epoch are also this one's; those of an unknown lineage (None) may be."""
+        return lineage in (None, self.id) or epoch <= dict(self.ancestors).get(lineage, -1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """What somebody says of a lineage."""
+
+    lineage: Lineage
+    epoch: int
+    """The newest that they have seen."""
+    signer: str = ""
+    """Their peer id; empty: read from this machine's own disk."""
+
+    @classmethod
+    def read(cls, text: str, signer: str = "") -> Word | None:
+        """From what was announced; None if it is malformed.
+
+        >>> Word.read("aaaaaaaaaaaaaaaa 7") == Word(lineage=Lineage(id="a" * 16), epoch=7)
+        True
+        >>> Word.read("aaaaaaaaaaaaaaaa 7 bbbbbbbbbbbbbbbb") is Word.read("") is None
+        True
+        """
+        ids, epochs = text.split(" ")[::2], text.split(" ")[1::2]
+        if len(ids) != len(epochs) or len(ids) > 1 + MOST_ANCESTORS:
+            return None
+        if not all(map(_ID.fullmatch, ids)) or not all(map(_EPOCH.fullmatch, epochs)):
+            return None
+        own, *ancestors = zip(ids, map(int, epochs), strict=True)
+        return cls(lineage=Lineage(id=own[0], ancestors=tuple(ancestors)), epoch=own[1], signer=signer)
+
+    def packed(self) -> str:
+        """The text that carries it: ids and epochs, its own first."""
+        pairs = ((self.lineage.id, self.epoch), *self.lineage.ancestors)
+        return " ".join(f"{lineage} {epoch}" for lineage, epoch in pairs)
+
+
+def run_prefix(run_id: str, lineage: Lineage | None) -> str:
+    """Begins the keys in the DHT, and the names of calls, by which peers of one lineage find each other.
+
+    Args:
+        run_id: The run's.
+        lineage: None: of no lineage, for programs whose peers have no other run beside them (benchmarks, tests).
+    """
+    return run_id if lineage is None else f"{run_id}_{lineage.id}"  # no run's id has a "_"; hivemind forbids dots
+
+
+def choose(words: Iterable[Word], trusted: Collection[str]) -> Word | None:
+    """The word that a peer goes by: a trusted one if there is any, not of a lineage that another one has branched off,
+    of the newest epoch, of the smallest id.
+
+    >>> a, b = Word(lineage=Lineage(id="a" * 16), epoch=7, signer="A"), Word(lineage=Lineage(id="b" * 16), epoch=5)
+    >>> choose([a, b], trusted=[]) is a, choose([a, b], trusted=[""]) is b
+    (True, True)
+    """
+    said = list(words)
+    believed = [word for word in said if word.signer in trusted] or said
+    left_behind = {ancestor for word in believed for ancestor, _ in word.lineage.ancestors}
+    newest = [word for word in believed if word.lineage.id not in left_behind] or believed
+    return min(newest, key=lambda word: (-word.epoch, word.lineage.id), default=None)
+
+
+# -- words in the DHT --------------------------------------------------------------------------------------------------
+
+
+def post_lineage(dht: DHT, run_id: str, word: Word, identity: Identity) -> None:
+    """Announces a lineage; renew it within `WORD_SECONDS` of `training.swarm.node.dht`."""
+    post_word(dht, f"{run_id}_lineage", word.packed(), identity)
+
+
+def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | None:
+    """What a server takes over that knows of no run and of nobody whom it trusts: what most peers with weights train.
+
+    Their records say that. Anybody may announce a lineage; a record is gone as soon as its peer is.
+
+    Args:
+        words: What everybody announces. The ancestors are those that most of these peers name.
+        records: Of all peers, only believable ones.
+
+    Returns:
+        None if there is no such lineage.
+    """
+    trained = [record for record in records if record.epoch and record.lineage is not None]
+    lineage, count = next(iter(Counter(record.lineage for record in trained).most_common(1)), ("", 0))
+    if 2 * count <= len(trained):
+        return None
+    peers = {record.peer_id: record.epoch for record in trained if record.lineage == lineage}
+    named = Counter(word.lineage.ancestors for word in words if word.lineage.id == lineage and word.signer in peers)
+    ancestors, _ = next(iter(named.most_common(1)), ((), 0))
+    first = max(peers, key=peers.get)
+    return Word(lineage=Lineage(id=lineage, ancestors=ancestors), epoch=peers[first], signer=first)
+
+
+def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -> list[Word]:
+    """What everybody announces, without words that are malformed or of epochs after the run's last one.
+
+    Args:
+        dht: A running node.
+        run_id: The run's.
+        total_epochs: Of the run; None: not known.
+
+    Raises:
+        TrainingError: If the DHT does not answer.
+    """
+    words = posted_words(dht, f"{run_id}_lineage", longest=LONGEST_SERVER_WORD)
+    read = [word for signer, text in words.items() if (word := Word.read(text, str(peer_id_of(signer)))) is not None]
+    return [word for word in read if total_epochs is None or word.epoch <= total_epochs]
+
+
+def lineages_in(records: Iterable[PeerRecord]) -> list[Word]:
+    """What peers' records say of lineages; they do not name ancestors."""
+    return [
+        Word(lineage=Lineage(id=record.lineage), epoch=record.epoch, signer=record.peer_id)
+        for record in records
+        if record.lineage is not None
+    ]
+
+
+def post_site(dht: DHT, run_id: str, url: str, identity: Identity) -> None:
+    """Announces the address at which a server publishes the run and serves its checkpoints; renew it as a lineage."""
+    post_word(dht, f"{run_id}_site", url, identity)
+
+
+def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
+    """The addresses that trusted servers announce.
+
+    Raises:
+        TrainingError: If the DHT does not answer.
+    """
+    words = posted_words(dht, f"{run_id}_site", longest=LONGEST_SERVER_WORD)
+    return sorted(
+        url
+        for signer, url in words.items()
+        if str(peer_id_of(signer)) in trusted and url.startswith(("http://", "https://"))
+    )
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+def read_kept(folder: Path, name: str = STATE_FILE) -> Word | None:
+    """What a role has kept in its state folder; None if it has kept nothing.
+
+    Raises:
+        BadInput: If the file is damaged: another lineage in its place would be another run.
+    """
+    path = folder / name
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        pairs = [(kept["id"], kept["epoch"]), *kept["ancestors"]]
+        word = Word.read(" ".join(f"{lineage} {epoch}" for lineage, epoch in pairs))
+        if word is None:
+            raise ValueError("it names no lineage")
+        return word
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BadInput(
+            f"{path} cannot be read: {reason_of(error)}.",
+            cure="Put a copy of the file back, or delete it: the lineage then comes from the run's other peers.",
+        ) from None
+
+
+def keep(folder: Path, word: Word, name: str = STATE_FILE) -> None:
+    """Writes what `read_kept` reads."""
+    kept = {"id": word.lineage.id, "epoch": word.epoch, "ancestors": word.lineage.ancestors}
+    write_whole(folder / name, json.dumps(kept) + "\n")

@@ -1,0 +1,220 @@
+"""The lineage of a run's servers, the bootstrap peer and the monitor: made once, kept on disk, announced for ever."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hivemind.dht import DHT
+
+from training.config import RunConfig
+from training.errors import TrainingError, reason_of
+from training.swarm.node.dht import WORD_SECONDS
+from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import PeerRecord, believable, read_records
+from training.swarm.peers.progress import progress_validator
+from training.swarm.run.lineage import (
+    BRANCH_FILE,
+    PATIENCE_SECONDS,
+    Lineage,
+    Word,
+    choose,
+    keep,
+    post_lineage,
+    post_site,
+    posted_lineages,
+    read_kept,
+    run_prefix,
+    taken_over,
+)
+from training.swarm.run.servers import Servers
+
+LOOK_SECONDS = 4.0
+"""How often a server looks what others announce, and tells of new epochs."""
+
+
+class ServerLineage:
+    """What a server knows of the run's lineage, and announces.
+
+    A server whose lineage has no update yet takes over one that most of the others train: it has nothing to lose, and
+    would otherwise lead newcomers to a second run. A server whose lineage has updates goes over only to a branch of it,
+    which another server that it trusts announces, or which `restore` has put into its state folder.
+
+    Args:
+        dht: A running node.
+        run: The recipe.
+        identity: Signs the announcements.
+        folder: State folder; keeps the lineage.
+        servers: The run's, whose words are trusted.
+        stored: What this server's newest checkpoint says, if it has one.
+        stored_epoch: Of that checkpoint, also if it does not say its lineage.
+        site: Address at which this server publishes the run; None: nowhere.
+        tell: Prints what happens to the lineage.
+
+    Raises:
+        BadInput: If the file in the state folder is damaged.
+        TrainingError: If the DHT does not answer.
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        run: RunConfig,
+        identity: Identity,
+        folder: Path,
+        *,
+        servers: Servers,
+        stored: Lineage | None = None,
+        stored_epoch: int = 0,
+        site: str | None = None,
+        tell: Callable[[str], None],
+    ):
+        self._dht, self._run, self._identity, self._folder = dht, run, identity, folder
+        self._own_id, self._servers = str(identity.peer_id), servers
+        self._site, self._tell = site, tell
+        self._looked = self._posted = -math.inf
+        self._news, self._warned_of, self._is_kept = True, "", True
+        first = read_kept(folder)
+        if first is None and stored is not None:
+            first = Word(lineage=stored, epoch=stored_epoch)
+        if first is None:
+            first = self._find() or Word(lineage=Lineage.begin(), epoch=0)
+        self.lineage, self.epoch = first.lineage, max(first.epoch, stored_epoch)
+        self._check_progress()
+        self.renew(())
+
+    @property
+    def servers(self) -> list[str]:
+        """Peer ids of the servers that it knows, itself included."""
+        return sorted({self._own_id, *self._trusted})
+
+    @property
+    def _trusted(self) -> frozenset[str]:
+        return self._servers.ids - {self._own_id}
+
+    def renew(self, records: Sequence[PeerRecord]) -> bool:
+        """Call it every few seconds: keeps and announces what is new, and follows the others.
+
+        Args:
+            records: Of all peers, as they are now; only believable ones.
+
+        Returns:
+            Whether the lineage is another one now.
+        """
+        before = self.lineage.id
+        self._take_branch()
+        self._note_epochs(records)
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            with suppress(TrainingError):  # a busy node; the next look may be answered
+                self._follow(self._posted_words(), records)
+        if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else WORD_SECONDS / 3):
+            self._posted, self._news = now, False
+            self._keep()
+            word = Word(lineage=self.lineage, epoch=self.epoch)
+            post_lineage(self._dht, self._run.run_id, word, self._identity)
+            if self._site is not None:
+                post_site(self._dht, self._run.run_id, self._site, self._identity)
+        return self.lineage.id != before
+
+    def _find(self) -> Word | None:
+        """What the others train, by those that are trusted if these say it in time."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            said = self._posted_words()
+            if not self._trusted or any(word.signer in self._trusted for word in said):
+                break
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.5)
+        trusted = [word for word in said if word.signer in self._trusted]
+        with suppress(TimeoutError):
+            records = believable(read_records(self._dht, self._run.run_id), self._run.schedule.total_epochs)
+            return choose(trusted, self._trusted) or taken_over(said, records)
+        return choose(trusted, self._trusted)
+
+    def _posted_words(self) -> list[Word]:
+        return posted_lineages(self._dht, self._run.run_id, total_epochs=self._run.schedule.total_epochs)
+
+    def _take_branch(self) -> None:
+        branch = read_kept(self._folder, BRANCH_FILE)
+        if branch is None:
+            return
+        if branch.lineage.id != self.lineage.id:
+            self._go_over(branch, "it was put into the state folder")
+        if self._keep():  # before the order is deleted, so that neither a kill nor a full disk loses it
+            (self._folder / BRANCH_FILE).unlink()
+
+    def _keep(self) -> bool:
+        """Writes the lineage into the state folder; if that fails, says so once, and the next call tries again."""
+        try:
+            keep(self._folder, Word(lineage=self.lineage, epoch=self.epoch))
+        except OSError as error:
+            if self._is_kept:
+                self._tell(
+                    f"Warning: the run's lineage cannot be written to {self._folder}: {reason_of(error)}. It is still "
+                    "announced. Make room on the disk before this server is restarted."
+                )
+            self._is_kept = False
+        else:
+            self._is_kept = True
+        return self._is_kept
+
+    def _note_epochs(self, records: Sequence[PeerRecord]) -> None:
+        """The newest epoch of all times."""
+        newest = max((record.epoch for record in records if record.lineage == self.lineage.id), default=0)
+        if newest > self.epoch:
+            self.epoch, self._news = newest, True
+
+    def _follow(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> None:
+        """Goes over to what the others announce, if this server may."""
+        own = Word(lineage=self.lineage, epoch=self.epoch, signer=self._own_id)
+        others = [word for word in said if word.signer != self._own_id]
+        believed = [own, *(word for word in others if word.signer in self._trusted)]
+        choice = choose(believed, [word.signer for word in believed])
+        if choice.lineage.id == self.lineage.id and not self.epoch:
+            found = taken_over(others, records)
+            choice = own if found is None or self.lineage.descends_from(found.lineage.id) else found
+        if choice.lineage.id == self.lineage.id:
+            self._note_strangers(others)
+            return
+        if choice.lineage.descends_from(self.lineage.id) or not self.epoch:
+            self._go_over(choice, f"{choice.signer} announces it")
+        else:
+            self._warn_of(
+                choice,
+                f"{choice.signer} announces another lineage of this run, {choice.lineage.id} at epoch {choice.epoch}; "
+                f"this server keeps {self.lineage.id}, which is at epoch {self.epoch}. Stop the server whose weights "
+                "are not wanted, and start it with an empty state folder.",
+            )
+
+    def _note_strangers(self, others: Sequence[Word]) -> None:
+        """Volunteers that trust only this server do not follow a branch that only others announce."""
+        for word in others:
+            if word.lineage.descends_from(self.lineage.id) and word.signer not in self._trusted:
+                self._warn_of(
+                    word,
+                    f"{word.signer} announces the branch {word.lineage.id} of this run, from epoch "
+                    f"{word.lineage.first_epoch} on. If it is yours, give `restore` this server's --state-dir, or "
+                    "start this server with the address of the one that announces it in --initial-peers.",
+                )
+
+    def _warn_of(self, word: Word, text: str) -> None:
+        if self._warned_of != word.lineage.id:
+            self._warned_of = word.lineage.id
+            self._tell(f"Warning: {text}")
+
+    def _go_over(self, word: Word, reason: str) -> None:
+        began = f", which branched off at epoch {word.lineage.first_epoch}" if word.lineage.ancestors else ""
+        self._tell(f"From now on this run is the lineage {word.lineage.id}{began}: {reason}.")
+        self.lineage, self.epoch = word.lineage, word.epoch
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """Makes this node refuse records under this lineage's progress key that are not a peer's progress."""
+        prefix = run_prefix(self._run.run_id, self.lineage)
+        self._dht.add_validators([progress_validator(prefix)])

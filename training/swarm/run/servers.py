@@ -1,0 +1,112 @@
+"""The servers of a run: where its bootstrap peers and its monitor are, as given, or as the run's site names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+from training.errors import BadInput, TrainingError
+from training.processes.redirects import open_checked, read_short
+from training.swarm.node.addresses import check_full, id_of
+
+LARGEST_DOCUMENT_BYTES = 1 << 18
+"""A run's document has some kilobytes."""
+SITE_SECONDS = 10.0
+"""Longest silence of a site."""
+MOST_SERVERS = 32
+"""Servers that a site may name: each is called for ever."""
+
+
+class Servers:
+    """Addresses of the run's servers. The volunteer trusts the peers that they name.
+
+    Args:
+        given: Full addresses, and http(s) addresses of the run's site, as for `--initial-peers`.
+
+    Raises:
+        BadInput: If one of them is neither.
+    """
+
+    def __init__(self, given: Sequence[str] = ()):
+        self.sites = tuple(dict.fromkeys(one.rstrip("/") for one in given if is_site(one)))
+        for site in self.sites:
+            if not urlsplit(site).hostname:
+                raise BadInput(f"{site!r} is not the address of a site; give one such as https://run.example.")
+        self._given = tuple(check_full(one) for one in given if not is_site(one))
+        self._named: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All that are known now, without repetition: those given, then those that the sites name."""
+        named = (address for site in self.sites for address in self._named.get(site, ()))
+        return tuple(dict.fromkeys((*self._given, *named)))
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Peer ids of the servers."""
+        return frozenset(id_of(address) for address in self.addresses)
+
+    def name(self, site: str, addresses: Sequence[str]) -> None:
+        """Replaces what a site has named."""
+        self._named[site] = tuple(addresses)
+
+    def ask_sites(self) -> list[TrainingError]:
+        """Asks all sites; an error for each that does not answer. Takes `SITE_SECONDS` each."""
+        faults = []
+        for site in self.sites:
+            try:
+                self.name(site, ask_site(site))
+            except TrainingError as error:
+                faults.append(error)
+        return faults
+
+
+def is_site(given: str) -> bool:
+    """Whether this is the address of a site, not of a peer."""
+    return given.startswith(("http://", "https://"))
+
+
+def document_of(site: str) -> str:
+    """Where a run's site has its document."""
+    return f"{site}/live/run.json"
+
+
+def read_document(url: str) -> object:
+    """The document of a run.
+
+    Raises:
+        OSError, ValueError, RecursionError, HTTPException: If the site does not answer, or sends something else.
+    """
+    with open_checked(url, SITE_SECONDS) as response:
+        return json.loads(read_short(response, most_bytes=LARGEST_DOCUMENT_BYTES, seconds=SITE_SECONDS))
+
+
+def ask_site(site: str) -> tuple[str, ...]:
+    """The addresses that a run's site names in its document.
+
+    Raises:
+        TrainingError: If the site does not answer, or names none.
+    """
+    url = document_of(site)
+    try:
+        named = read_document(url)["initial_peers"]
+        addresses = [check_full(str(one)) for one in list(named)[:MOST_SERVERS]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, HTTPException, BadInput) as error:
+        raise TrainingError(
+            f"The run's site does not name its servers: {url} cannot be read ({_reason(error)}).",
+            cure="Check the address of the site, and whether the run is on.",
+        ) from None
+    if not addresses:
+        raise TrainingError(
+            f"The run's site names no servers ({url}): the run is over, or its monitor is not running.",
+            cure="Ask the run's maintainer whether it goes on.",
+        )
+    return tuple(addresses)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no field {error}"
+    return " ".join(str(error).split()) or type(error).__name__

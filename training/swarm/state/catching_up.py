@@ -1,0 +1,164 @@
+"""How a peer that is behind catches up: with the others' parameters, their whole state, or a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from hivemind.dht import DHT
+from torch import Tensor, nn
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.optim.groups import parameter_groups
+from training.optim.saved import load_optimizer_tensors
+from training.swarm.engine.quoted import quoted
+from training.swarm.peers.progress import Progress
+from training.swarm.run.lineage import Lineage
+from training.swarm.state.alignment import AlignmentState, Event
+from training.swarm.state.download import download_newer_state
+from training.swarm.state.host import Host
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
+"""How often a peer that needs the others' state and gets none asks again, and how often it warns."""
+CATCH_UP_EPOCHS = 3
+"""A peer that has missed at most this many updates takes only the others' parameters, not their whole state."""
+
+
+class CatchingUp:
+    """Brings a peer that is behind to the epoch of the others.
+
+    A peer that is many epochs behind downloads a state, and drops its gradients until it has one. A peer that has
+    missed a few updates goes on at once: it trains with weights that lack these updates until the next round of
+    parameters, in which its own weights count for next to nothing (`alignment`: DRIFTED).
+
+    Args:
+        run: The recipe.
+        dht: A running node.
+        host: The peer's weights and optimizer.
+        progress: The swarm's progress.
+        alignment: Notes how the weights relate to the others' afterwards.
+        let_rounds_end: Ends the rounds that the peer takes part in, before its weights change.
+        begin_epoch: Makes the peer continue with an epoch and the host's weights; called while `progress` is paused.
+        lineage: Only states of this one are taken; None: those of peers without one.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        dht: DHT,
+        host: Host,
+        progress: Progress,
+        alignment: AlignmentState,
+        *,
+        let_rounds_end: Callable[[], None],
+        begin_epoch: Callable[[int], None],
+        lineage: Lineage | None = None,
+    ):
+        self._run, self._dht, self._host, self._progress, self._alignment = run, dht, host, progress, alignment
+        self._let_rounds_end, self._begin_epoch = let_rounds_end, begin_epoch
+        self._lineage = lineage
+        self._complained = -math.inf
+        self.last_download = (0, 0.0)
+        """Bytes and seconds of the last downloaded state; zeros before the first."""
+
+    def skip_epochs(self, epoch: int) -> bool:
+        """Jumps to the others' epoch if this peer is only a few updates behind; returns whether it did.
+
+        Downloads nothing. The peer asks its next group for a round of parameters, which brings its weights up to date;
+        its moments lack the missed updates.
+        """
+        if not epoch:  # its weights are random ones, of which no update is part: it needs the whole state
+            return False
+        try:
+            newest_epoch, others = self._progress.look_around()
+        except TimeoutError:
+            return False
+        if not others or not 0 < newest_epoch - epoch <= CATCH_UP_EPOCHS:
+            return False
+        self._let_rounds_end()
+        self._go_on(newest_epoch, Event.SKIPPED_EPOCHS)
+        return True
+
+    def load_state_from_peers(self, oldest_epoch: int) -> bool:
+        """Downloads the run's state from a peer; returns whether that succeeded. Every wait has a time-out.
+
+        A download may take longer than an epoch. The peer then continues with the epoch that the others have reached,
+        and takes over their parameters with the next update (see `skip_epochs`).
+
+        Args:
+            oldest_epoch: An older state is not accepted.
+        """
+        # An update that is still under way would otherwise move the downloaded weights.
+        self._let_rounds_end()
+        try:
+            state = download_newer_state(
+                self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch, lineage=self._lineage
+            )
+        except TrainingError as error:
+            self._go_without_state(str(error))
+            return False
+        self.last_download = (state.received_bytes, state.seconds)
+        try:
+            self._host.load_state(state.tensors, state.optimizer_metadata, state.epoch)
+        except Exception as error:  # the metadata comes from another peer and may be anything
+            logger.warning("The optimizer state of %s cannot be read: %s", state.donor, quoted(str(error)))
+            return False
+        # The others may have gone on during the download; for an epoch that they have ended there is no group.
+        newest_epoch = state.epoch
+        with suppress(TimeoutError):
+            newest_epoch = max(newest_epoch, self._progress.look_around()[0])
+        is_older = newest_epoch > state.epoch or state.wants_weights
+        self._go_on(newest_epoch, Event.LOADED_OLDER_STATE if is_older else Event.LOADED_STATE)
+        return True
+
+    def load_checkpoint(
+        self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool
+    ) -> None:
+        """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero).
+
+        Args:
+            model: With the checkpoint's weights.
+            optimizer_state: The moments.
+            epoch: The checkpoint's.
+            may_differ: Whether other peers at that epoch may have other weights or moments.
+        """
+        groups = parameter_groups(model, self._run.optimizer)
+        self._host.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
+        if optimizer_state:
+            with self._host.lock:
+                load_optimizer_tensors(self._host.optimizer, optimizer_state)
+        self._go_on(epoch, Event.LOADED_OLDER_STATE if may_differ else Event.LOADED_STATE)
+
+    def _go_on(self, epoch: int, event: Event) -> None:
+        self._host.copy_to_model()
+        # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
+        with self._progress.pause():
+            self._progress.believe_all()
+            self._begin_epoch(epoch)
+        self._alignment.note(event)
+
+    def _go_without_state(self, reason: str) -> None:
+        """Warns now and then that no peer sends its state; waits a moment, or continues alone if nobody else trains.
+
+        It comes to that if the others were ahead of this peer, and left before it could download their state.
+        """
+        if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
+            self._complained = time.monotonic()
+            logger.warning("The state could not be loaded: %s", reason)
+        newest_epoch, others = 0, 1  # a node that does not answer says nothing of them: they are taken to be there
+        with suppress(TimeoutError):
+            newest_epoch, others = self._progress.look_around()
+        if others:
+            if newest_epoch > self._host.epoch:
+                # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
+                # further, against the only donor that could help them.
+                self._alignment.note(Event.OVERTAKEN)
+            time.sleep(RETRY_SECONDS)
+        else:
+            self._alignment.note(Event.NOBODY_ELSE)

@@ -1,0 +1,421 @@
+"""Fetches the training state from a peer as a newcomer does, without ever entering an averaging group.
+
+hivemind 1.1.12 downloads inside an averager, a process that other peers may take for a trainer, and waits for ever if
+no timeout is given. This is the same protocol, with a limit on every wait and on the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from hivemind.compression import deserialize_torch_tensor
+from hivemind.dht import DHT
+from hivemind.p2p import P2P, PeerID, ServicerBase
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import ValueWithExpiration
+from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.streaming import combine_from_streaming
+from pydantic.v1 import BaseModel, StrictBool, StrictStr, conint, conlist
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connection
+from training.swarm.engine.quoted import quoted
+from training.swarm.node.admission import Admission, Guest, admission_of
+from training.swarm.node.dht import announced_peer
+from training.swarm.round.serving import DOWNLOAD_SECONDS, StateService, offers_key
+from training.swarm.run.lineage import Lineage, run_prefix
+from training.swarm.state.parameters import state_prefix
+from training.swarm.state.witnesses import Sample, draw, is_believed, sizes
+from training.swarm.state.witnesses import ask as ask_witnesses
+
+MOST_ENTRIES = 20_000
+"""Of an optimizer's state: two or three for each parameter of a model."""
+SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
+"""A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
+
+SMALLEST_PART_BYTES = 1024
+"""Of a tensor's parts but the last one. Donors send 64 KiB (hivemind, utils/streaming.py); a part that is kept takes
+some 200 bytes more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """What a peer serves to newcomers."""
+
+    epoch: int
+    tensors: tuple[torch.Tensor, ...]
+    """Parameters in the optimizer's order, then the tensors of the optimizer's state."""
+    optimizer_metadata: list[dict]
+    """hivemind's flat list: `{"type": "tensor", "index": i}` or `{"type": "value", "value": v}` an entry."""
+    donor: str
+    """The peer id that it came from."""
+    wants_weights: bool = False
+    """Whether the donor's parameters or its moments are not those of the others."""
+    received_bytes: int = 0
+    seconds: float = 0.0
+    """From the first message to the last."""
+
+
+class _TensorEntry(BaseModel):
+    """An entry of the optimizer's state that is one of the tensors sent."""
+
+    type: Literal["tensor"]
+    index: conint(strict=True, ge=0)
+    """Among the tensors of the optimizer's state."""
+
+
+class _ValueEntry(BaseModel):
+    """An entry of the optimizer's state that is no tensor; the optimizer judges whether it fits."""
+
+    type: Literal["value"]
+    value: Any = ...
+
+
+class _Facts(BaseModel):
+    """What a donor tells of its state, in the first message. hivemind's donors tell more, and not all of it."""
+
+    epoch: conint(strict=True, ge=0)
+    wants_weights: StrictBool = False
+    lineage: StrictStr | None = None
+    optimizer_metadata: conlist(_TensorEntry | _ValueEntry, max_items=MOST_ENTRIES)
+
+    class Config:
+        """hivemind's SchemaValidator changes the default for all models of a process: nothing more would be allowed."""
+
+        extra = "ignore"
+
+    @classmethod
+    def read(cls, packed: bytes) -> _Facts:
+        """
+        Raises:
+            TrainingError: If these are no such facts.
+        """
+        try:
+            return cls.parse_obj(MSGPackSerializer.loads(packed))
+        except (TypeError, ValueError):
+            raise TrainingError("does not tell what it sends", cure="Nothing: another peer is asked.") from None
+
+    @property
+    def moments(self) -> int:
+        """Tensors of the optimizer's state."""
+        return sum(isinstance(entry, _TensorEntry) for entry in self.optimizer_metadata)
+
+
+class BadState(TrainingError):
+    """A donor's numbers are not those of a run that is well."""
+
+
+class OtherWeights(BadState):
+    """Most of the other donors do not have a donor's weights."""
+
+
+def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]:
+    """Peers that offer their state, in random order: the priority that each claims for itself is ignored.
+
+    A peer's priority is its epoch. If weights of the run are wanted, those at epoch 0 have none and are not asked:
+    after a power cut, newcomers would otherwise wait for each other's answers while somebody has a checkpoint.
+
+    Raises:
+        NodeSilent: If this peer's node does not answer.
+    """
+    found = answer_of_node(dht.get, offers_key(state_prefix(prefix)), latest=True)
+    donors = [
+        peer
+        for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
+        if isinstance(key, bytes) and isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
+        if entry.value or not oldest_epoch
+        if (peer := announced_peer(dht, key)) is not None
+    ]
+    random.shuffle(donors)
+    return donors
+
+
+def download_newer_state(
+    dht: DHT,
+    run: RunConfig,
+    *,
+    shapes: Sequence[torch.Size],
+    first_epoch: int,
+    lineage: Lineage | None = None,
+) -> TrainingState:
+    """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
+    return download_state(
+        dht,
+        run_prefix(run.run_id, lineage),
+        lineage=lineage,
+        shapes=shapes,
+        chunk_seconds=donor_seconds(run),
+        total_seconds=DOWNLOAD_SECONDS,
+        max_bytes=most_state_bytes(shapes),
+        epochs=range(first_epoch, run.schedule.total_epochs + 1),
+    )
+
+
+def donor_seconds(run: RunConfig) -> float:
+    """How long a peer of the run waits for a donor's next message."""
+    return max(run.swarm.next_chunk_timeout_seconds, 2 * run.swarm.request_timeout_seconds)
+
+
+def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
+    """Most bytes that a donor may send: float32 weights, two float32 moments and a little."""
+    return 1_000_000 + 12 * sum(shape.numel() for shape in shapes)
+
+
+def download_state(
+    dht: DHT,
+    prefix: str,
+    *,
+    lineage: Lineage | None = None,
+    shapes: Sequence[torch.Size],
+    chunk_seconds: float,
+    total_seconds: float,
+    max_bytes: int,
+    epochs: range,
+    service: type[ServicerBase] = StateService,
+    inspect: Callable[[int, torch.Tensor], None] = lambda number, tensor: None,
+    asked_last: Container[str] = (),
+    on_fault: Callable[[str, Exception], None] = lambda donor, error: None,
+) -> TrainingState:
+    """The state of the first donor that sends a sound one.
+
+    Args:
+        dht: A running DHT node.
+        prefix: Of the run; see `lineage.run_prefix`.
+        lineage: A state that says to be of another one is refused.
+        shapes: Shapes of the parameters, in the optimizer's order; a state that begins otherwise is refused.
+        chunk_seconds: Longest silence of a donor before the next one is tried.
+        total_seconds: Longest download from one donor.
+        max_bytes: A donor that sends more is given up.
+        epochs: A state of another epoch is refused, before its tensors are sent.
+        service: Class that answers at the donor; its name is part of the protocol.
+        inspect: Called with the number of each tensor and the tensor as soon as it has come; an error ends this donor's
+            download. Each donor's first tensor has the number 0.
+        asked_last: Donors that are asked only if no other sends a sound state.
+        on_fault: Called with each donor that sends none, and why.
+
+    Raises:
+        TrainingError: If no donor has sent a sound state; the message says what each of them did.
+        NodeSilent: If this peer's node does not answer, through which donors are asked.
+    """
+    donors = [donor for donor in find_donors(dht, prefix, oldest_epoch=epochs.start) if donor != dht.peer_id]
+    if not donors:
+        raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
+    download = _Download(
+        prefix=prefix,
+        lineage=lineage,
+        service=service,
+        shapes=shapes,
+        chunk_seconds=chunk_seconds,
+        max_bytes=max_bytes,
+        epochs=epochs,
+        inspect=inspect,
+        admission=admission_of(dht),
+    )
+    in_turn = sorted(donors, key=lambda donor: str(donor) in asked_last)
+    return _ask_in_turn(partial(download.ask, dht), in_turn, total_seconds, on_fault)
+
+
+def _ask_in_turn(
+    ask: Callable[[PeerID, Sequence[PeerID], float], Awaitable[TrainingState]],
+    donors: Sequence[PeerID],
+    total_seconds: float,
+    on_fault: Callable[[str, Exception], None],
+) -> TrainingState:
+    """See `download_state`. A donor whose own state is not sound has no say about the others' weights: those that were
+    refused because of it are asked again."""
+    faults: dict[str, list[str]] = {}
+    waiting, unsound = list(donors), set()
+    refused: dict[PeerID, OtherWeights] = {}
+    try:
+        while waiting:
+            donor = waiting.pop(0)
+            try:
+                return wait_for_result(ask(donor, [other for other in donors if other not in unsound], total_seconds))
+            except NodeSilent:
+                raise  # without it no donor can be asked
+            except OtherWeights as error:
+                refused[donor] = error
+            except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
+                # Errors of this program quote nobody; in others there may be whatever the donor has sent.
+                said = str(error) if isinstance(error, TrainingError) else quoted(str(error))
+                faults.setdefault(said or type(error).__name__, []).append(str(donor))
+                on_fault(str(donor), error)
+                if isinstance(error, BadState):
+                    unsound.add(donor)
+                    waiting += refused
+                    refused.clear()
+    finally:
+        for donor, error in refused.items():
+            faults.setdefault(str(error), []).append(str(donor))
+            on_fault(str(donor), error)
+    raise TrainingError(
+        f"No peer has sent a sound state ({_told(faults)}).",
+        cure="Start again in a minute; then other peers are asked.",
+    )
+
+
+def _told(faults: Mapping[str, Sequence[str]]) -> str:
+    """Which donors have which faults: the same text whatever their order, and short however many they are.
+
+    >>> _told({"sent nothing": ["QmC", "QmA", "QmB"], "timed out": ["QmD"]})
+    'QmA and 2 others: sent nothing; QmD: timed out'
+    """
+    texts = []
+    for fault, donors in faults.items():
+        others = len(donors) - 1
+        texts.append(f"{min(donors)}{f' and {others} others' if others > 1 else ' and another' * others}: {fault}")
+    return "; ".join(sorted(texts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Download:
+    """What each donor is asked for, and how its answer is read; see `download_state`."""
+
+    prefix: str
+    lineage: Lineage | None
+    service: type[ServicerBase]
+    shapes: Sequence[torch.Size]
+    chunk_seconds: float
+    max_bytes: int
+    epochs: range
+    inspect: Callable[[int, torch.Tensor], None]
+    admission: Admission | None
+
+    async def ask(self, dht: DHT, donor: PeerID, donors: Sequence[PeerID], total_seconds: float) -> TrainingState:
+        """One donor's state, over a connection of its own; most of the other donors must have its weights.
+
+        A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
+        """
+        p2p = await open_connection(dht)
+        try:
+            state = await asyncio.wait_for(self.fetch(p2p, donor), total_seconds)
+            await self._compare(p2p, state, [other for other in donors if other != donor])
+            return state
+        finally:
+            await p2p.shutdown()
+
+    async def _compare(self, p2p: P2P, state: TrainingState, witnesses: Sequence[PeerID]) -> None:
+        if not witnesses:
+            return
+        namespace = state_prefix(self.prefix)
+        seed, samples = await ask_witnesses(p2p, self.service, namespace, witnesses, self.shapes, self.admission)
+        values = draw(state.tensors[: len(self.shapes)], seed)
+        own = Sample(epoch=state.epoch, drifted=state.wants_weights, values=values)
+        if not is_believed(own, samples, sizes(self.shapes)):
+            raise OtherWeights("sent other weights than the others have", cure="Nothing: another peer is asked.")
+
+    async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:
+        """One donor's state, read and checked as it comes.
+
+        Raises:
+            TrainingError: What is wrong with it.
+        """
+        stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.prefix))
+        if self.admission is None:
+            called = stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        else:
+            ticket = self.admission.own_ticket.encode()
+            called = stub.rpc_download_state_as_member(averaging_pb2.MessageFromLeader(gathered=[ticket]))
+        stream = await asyncio.wait_for(called, self.chunk_seconds)
+        async with aclosing(stream):
+            return await self._take(stream, donor)
+
+    async def _take(self, stream: AsyncIterator[averaging_pb2.DownloadData], donor: PeerID) -> TrainingState:
+        facts, guest, parts, tensors, received, began = None, None, [], [], 0, None
+        async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
+            began = began or time.monotonic()
+            received += message.ByteSize()  # of all its fields: each of them is kept until the tensor is read
+            if received > self.max_bytes:
+                raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
+            seconds = time.monotonic() - began
+            if seconds > SLOW_SECONDS and received < SLOWEST_BYTES_PER_SECOND * seconds:
+                raise TrainingError(
+                    f"has sent only {received} bytes in {seconds:.0f} s", cure="Nothing: another peer is asked."
+                )
+            if message.metadata:
+                # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
+                if facts is not None:  # if fewer tensors than are here were announced now, tiny ones would fill memory
+                    raise TrainingError("tells twice what it sends", cure="Nothing: another peer is asked.")
+                guest, told = self._open(message.metadata, donor)
+                facts = _Facts.read(told)
+                self._check(facts)
+            elif facts is None:
+                fault = "shows no ticket" if self.admission is not None else "does not tell what it sends"
+                raise TrainingError(fault, cure="Nothing: another peer is asked.")
+            elif guest is not None and guest.is_banned:
+                raise TrainingError("has been banned meanwhile", cure="Nothing: another peer is asked.")
+            parts.append(message.tensor_part)
+            if len(parts) < parts[0].chunks:
+                _check_size(message.tensor_part)
+                continue
+            tensors.append(self._read(parts, len(tensors)))
+            parts = []
+            if facts is not None and len(tensors) == len(self.shapes) + facts.moments:
+                # The donor keeps the stream open until its reader closes it (`streams`): to read on would be to wait.
+                break
+        if facts is None:
+            raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")
+        state = TrainingState(
+            epoch=facts.epoch,
+            tensors=tuple(tensors),
+            optimizer_metadata=[dict(entry) for entry in facts.optimizer_metadata],
+            donor=str(donor),
+            wants_weights=facts.wants_weights,
+            received_bytes=received,
+            seconds=time.monotonic() - began,
+        )
+        _check_count(state, len(self.shapes))
+        return state
+
+    def _open(self, metadata: bytes, donor: PeerID) -> tuple[Guest | None, bytes]:
+        return (None, metadata) if self.admission is None else self.admission.open(metadata, str(donor))
+
+    def _check(self, facts: _Facts) -> None:
+        if facts.epoch not in self.epochs:
+            raise TrainingError(
+                f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}",
+                cure="Nothing: another peer is asked.",
+            )
+        if self.lineage is not None and facts.lineage != self.lineage.id:
+            raise TrainingError("has weights of another lineage", cure="Nothing: another peer is asked.")
+
+    def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:
+        tensor = deserialize_torch_tensor(combine_from_streaming(parts))
+        if number < len(self.shapes) and tuple(tensor.shape) != tuple(self.shapes[number]):
+            raise TrainingError("sent parameters of another model", cure="Nothing: another peer is asked.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadState("sent numbers that are not finite", cure="Nothing: another peer is asked.")
+        self.inspect(number, tensor)
+        return tensor
+
+
+def _moments(optimizer_metadata: list[dict]) -> int:
+    return sum(entry.get("type") == "tensor" for entry in optimizer_metadata)
+
+
+def _check_size(part: runtime_pb2.Tensor) -> None:
+    """Each part is kept until its tensor is whole; if parts were tiny, what keeps them would take far more memory."""
+    if len(part.buffer) < SMALLEST_PART_BYTES:
+        raise TrainingError(
+            f"sent a part of {len(part.buffer)} bytes of a longer tensor", cure="Nothing: another peer is asked."
+        )
+
+
+def _check_count(state: TrainingState, parameters: int) -> None:
+    moments = _moments(state.optimizer_metadata)
+    if len(state.tensors) != parameters + moments:
+        raise TrainingError(
+            f"sent {len(state.tensors)} tensors and announced {parameters + moments}",
+            cure="Nothing: another peer is asked.",
+        )

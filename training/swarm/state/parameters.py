@@ -1,0 +1,102 @@
+"""Rounds of parameters: peers whose weights have drifted apart get common ones; newcomers download the state."""
+
+from __future__ import annotations
+
+import torch
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    Float16Compression,
+    NoCompression,
+    RoleAdaptiveCompression,
+)
+from hivemind.compression.base import TensorRole
+from hivemind.dht import DHT
+
+from training.swarm.defence.clipping import FULL_WEIGHT
+from training.swarm.engine.codecs import exchange_codec
+from training.swarm.round.averager import Averager
+from training.swarm.round.pipe import AveragerSettings
+from training.swarm.run.lineage import Lineage
+from training.swarm.state.alignment import AlignmentState
+from training.swarm.state.host import Host
+
+WEIGHT_WHEN_DRIFTED = 1e-6
+"""Weight of parameters that have drifted, or soon will. It is not 0: if all of a group have drifted, their
+weights would otherwise have no mean."""
+
+
+def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
+    """How newcomers get the state: weights in 16 or 8 bit; the optimizer's moments as they are, most in 8 bit already.
+
+    Args:
+        bits: 16, or 8 for block-wise 8 bit.
+        threshold: With 8 bit, tensors of fewer values are sent in 16.
+    """
+    untouched = NoCompression()
+    weights = exchange_codec(threshold, "blockwise8") if bits == 8 else Float16Compression()
+    return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
+
+
+def state_prefix(prefix: str) -> str:
+    """Prefix of the averager of parameters, of which newcomers ask the state; see `lineage.run_prefix`."""
+    return f"{prefix}_state_averager"
+
+
+class ParameterAverager(Averager):
+    """Averages the host's weights, and gives the host's state to newcomers.
+
+    Takes 4 bytes a parameter: training goes on with the host's weights while copies of them are averaged.
+
+    Args:
+        host: Whose weights these are.
+        alignment: How these weights compare with the others'.
+        dht: A running node.
+        settings: See `Averager`.
+        codec: How newcomers get the state.
+        lineage: Of the weights; newcomers are told.
+        start: Start the averager's process.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        alignment: AlignmentState,
+        *,
+        dht: DHT,
+        settings: AveragerSettings,
+        codec: CompressionBase,
+        lineage: Lineage | None = None,
+        start: bool = True,
+    ):
+        self._host, self._alignment = host, alignment
+        weights = [parameter.detach().clone() for parameter in host.parameters]
+        super().__init__(
+            weights,
+            dht=dht,
+            settings=settings,
+            tensor_infos=[
+                CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
+            ],
+            read_state=lambda: host.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
+            # A peer that is behind is no witness that the others are no further than itself.
+            read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted or alignment.behind),
+            start=start,
+        )
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Copies the host's weights of this moment to the tensors that are averaged next."""
+        with self.get_tensors() as averaged, self._host.lock:
+            for tensor, parameter in zip(averaged, self._host.parameters, strict=True):
+                tensor.copy_(parameter)
+
+    @property
+    def weight(self) -> float:
+        """The weight of this peer's parameters in the next round."""
+        return WEIGHT_WHEN_DRIFTED if self._alignment.lacks_updates else FULL_WEIGHT
+
+    def give_back(self) -> None:
+        """The averaged weights become the host's, which has as many updates as before."""
+        with self.get_tensors() as averaged:
+            self._host.load(averaged, self._host.epoch)

@@ -1,0 +1,156 @@
+"""Whether other peers have the weights that a donor has sent: samples of them, drawn after the download, are compared.
+
+One donor could send anything, and a newcomer or the monitor would pass it on. So whoever downloads a state asks other
+donors for some of their weights, at places that nobody knew before. Most of those that answer, the donor included, must
+have about the same numbers. Peers of a run do not have the same bits: gradients travel in 8 bit, and a peer may be an
+epoch ahead. So a donor that changes all weights a little is not found out; one that sends a spoiled model is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hivemind.p2p import P2P, PeerID, ServicerBase, StubBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+from torch import Tensor
+
+from training.swarm.node.admission import Admission
+
+MOST_WITNESSES = 6
+"""Donors that are asked for a sample."""
+SAMPLES_SECONDS = 10.0
+"""Longest wait for all samples."""
+VALUES_OF_A_TENSOR = 32
+SEED_BYTES = 8
+APART = 0.1
+"""Two peers of one epoch agree if the distance of their samples is at most this share of the length of one. Chaos runs
+(tests/chaos) take 0.05 for a fault."""
+EPOCHS_APART = 3
+"""The weights of a witness that is further away in epochs are not compared; the limit is as many times wider as it is
+epochs away."""
+TENSOR_APART, TENSOR_FLOOR = 0.5, 0.25
+"""The limit for each tensor: a share of its own length, plus a share of the usual length of so many weights. Small
+tensors, such as biases that began at zero, differ more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Some of a peer's weights."""
+
+    epoch: int
+    drifted: bool
+    """Whether the peer says that its weights are not those of the others."""
+    values: np.ndarray
+    """In float32, as many of each tensor as `sizes` says, one tensor after the other."""
+
+    def packed(self) -> bytes:
+        """The message that carries it."""
+        values = self.values.astype("<f4").tobytes()
+        return MSGPackSerializer.dumps({"epoch": self.epoch, "drifted": self.drifted, "values": values})
+
+    @classmethod
+    def read(cls, packed: bytes, count: int) -> Sample:
+        """
+        Raises:
+            ValueError: If it is no sample of so many finite values.
+        """
+        facts = MSGPackSerializer.loads(packed)
+        is_sample = isinstance(facts, dict) and [type(facts.get(name)) for name in ("epoch", "drifted", "values")]
+        if is_sample != [int, bool, bytes] or len(facts["values"]) != 4 * count:
+            raise ValueError("this is no sample")
+        values = np.frombuffer(facts["values"], "<f4")
+        if not np.isfinite(values).all():
+            raise ValueError("the sample has numbers that are not finite")
+        return cls(epoch=facts["epoch"], drifted=facts["drifted"], values=values)
+
+
+def sizes(shapes: Sequence[torch.Size]) -> list[int]:
+    """How many values of each tensor are in a sample."""
+    return [min(VALUES_OF_A_TENSOR, shape.numel()) for shape in shapes]
+
+
+def draw(tensors: Sequence[Tensor], seed: bytes) -> np.ndarray:
+    """The values of a sample, in float32; the same seed draws the same places everywhere."""
+    dice, parts = random.Random(seed), []
+    for tensor, size in zip(tensors, sizes([tensor.shape for tensor in tensors]), strict=True):
+        places = torch.tensor([dice.randrange(tensor.numel()) for _ in range(size)], dtype=torch.int64)
+        parts.append(tensor.detach().reshape(-1)[places].float().cpu().numpy())
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
+    """Whether both may be of one run that is well; see the limits above."""
+    wider = 1 + abs(own.epoch - other.epoch)
+    squares, distances = (
+        np.square(other.values, dtype=np.float64),
+        np.square(own.values - other.values, dtype=np.float64),
+    )
+    if not math.sqrt(distances.sum()) <= APART * wider * math.sqrt(squares.sum()):
+        return False
+    usual, end = math.sqrt(squares.mean()) if len(squares) else 0.0, 0
+    for size in sizes_:
+        begin, end = end, end + size
+        most = TENSOR_APART * math.sqrt(squares[begin:end].sum()) + TENSOR_FLOOR * usual * math.sqrt(size)
+        if not math.sqrt(distances[begin:end].sum()) <= wider * most:
+            return False
+    return True
+
+
+def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int]) -> bool:
+    """Whether most of the peers that can tell, the donor included, have its weights; so if nobody else can.
+
+    A witness that is far ahead cannot tell: the run has gone on while the state came. One that is far behind can: the
+    run is not where the donor says that it is. Only a newcomer, at epoch 0, does not know where the run is.
+    """
+    others = [one for one in others if not one.drifted]
+    near = [one for one in others if abs(one.epoch - own.epoch) <= EPOCHS_APART]
+    behind = [one for one in others if 0 < one.epoch < own.epoch - EPOCHS_APART]
+    agreeing = 1 + sum(agree(own, one, sizes_) for one in near)
+    return 2 * agreeing > 1 + len(near) + len(behind)
+
+
+async def ask(
+    p2p: P2P,
+    service: type[ServicerBase],
+    namespace: str,
+    donors: Sequence[PeerID],
+    shapes: Sequence[torch.Size],
+    admission: Admission | None = None,
+) -> tuple[bytes, list[Sample]]:
+    """A seed, and the samples of those donors that answer.
+
+    Args:
+        p2p: A connection of this event loop.
+        service: Class that answers at the donors.
+        namespace: The averager's prefix.
+        donors: Some are chosen if they are many.
+        shapes: Of the parameters.
+        admission: By which this peer believes others; None in an open run.
+    """
+    seed, count = secrets.token_bytes(SEED_BYTES), sum(sizes(shapes))
+    asked = random.sample(list(donors), min(len(donors), MOST_WITNESSES))
+    asking = (
+        _ask_one(service.get_stub(p2p, donor, namespace=namespace), donor, seed, count, admission) for donor in asked
+    )
+    answers = await asyncio.gather(*asking)
+    return seed, [answer for answer in answers if answer is not None]
+
+
+async def _ask_one(
+    stub: StubBase, donor: PeerID, seed: bytes, count: int, admission: Admission | None
+) -> Sample | None:
+    ticket = [admission.own_ticket.encode()] if admission is not None else []
+    try:
+        asked = stub.rpc_sample_state(averaging_pb2.MessageFromLeader(group_id=seed, gathered=ticket))
+        answer = (await asyncio.wait_for(asked, SAMPLES_SECONDS)).metadata
+        return Sample.read(answer if admission is None else admission.without_ticket(answer, str(donor)), count)
+    except Exception:  # it is gone, too slow, no member, or says something else: others may tell
+        return None

@@ -1,0 +1,233 @@
+"""The desk of the membership server: who asks for a ticket, with which credential, and whether they get one; and which
+validator reports whom."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from training.trust.bans import BanList, Pulse
+from training.trust.keys import MembershipKey, to_text
+from training.trust.proof import has_worked, proof_message, proven_peer_id, report_message
+from training.trust.refusals import Reason, Refusal
+from training.trust.reports import read_findings
+from training.trust.server.hub import Hub
+from training.trust.server.limits import RateLimit
+from training.trust.server.policy import Policy
+from training.trust.server.register import Admission, Register
+from training.trust.ticket import ACCOUNT, Ticket
+
+NONCE_SECONDS = 600
+"""A nonce is good for so long: enough for the work that an open run asks for."""
+PER_ACCOUNT = {"per_second": 1 / 30, "at_once": 20}
+"""Tickets for one account: each of its peers asks for two when it starts, and then for two in an hour."""
+PER_VALIDATOR = {"per_second": 1 / 60, "at_once": 10}
+"""Reports by one account: a validator with a fault cannot suspend a whole run before its maintainer sees it."""
+
+Kind = Literal["none", "hub", "invitation", "work"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """By which a peer proves its id; each text is bounded by whoever has received it."""
+
+    peer_id: str
+    public_key: str
+    nonce: str
+    signature: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request(Proof):
+    """A peer asks for a ticket."""
+
+    lineage: str
+    kind: Kind
+    credential: str
+    """Token, code or answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report(Proof):
+    """A validator reports another peer."""
+
+    about: str
+    """The other peer's id."""
+    detail: str
+    """See `training.trust.reports`."""
+
+
+class Desk:
+    """See the module.
+
+    Args:
+        register: The members.
+        key: Signs.
+        policy: Whom to admit.
+        clock: Seconds since 1970; a test passes its own.
+    """
+
+    def __init__(
+        self, register: Register, key: MembershipKey, policy: Policy, *, clock: Callable[[], float] = time.time
+    ):
+        self.register, self.key, self.policy = register, key, policy
+        self.refused: Counter[Reason] = Counter()
+        """How often it has refused since its start, by reason."""
+        self._hub = Hub(policy.hub_endpoint, policy.organizations)
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._per_account = RateLimit(**PER_ACCOUNT)
+        self._per_validator = RateLimit(**PER_VALIDATOR)
+
+    def nonce(self, peer_id: str) -> str:
+        """A nonce for a peer. Nothing is kept of it: its second half says that it came from here."""
+        begun = f"{int(self._clock())}.{secrets.token_hex(8)}"
+        return f"{begun}.{self._seal(begun, peer_id)}"
+
+    def give(self, asked: Request) -> str:
+        """A ticket, signed.
+
+        Raises:
+            Refusal: If there is none for this request.
+        """
+        with self._counting_refusals():
+            message = proof_message(
+                public=self.key.public,
+                run_id=self.register.run_id,
+                lineage=asked.lineage,
+                peer_id=asked.peer_id,
+                nonce=asked.nonce,
+                credential=(asked.kind, asked.credential),
+            )
+            self._check_proof(asked, message)
+            return self._give(asked)
+
+    def report(self, asked: Report) -> None:
+        """Stores what a validator has found out about a peer, and suspends the peer's account until a moderator lifts
+        that.
+
+        Raises:
+            Refusal: If whoever asks is no validator, or this cannot be reported.
+        """
+        with self._counting_refusals():
+            message = report_message(
+                public=self.key.public,
+                run_id=self.register.run_id,
+                peer_id=asked.peer_id,
+                nonce=asked.nonce,
+                about=asked.about,
+                detail=asked.detail,
+            )
+            self._check_proof(asked, message)
+            validator = self._validator(asked.peer_id)
+            if wait := self._per_validator.take(validator):
+                raise Refusal("too-fast", seconds=wait)
+            self.register.suspend(
+                asked.about,
+                read_findings(asked.detail),
+                validator=validator,
+                validators_peer=asked.peer_id,
+                spared=self.policy.validators,
+            )
+
+    def bans(self, known: int | None) -> str:
+        """The signed ban list; a pulse if the asker knows this version."""
+        bans = self.register.ban_list()
+        return pulse_of(bans).signed(self.key) if bans.version == known else bans.signed(self.key)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Refusal as refusal:
+            self.refused[refusal.reason] += 1
+            raise
+
+    def _check_proof(self, asked: Proof, message: bytes) -> None:
+        begun, _, seal = asked.nonce.rpartition(".")
+        given_at = begun.partition(".")[0]
+        if not hmac.compare_digest(seal.encode(), self._seal(begun, asked.peer_id).encode()):
+            raise Refusal("nonce-over")  # also after a restart of the server
+        if self._clock() - int(given_at) > NONCE_SECONDS:
+            raise Refusal("nonce-over")
+        if proven_peer_id(asked.public_key, message, asked.signature) != asked.peer_id:
+            raise Refusal("proof-wrong")
+
+    def _validator(self, peer_id: str) -> str:
+        """The validator's account to which a peer belongs."""
+        known = self.register.known(peer_id)
+        if known is None or known["account"] not in self.policy.validators:
+            raise Refusal("no-validator")
+        if known["must_show"]:  # it may have left the organization
+            raise Refusal("show-again")
+        return known["account"]
+
+    def _give(self, asked: Request) -> str:
+        known = self.register.known(asked.peer_id)
+        must_show = known is None or bool(known["must_show"])
+        # An open member may become a vouched one, by a credential that says more.
+        shows_more = known is not None and known["standing"] == "open" and asked.kind in ("hub", "invitation")
+        if must_show or shows_more:
+            member = self._by_credential(asked, known)
+        else:
+            member = Admission(account=known["account"], standing=known["standing"], renews=True)
+        if wait := self._per_account.take(member.account or asked.peer_id):
+            raise Refusal("too-fast", seconds=wait)
+        return self._sign(asked, member)
+
+    def _by_credential(self, asked: Request, known: dict | None) -> Admission:
+        match asked.kind:
+            case "hub":
+                if not self.policy.organizations:
+                    raise Refusal("way-closed")
+                name, hub_id = self._hub.member(asked.credential)
+                account = f"hf:{name}"
+                if not ACCOUNT.fullmatch(account):
+                    raise Refusal("hub-away")
+                until = int(self._clock()) + self.policy.recheck_seconds
+                return Admission(account=account, standing="vouched", hub_id=hub_id, shown_until=until)
+            case "invitation":
+                return Admission(standing="vouched", code=asked.credential)
+            case "work":
+                if not self.policy.work_bits:
+                    raise Refusal("way-closed")
+                if not has_worked(asked.nonce, asked.peer_id, asked.credential, self.policy.work_bits):
+                    raise Refusal("work-wrong")
+                return Admission(account=f"open:{asked.peer_id}", standing="open")
+            case _:
+                raise Refusal("show-again" if known else "no-credential")
+
+    def _sign(self, asked: Request, member: Admission) -> str:
+        now = int(self._clock())
+        account = self.register.admit(
+            member,
+            asked.peer_id,
+            ticket_ends=now + self.policy.ticket_seconds + self.policy.grace_seconds,
+            most_peers=self.policy.peers_per_account,
+        )
+        ticket = Ticket(
+            run_id=self.register.run_id,
+            lineage=asked.lineage,
+            account=account,
+            peer_id=asked.peer_id,
+            standing=member.standing,
+            issued=now,
+            expires=now + self.policy.ticket_seconds,
+            grace_seconds=self.policy.grace_seconds,
+        )
+        return ticket.signed(self.key)
+
+    def _seal(self, begun: str, peer_id: str) -> str:
+        return to_text(hmac.digest(self._secret, f"{begun} {peer_id}".encode(), hashlib.sha256)[:16])
+
+
+def pulse_of(bans: BanList) -> Pulse:
+    """What to say instead of a ban list to somebody who knows it."""
+    return Pulse(run_id=bans.run_id, version=bans.version, issued=bans.issued)

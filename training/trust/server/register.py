@@ -1,0 +1,260 @@
+"""The register of members: accounts and their peers, whom the server admits, and who is banned."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from training.trust.bans import MOST_BANS, BanList
+from training.trust.refusals import Refusal
+from training.trust.reports import Findings
+from training.trust.server.ledger import Ledger
+from training.trust.ticket import LONGEST_SECONDS, Standing
+
+FORGOTTEN_AFTER_SECONDS = 7 * 86_400
+"""An open member who has had no ticket for so long is forgotten: anybody can make many."""
+
+HUB_NAME = "hub:"
+"""Begins a Hub's id among the bans; accounts begin otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """As whom somebody may take part."""
+
+    account: str = ""
+    """Empty: as the invitation says."""
+    standing: Standing
+    hub_id: str | None = None
+    """What the Hub calls the user for ever: a ban holds also if they change their name there."""
+    shown_until: int | None = None
+    """When they must show their credential again; None: as it was, or never."""
+    code: str | None = None
+    """Of an invitation, which is used up by one."""
+    renews: bool = False
+    """They have shown no credential, so they must be a member still."""
+
+    @property
+    def hub_name(self) -> str | None:
+        """Name of `hub_id` among the bans."""
+        return None if self.hub_id is None else f"{HUB_NAME}{self.hub_id}"
+
+
+class Register(Ledger):
+    """What the server does with the file, see there; codes of invitations are stored hashed, tokens not at all."""
+
+    # -- for the server ------------------------------------------------------------------------------------------------
+
+    def known(self, peer_id: str) -> dict | None:
+        """The member to whom a peer belongs: account, standing, and whether they must show their credential again."""
+        rows = self._rows(
+            """SELECT account, standing, coalesce(shown_until <= ?, 0) AS must_show
+            FROM peers JOIN members USING (account) WHERE peer_id = ?""",
+            self.now,
+            peer_id,
+        )
+        return rows[0] if rows else None
+
+    def admit(self, admission: Admission, peer_id: str, *, ticket_ends: int, most_peers: int) -> str:
+        """Makes somebody a member, or renews it, and notes that a peer of theirs gets a ticket; returns the account.
+
+        Args:
+            admission: As whom.
+            peer_id: The peer, which has proven its id.
+            ticket_ends: When the ticket will be over.
+            most_peers: Peers of one account that may have tickets at once.
+
+        Raises:
+            Refusal: If the account or the peer is banned, the invitation is used up, or there are too many peers.
+        """
+        now = self.now
+        with self._changing() as connection:
+            account = admission.account if admission.code is None else _redeem(connection, admission.code, now)
+            names = (account, peer_id, admission.hub_name)
+            if _is_banned(connection, *names):
+                raise Refusal("banned")
+            others = "SELECT count(*) FROM peers WHERE account = ? AND peer_id != ? AND ticket_ends > ?"
+            if connection.execute(others, (account, peer_id, now)).fetchone()[0] >= most_peers:
+                raise Refusal("too-many-peers")
+            there = connection.execute("SELECT 1 FROM members WHERE account = ?", (account,)).fetchall()
+            if admission.renews and not there:
+                raise Refusal("show-again")
+            _enter(connection, account, admission, now)
+            connection.execute(
+                "INSERT INTO peers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET account = excluded.account, "
+                "ticket_ends = max(ticket_ends, excluded.ticket_ends)",
+                (peer_id, account, now, ticket_ends),
+            )
+            if connection.execute("DELETE FROM bans WHERE name IN (?, ?, ?)", names).rowcount:
+                renumber(connection, now)  # they were removed, and are back
+            if not there and admission.standing == "vouched":  # of those that anybody can make, none is logged
+                self.log(connection, "server", "joined", account, peer_id)
+        return account
+
+    def suspend(
+        self, peer_id: str, findings: Findings, *, validator: str, validators_peer: str, spared: Collection[str]
+    ) -> str:
+        """Stores a validator's report on a peer, and bans the peer's account if it is not banned; returns the account.
+
+        A report that is stored already changes nothing: a moderator, who has seen it, may have lifted the ban, and
+        whoever has overheard the report must not bring the ban back by sending it again.
+
+        Args:
+            peer_id: The peer that it is about.
+            findings: What the validator found.
+            validator: The account of the validator.
+            validators_peer: The peer of the validator, which has proven its id.
+            spared: Accounts that cannot be reported.
+
+        Raises:
+            Refusal: If the validator is banned, nobody knows the peer, or its account is spared.
+        """
+        detail = findings.model_dump_json()
+        with self._changing() as connection:
+            if _is_banned(connection, validator, validators_peer):
+                raise Refusal("banned")
+            row = connection.execute("SELECT account FROM peers WHERE peer_id = ?", (peer_id,)).fetchone()
+            if row is None:
+                raise Refusal("malformed")
+            account = row["account"]
+            if account in spared:
+                raise Refusal("about-validator")
+            stored = "SELECT 1 FROM reports WHERE peer_id = ? AND who = ? AND detail = ?"
+            if connection.execute(stored, (peer_id, validator, detail)).fetchone():
+                return account
+            connection.execute(
+                "INSERT INTO reports (time, who, account, peer_id, detail) VALUES (?, ?, ?, ?, ?)",
+                (self.now, validator, account, peer_id, detail),
+            )
+            if not _is_banned(connection, account):
+                reason = f"suspended by the validator {validator} after {findings.told}; "
+                reason += f"`moderate evidence {account}` shows them"
+                self._put_out(connection, account, is_ban=True, reason=reason)
+                self.log(connection, f"validator {validator}", "suspended", account, reason)
+        return account
+
+    def ban_list(self) -> BanList:
+        """The ban list of now: those who may still hold a ticket. Of too many, those whose tickets last longest."""
+        now = self.now
+        with self._connected() as connection:
+            connection.execute("BEGIN")  # so that version and entries belong together
+            version = connection.execute("SELECT value FROM facts WHERE key = 'version'").fetchone()[0]
+            rows = connection.execute(
+                "SELECT name, listed_until FROM bans WHERE listed_until > ? ORDER BY listed_until DESC LIMIT ?",
+                (now, MOST_BANS),
+            )
+            until = {row["name"]: row["listed_until"] for row in rows}
+        return BanList(run_id=self.run_id, version=int(version), issued=now, until=until)
+
+    def forget(self) -> None:
+        """Deletes what is over: peers that have long had no ticket, open members without any, invitations, and marks of
+        removal. The peer of an invited member stays: its key is their credential."""
+        now = self.now
+        with self._changing() as connection:
+            connection.execute(
+                """DELETE FROM peers WHERE ticket_ends <= ? AND account NOT LIKE 'invited:%'""",
+                (now - FORGOTTEN_AFTER_SECONDS,),
+            )
+            connection.execute(
+                "DELETE FROM members WHERE standing = 'open' AND account NOT IN (SELECT account FROM peers)"
+            )
+            connection.execute("DELETE FROM invitations WHERE expires <= ?", (now,))
+            connection.execute("DELETE FROM bans WHERE NOT is_ban AND listed_until <= ?", (now,))
+
+    # -- to be shown ---------------------------------------------------------------------------------------------------
+
+    def members(self) -> list[dict]:
+        """Members, the newest first: account, standing, joined, peers (their number), ticket_ends (of the last)."""
+        return self._rows(
+            """SELECT account, standing, joined, count(peer_id) AS peers, coalesce(max(ticket_ends), 0) AS ticket_ends
+            FROM members LEFT JOIN peers USING (account) GROUP BY account ORDER BY joined DESC, account"""
+        )
+
+    def peers(self) -> dict[str, list[str]]:
+        """The peer ids of each account, those whose tickets last longest first."""
+        found: dict[str, list[str]] = {}
+        for row in self._rows("SELECT account, peer_id FROM peers ORDER BY ticket_ends DESC, peer_id"):
+            found.setdefault(row["account"], []).append(row["peer_id"])
+        return found
+
+    def banned(self) -> list[dict]:
+        """Who is banned: name, account, since, reason, reports (validators', their number), the newest first."""
+        return self._rows(
+            "SELECT name, account, since, reason, "
+            "(SELECT count(*) FROM reports WHERE reports.account = bans.account) AS reports "
+            "FROM bans WHERE is_ban AND name NOT LIKE ? || '%' ORDER BY since DESC, account, name != account",
+            HUB_NAME,
+        )
+
+    def invitations(self) -> list[dict]:
+        """Invitations that are open: label, uses, used, expires."""
+        return self._rows(
+            "SELECT label, uses, used, expires FROM invitations WHERE used < uses AND expires > ? ORDER BY expires",
+            self.now,
+        )
+
+    def audit(self, most: int = 200) -> list[dict]:
+        """The last entries of the audit log, the newest first: number, time, who, what, subject, detail."""
+        return self._rows("SELECT * FROM audit ORDER BY number DESC LIMIT ?", most)
+
+    # -- for moderators and validators ---------------------------------------------------------------------------------
+
+    def _put_out(self, connection: sqlite3.Connection, account: str, *, is_ban: bool, reason: str) -> None:
+        """Puts an account and its peers on the ban list, until the last of their tickets is over."""
+        now = self.now
+        # Of a member who was removed and is now banned, the peers are in `bans` only.
+        known = "SELECT peer_id, ticket_ends FROM peers WHERE account = ?1 UNION ALL "
+        known += "SELECT name, listed_until FROM bans WHERE account = ?1"
+        hub_id = "SELECT ?2 || hub_id, ?3 FROM members WHERE account = ?1 AND hub_id IS NOT NULL UNION ALL "
+        found = connection.execute(hub_id + known, (account, HUB_NAME, now)).fetchall()
+        until = {account: now, **dict(found)}
+        # A register from a backup does not know all tickets that it has given; each names its account.
+        until[account] = now + LONGEST_SECONDS if is_ban else max(until.values())
+        connection.executemany(
+            "INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, ?, ?)",
+            [(name, account, is_ban, now, ends, reason) for name, ends in until.items()],
+        )
+        renumber(connection, now)
+
+
+def _is_banned(connection: sqlite3.Connection, *names: str | None) -> bool:
+    """Whether one of the names is banned."""
+    places = ", ".join("?" * len(names))
+    return connection.execute(f"SELECT 1 FROM bans WHERE is_ban AND name IN ({places})", names).fetchone() is not None
+
+
+def _enter(connection: sqlite3.Connection, account: str, admission: Admission, now: int) -> None:
+    """Writes a new member, or what is new of a known one."""
+    connection.execute(
+        "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "shown_until = coalesce(excluded.shown_until, shown_until), hub_id = coalesce(excluded.hub_id, hub_id)",
+        (account, admission.standing, now, admission.shown_until, admission.hub_id),
+    )
+
+
+def _redeem(connection: sqlite3.Connection, code: str, now: int) -> str:
+    """Uses an invitation up by one; the account that it makes."""
+    rows = connection.execute(
+        "UPDATE invitations SET used = used + 1 WHERE code_hash = ? AND used < uses AND expires > ? "
+        "RETURNING label, uses, used",
+        (hash_of(code), now),
+    ).fetchall()
+    if rows:
+        (row,) = rows
+        return f"invited:{row['label']}" + (f".{row['used']}" if row["uses"] > 1 else "")
+    known = connection.execute("SELECT 1 FROM invitations WHERE code_hash = ?", (hash_of(code),)).fetchall()
+    raise Refusal("code-over" if known else "code-unknown")
+
+
+def renumber(connection: sqlite3.Connection, now: int) -> None:
+    """Gives the ban list its next version: at least the time, so that a register from a backup does not fall behind."""
+    connection.execute(
+        "UPDATE facts SET value = max(CAST(value AS INTEGER) + 1, ?) || '' WHERE key = 'version'", (now,)
+    )
+
+
+def hash_of(code: str) -> bytes:
+    """What is kept of an invitation's code."""
+    return hashlib.sha256(code.strip().lower().encode()).digest()
