@@ -347,10 +347,6 @@ class SwarmConfig(Section):
     """About what share of the traffic peers use for checking those that average parts (`centered-clip`). Each
     peer computes averages of parts again that it has drawn at random, and a peer that has answered with another one is
     left out of groups. 0: nobody is checked."""
-    check_share: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """What part of the run's computing a validator may use for checks of work (`centered-clip`): it computes some
-    samples again that other peers declare. All peers need the same shards then. Only a peer that was started with
-    --validate is one. 0: peers declare nothing, and nobody can be checked."""
     max_epochs_alone: Count = 10
     """A peer that has ended so many epochs in a row without any other peer keeps the gradients of the next one and
     waits for others: a lone peer's small batches would carry the weights away from what the others have. 0: it trains
@@ -359,16 +355,6 @@ class SwarmConfig(Section):
     """A peer renews its metric record at least this often."""
     metrics_expiration_seconds: Seconds = 60.0
     """A peer whose record is older counts as gone."""
-
-    @property
-    def declares_work(self) -> bool:
-        """Whether peers declare their samples, so that validators can check their work (`training.swarm.work`).
-
-        They sign that with their parts, which they do only where reducers are checked; and what they send must be a
-        mean of gradients, not a movement of weights (`diloco`) or a factor of a matrix (PowerSGD).
-        """
-        signs = self.aggregation == "centered-clip" and self.audit_share > 0
-        return signs and self.check_share > 0 and self.mode == "synchronous" and not self.powersgd_rank
 
 
 class MonitorConfig(Section):

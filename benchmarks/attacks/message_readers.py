@@ -151,23 +151,6 @@ def tickets() -> Reader:
     return Reader(read=read, refuses=(), seeds=[ticket.encode()])
 
 
-def reports() -> Reader:
-    """What validators report to the membership server."""
-    from training.trust.refusals import Refusal
-    from training.trust.reports import Findings, read_findings, write_findings
-
-    peer = str(new_identity().peer_id)
-    checks = [{"epoch": epoch, "samples": 8, "share": 0.125, "error": 0.25} for epoch in (7, 10)]
-    seed = write_findings({"checks": checks, "copied_from": [peer], "undeclared": 1}).encode()
-
-    def read(raw: bytes) -> None:
-        found = read_findings(raw.decode("utf-8", "replace"))
-        if Findings.model_validate_json(found.model_dump_json()) != found:
-            raise AssertionError("what is stored of a report is another one")
-
-    return Reader(read=read, refuses=(Refusal,), seeds=[seed])
-
-
 def verdicts() -> Reader:
     """Verdicts on an average, and decisions of referees."""
     from google.protobuf.message import DecodeError
@@ -483,17 +466,14 @@ def facts_of_states() -> Reader:
 def statements() -> Reader:
     """What peers sign in an average."""
     from training.swarm.defence.receipts import Commitment, Receipt, Signed, pack_signed, read_signed
-    from training.swarm.work import Declared
 
     signed = Signed(b"key", b"signature")
-    declared = Declared(order="0123456789abcdef", seed=7, spans=((0, 9), (12, 13)), mass=81.5).packed()
-    commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, declared=declared, signed=signed)
+    commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, signed=signed)
     receipt = Receipt(commitments=b"c" * 32, answers=b"a" * 32, signed=signed)
-    seeds = [pack(commitment.facts()), pack(receipt.facts()), pack_signed(signed, b"c" * 32), declared]
+    seeds = [pack(commitment.facts()), pack(receipt.facts()), pack_signed(signed, b"c" * 32)]
     from training.swarm.engine.bounds import unpack
 
     def read(raw: bytes) -> None:
-        Declared.read(raw)  # None for what is none
         refused = 0
         for reader in (
             lambda: Commitment.read(unpack(raw)),
@@ -613,7 +593,6 @@ READERS = {
     "records of the DHT": (records, 150_000),
     "words of a group": (words_of_a_group, 120_000),
     "tickets and ban lists": (tickets, 150_000),
-    "reports of validators": (reports, 100_000),
     "verdicts and decisions": (verdicts, 80_000),
     "words of leaders": (words_of_leaders, 20_000),
     "accusations": (accusations, 20_000),

@@ -101,14 +101,6 @@ AnnounceMaddrs = Annotated[
     list[str] | None,
     typer.Option(help="Address at which others reach this machine, if it differs from the one it listens on."),
 ]
-Validate = Annotated[
-    bool,
-    typer.Option(
-        "--validate",
-        help="Check other volunteers' work: compute some samples again that they declare, with up to check_share of "
-        "the run's computing, and tell the membership server who fails.",
-    ),
-]
 Seed = Annotated[int | None, typer.Option(help="Seed of the order of samples. Default: derived from your peer id.")]
 DryRun = Annotated[
     bool,
@@ -141,7 +133,6 @@ def run(
     client_mode: ClientMode = False,
     host_maddrs: HostMaddrs = None,
     announce_maddrs: AnnounceMaddrs = None,
-    validate: Validate = False,
     seed: Seed = None,
     dry_run: DryRun = False,
     log_json: LogJson = None,
@@ -152,7 +143,7 @@ def run(
     from training.trust.client import Credentials
     from training.volunteer.invitation import site_of
 
-    config, text = _checked_recipe(recipe, validate=validate, invitation=invitation, state_dir=state_dir)
+    config, text = _checked_recipe(recipe, invitation=invitation, state_dir=state_dir)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
     wishes |= {"checkpointing": checkpointing, "compiled": compiled}
     settings = {
@@ -170,7 +161,6 @@ def run(
         "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
         "announce_maddrs": tuple(announce_maddrs or ()),
         "credentials": Credentials(invitation=invitation, hub_token=_hub_token if hugging_face else None),
-        "validate": validate,
         "seed": seed,
     }
     if cache_size is not None:
@@ -180,24 +170,16 @@ def run(
     run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
 
 
-def _checked_recipe(
-    source: str, *, validate: bool, invitation: str | None, state_dir: Path | None
-) -> tuple[RunConfig, str]:
+def _checked_recipe(source: str, *, invitation: str | None, state_dir: Path | None) -> tuple[RunConfig, str]:
     """The recipe and its text.
 
     Raises:
-        BadInput: If it cannot be read, if work cannot be checked in this run, or if an invitation would be used up by a
-            peer that nobody will be again.
+        BadInput: If it cannot be read, or if an invitation would be used up by a peer that nobody will be again.
     """
     from training.config import parse_recipe, read_recipe
 
     text = read_recipe(source)
     config = parse_recipe(text, source=source)
-    if validate and not config.swarm.declares_work:
-        raise BadInput(
-            f'Nobody can check work in {config.run_id}: its recipe needs aggregation = "centered-clip", audit_share '
-            "and check_share above 0, and neither diloco nor PowerSGD; omit --validate."
-        )
     if invitation is not None and not config.membership.open and state_dir is None:
         raise BadInput(
             "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."

@@ -76,12 +76,6 @@ class MicroBatches:
             yield Piece(samples=until - done, loss=loss)
             done = until
 
-    def gradient_of_one(self, inputs: list[torch.Tensor]) -> float:
-        """The loss of one sample, whose gradient the parameters then hold; not finite if there is none. The caller
-        clears it."""
-        loss = self._try(inputs)
-        return math.nan if loss is None else loss
-
     def _try(self, inputs: list[torch.Tensor]) -> float | None:
         """The loss, or None if memory ran out or float16 overflowed; then nothing is left of the attempt."""
         try:

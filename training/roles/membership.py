@@ -25,7 +25,7 @@ from training.trust.server.desk import Desk
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.policy import Policy
 from training.trust.server.register import Register
-from training.trust.ticket import ACCOUNT, LONGEST_SECONDS
+from training.trust.ticket import LONGEST_SECONDS
 
 KEY_FILE, PAGE_TOKEN_FILE = "membership.key", "page.token"
 PAGE_TOKEN = "MEMBERSHIP_PAGE_TOKEN"
@@ -87,12 +87,6 @@ def _check_policy(policy: Policy) -> None:
             f"Tickets that hold for {validity / 3600:g} h with their grace are longer than "
             f"{LONGEST_SECONDS / 3600:g} h; give less for --ticket-minutes or --grace-hours."
         )
-    for account in policy.validators:
-        if not ACCOUNT.fullmatch(account):
-            raise BadInput(
-                f"--validator {account!r} is no account; give one as `moderate list` names it, such as hf:ada or "
-                "invited:bo."
-            )
 
 
 def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettings) -> None:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from training.checkpoints.folders import KEPT_FOLDER
 from training.compute.choices import Choices
-from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
 from training.data.store.shards import AnyManifest
 from training.errors import ProcessEnded, TrainingError
@@ -42,10 +41,9 @@ from training.volunteer.preparation import (
 )
 from training.volunteer.recent import RECENT_FILE, RecentEpochs
 from training.volunteer.reporter import PeerStatus, Reporter
-from training.volunteer.samples import PLACE_FILE, OwnSamples, own_samples, sample_seed
+from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
-from training.volunteer.validator import EVIDENCE_FOLDER, Validator
 
 
 def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, events: EventLog, console: Console) -> None:
@@ -232,36 +230,10 @@ class _Peer:
             self.contribution_file,
             self.notices,
         )
-        if settings.validate:
-            loop.make_validator = partial(_make_validator, loop, self.membership)
         _announce(loop, connection, source)
         if not settings.normal_priority:
             lower_priority()
         _train(loop, connection, until)
-
-
-def _make_validator(
-    loop: TrainingLoop, membership: Membership, micro_batches: MicroBatches, samples: OwnSamples
-) -> Validator:
-    optimizer = loop.optimizer
-    validator = Validator(
-        optimizer,
-        parameters=optimizer.host.model_parameters,
-        micro_batches=micro_batches,
-        read=samples.stream.one,
-        order=samples.stream.order.digest,
-        set_samples=samples.stream.order.samples,
-        own_seed=samples.stream.place.seed,
-        momentum=optimizer.gradients.momentum,
-        share=loop.run.swarm.check_share,
-        is_delayed=loop.run.swarm.delay_gradient_averaging,
-        folder=loop.contribution_file.with_name(EVIDENCE_FOLDER),
-        report=membership.report,
-        tell=loop.notices.warn,
-        log=loop.notices.events.write,
-    )
-    optimizer.gradients.note_shown = validator.take
-    return validator
 
 
 def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:

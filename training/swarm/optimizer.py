@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -37,8 +36,6 @@ LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 LAST_AVERAGE_SECONDS = 5.0
 """A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
-SUSPENDED_WEIGHT = 9.0
-"""What failed checks of its work count among a peer's faults; see `standing`."""
 LOOK_SECONDS = 0.1
 """A peer that leaves looks this often whether that average has ended."""
 
@@ -154,14 +151,13 @@ class SwarmOptimizer:
 
     # -- the training loop -----------------------------------------------------------------------------------------
 
-    def step(self, batch_size: int | None = None, *, numbers: Sequence[int] = ()) -> None:
+    def step(self, batch_size: int | None = None) -> None:
         """Adds up the gradients that a micro-batch has left in the model; ends the epoch if all samples are there.
 
         A peer that is behind the others catches up instead, and its gradients are dropped.
 
         Args:
             batch_size: Samples of this micro-batch, over which its loss is a mean; None: as many as usual.
-            numbers: Of these samples in this peer's order; see `declare`.
 
         Raises:
             TrainingError: If the process of the node or of an averager has ended.
@@ -177,7 +173,6 @@ class SwarmOptimizer:
             self._catch_up()
             return
         self.strategy.add_gradients(samples, self.local_epoch)
-        self.gradients.note_numbers(numbers)
         self.progress.report(self.local_epoch, self.gradients.samples)
         self.exchange.look_for_group_early(self.local_epoch)
         is_over = self.progress.ready_to_update_epoch or self.exchange.is_awaited
@@ -291,24 +286,6 @@ class SwarmOptimizer:
         A peer that does not know (None) counts as the mean of those that do; see `gathering.shares`.
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
-
-    def declare(self, order: str, seed: int) -> None:
-        """From now on this peer declares which samples its gradients are of, by their numbers in this order."""
-        self.gradients.order = (order, seed)
-
-    @property
-    def groupmates(self) -> tuple[str, ...]:
-        """The other peers of the last average."""
-        own = str(self.dht.peer_id)
-        return tuple(peer for peer in self.exchange.groupmates if peer != own)
-
-    def inspect(self, peer: str) -> None:
-        """Asks for some of what a groupmate sends to the next average; `gradients.note_shown` gets it."""
-        self.exchange.inspected = peer
-
-    def suspend(self, peer: str, deed: str) -> None:
-        """Leaves a peer out of this one's groups, for as long as a peer is left out at most."""
-        self.standing.note_caught(peer, SUSPENDED_WEIGHT, deed)
 
     def _leave_out(self, peers: frozenset[str]) -> None:
         """These have spoiled averages: no group of this peer waits for them or takes them in."""

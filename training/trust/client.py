@@ -1,4 +1,4 @@
-"""Gets tickets and the ban list from a run's membership server, and reports to it.
+"""Gets tickets and the ban list from a run's membership server.
 
 What the server answers is believed only as far as the membership key has signed it. A Hugging Face token is sent to the
 server of the recipe, only if the volunteer has asked for that, and only if the server wants to see it; redirects are
@@ -20,9 +20,8 @@ from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, Pulse, read_bans
 from training.trust.keys import is_public_key
-from training.trust.proof import Identity, find_work, proof_message, report_message
+from training.trust.proof import Identity, find_work, proof_message
 from training.trust.refusals import REASONS, refuse
-from training.trust.reports import write_findings
 from training.trust.server.policy import MOST_WORK_BITS
 from training.trust.ticket import ANY_LINEAGE, Ticket, read_ticket
 
@@ -125,34 +124,6 @@ class MembershipClient:
             self.bans_text = answer
         return heard
 
-    def report(self, about: str, detail: dict) -> None:
-        """Reports a peer, whose account the server suspends; only for members whom it knows as validators.
-
-        Args:
-            about: The peer's id.
-            detail: What checks of its work have found, of the shape of `training.trust.reports.Findings`: `checks`, a
-                list of `epoch`, `samples`, `share` and `error`; `copied_from`, peer ids; and `undeclared`, a number.
-
-        Raises:
-            RefusedByRun: If the server does not take the report.
-            TrainingError: If it does not answer, or asks to wait.
-        """
-        text, challenge, own = write_findings(detail), self._challenge(), str(self._identity.peer_id)
-        message = report_message(
-            public=self.public_key,
-            run_id=self._run_id,
-            peer_id=own,
-            nonce=challenge["nonce"],
-            about=about,
-            detail=text,
-        )
-        try:
-            answer = self._json("/reports", {**self._signed(challenge, message), "about": about, "detail": text})
-        except _Refused as error:
-            refuse(error.reason, error.seconds, challenge["organizations"])
-        if answer.get("reported") is not True:
-            self._is_wrong("it answers without having taken the report")
-
     def _with_credential(self, challenge: dict, lineage: str, refused: str) -> str:
         for _ in range(_ATTEMPTS):
             credential = self._credentials.best() or self._work(challenge)
@@ -200,19 +171,16 @@ class MembershipClient:
             credential=credential,
         )
         shown = {"lineage": lineage, "credential": {"kind": credential[0], "text": credential[1]}}
-        answer = self._json("/tickets", {**self._signed(challenge, message), **shown})
-        if not isinstance(answer.get("ticket"), str):
-            self._is_wrong("it answers without a ticket")
-        return answer["ticket"]
-
-    def _signed(self, challenge: dict, message: bytes) -> dict[str, str]:
-        """What proves in a request that this peer makes it."""
-        return {
+        proof = {
             "peer_id": str(self._identity.peer_id),
             "public_key": self._identity.public_key.decode(),
             "nonce": challenge["nonce"],
             "signature": self._identity.sign(message).decode(),
         }
+        answer = self._json("/tickets", {**proof, **shown})
+        if not isinstance(answer.get("ticket"), str):
+            self._is_wrong("it answers without a ticket")
+        return answer["ticket"]
 
     def _read(self, text: str) -> Ticket:
         ticket = read_ticket(text, self.public_key)

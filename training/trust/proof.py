@@ -60,22 +60,6 @@ def proof_message(
     return "\n".join(("training-proof 1", public, run_id, lineage, peer_id, nonce, digest)).encode()
 
 
-def report_message(*, public: str, run_id: str, peer_id: str, nonce: str, about: str, detail: str) -> bytes:
-    """What a validator signs to report a peer. It begins otherwise than `proof_message`, so that no server can take the
-    signature of the one for that of the other.
-
-    Args:
-        public: The server's membership key.
-        run_id: The run.
-        peer_id: The validator's peer.
-        nonce: From the server.
-        about: The peer that is reported.
-        detail: The report as it travels; only its hash is part of the message.
-    """
-    digest = hashlib.sha256(detail.encode()).hexdigest()
-    return "\n".join(("training-report 1", public, run_id, peer_id, nonce, about, digest)).encode()
-
-
 def proven_peer_id(public_key: str, message: bytes, signature: str) -> str | None:
     """The peer id of the key that has signed a message; None if the key or the signature is none."""
     if len(public_key) > LARGEST_KEY_BYTES or len(signature) > LARGEST_PROOF_BYTES:

@@ -1,5 +1,4 @@
-"""Why the membership server gives no ticket or takes no report: words that the server sends and the client turns into
-sentences."""
+"""Reasons for which the membership server gives no ticket; the server sends a word, the client writes a sentence."""
 
 from __future__ import annotations
 
@@ -22,8 +21,6 @@ Reason = Literal[
     "nonce-over",
     "too-fast",
     "hub-away",
-    "no-validator",
-    "about-validator",
     "malformed",
 ]
 REASONS: frozenset[str] = frozenset(get_args(Reason))
@@ -32,7 +29,7 @@ STATUS: dict[Reason, int] = {"too-fast": 429, "hub-away": 503, "malformed": 422,
 
 
 class Refusal(Exception):
-    """The server gives no ticket, or takes no report.
+    """The server gives no ticket.
 
     Args:
         reason: See the module.
@@ -127,17 +124,6 @@ def _refuse_for_now(reason: str, seconds: int) -> NoReturn:
             raise RefusedByRun(
                 "This run does not admit members in this way.",
                 cure="Ask the run's maintainer for an invitation and give it with --invitation CODE.",
-            )
-        case "no-validator":
-            raise RefusedByRun(
-                "The membership server takes reports on others' work from the run's validators only, and this peer's "
-                "account is none.",
-                cure="Ask the run's maintainer to start the server with --validator and your account.",
-            )
-        case "about-validator":
-            raise RefusedByRun(
-                "The membership server takes no report on a validator's work, this peer's own included.",
-                cure="Tell the run's maintainer, who decides about validators.",
             )
         case _:
             raise RefusedByRun(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.samples import OwnSamples
 from training.volunteer.settings import PeerSettings
-from training.volunteer.validator import Validator
 
 SERVE_SECONDS = 30.0
 """How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
@@ -89,9 +87,6 @@ class TrainingLoop:
     """Whether the contribution was written when the last epoch ended."""
     samples: OwnSamples | None = None
     """What it trains on, once it does."""
-    make_validator: Callable[[MicroBatches, OwnSamples], Validator] | None = None
-    """Makes what checks other peers' work; None: this peer is no validator."""
-    validator: Validator | None = None
     told: _Streamed = field(default_factory=_Streamed)
     """What was reported of the stream before."""
 
@@ -105,23 +100,18 @@ class TrainingLoop:
             precision=self.choices.precision,
             tell=self.notices.warn,
         )
-        if self.run.swarm.declares_work:
-            self.optimizer.declare(samples.stream.order.digest, samples.stream.place.seed)
-            self.validator = self.make_validator(micro_batches, samples) if self.make_validator is not None else None
         losses = _WeightedMean()
         began = time.monotonic()
         self.model.train()
         while self.optimizer.local_epoch < last and not stop.asked:
             batch = next(samples)
-            if self.validator is not None:
-                self.validator.note_batch(batch)
             for piece in micro_batches.gradients_of(batch):
                 self.reporter.micro_batch_size = micro_batches.micro_batch_size
                 if not self._is_finite(piece.loss):
                     samples.computed(piece.samples, is_added=False, held=self.optimizer.samples_held)
                     continue
                 losses.add(piece.loss, piece.samples)
-                self.optimizer.step(batch_size=piece.samples, numbers=samples.numbers(piece.samples))
+                self.optimizer.step(batch_size=piece.samples)
                 self.optimizer.zero_grad()
                 samples.computed(piece.samples, is_added=True, held=self.optimizer.samples_held)
                 reports = self.optimizer.take_epoch_reports()
@@ -227,8 +217,6 @@ class TrainingLoop:
                 "server of the shards, is too slow for it."
             )
         self._warn_of(report)
-        if self.validator is not None and report.update_samples is not None:
-            self.validator.end_epoch(report.epoch, report.update_samples)
 
     def _keep(self, contribution: Contribution) -> None:
         """Writes what this volunteer has given so far; a full disk is no reason to stop training, and is told once."""

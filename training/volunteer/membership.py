@@ -25,8 +25,6 @@ from training.volunteer.notices import Notices
 
 RETRY_SECONDS = 30.0
 """After a renewal that failed."""
-REPORT_PAUSES = (60.0, 300.0, 1800.0)
-"""Between attempts to report a peer, while the server does not answer."""
 RENEWED_AT = 0.5
 """Part of a ticket's time after which it is renewed."""
 TICKET_FILE = "ticket"
@@ -125,24 +123,6 @@ class Membership:
         if not self._is_watched:
             self._is_watched = True
             threading.Thread(target=self._watch, daemon=True, name="membership").start()
-
-    def report(self, about: str, told: dict) -> None:
-        """Tells the membership server, in the background, of a peer that has failed checks of its work."""
-        if self._client is not None:
-            threading.Thread(target=self._report, args=(about, told), daemon=True, name="report").start()
-
-    def _report(self, about: str, told: dict) -> None:
-        for pause in (*REPORT_PAUSES, None):
-            try:
-                self._client.report(about, told)
-            except TrainingError as error:
-                self._notices.warn(f"The membership server has not taken the report on {about}: {error}")
-                if isinstance(error, RefusedByRun) or pause is None:
-                    return
-                time.sleep(pause)
-            else:
-                self._notices.warn(f"The membership server has suspended {about}; a moderator decides about it.")
-                return
 
     def until_refused(self, stop: StopRequest) -> MemberStop:
         """What a member listens to: to `stop`, and to whether the run no longer wants it."""

@@ -46,11 +46,6 @@ class OwnSamples:
         self._left = len(batch)
         return batch
 
-    def numbers(self, samples: int) -> tuple[int, ...]:
-        """Of the next piece of the batch, which has so many samples: those that the peer can declare (see `work`)."""
-        done = len(self.stream.numbers) - self._left
-        return tuple(number for number in self.stream.numbers[done : done + samples] if number is not None)
-
     def computed(self, samples: int, *, is_added: bool, held: int) -> None:
         """Notes that a piece of the batch has been computed.
 

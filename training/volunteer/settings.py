@@ -46,7 +46,5 @@ class PeerSettings:
     """Addresses at which others reach it, if they differ from `host_maddrs`."""
     credentials: Credentials = field(default=Credentials(), repr=False)
     """What the volunteer may show, if the run admits members only."""
-    validate: bool = False
-    """Check other peers' work; see `training.volunteer.validator`."""
     seed: int | None = None
     """Seed of the order of samples; None: derived from the peer's id."""

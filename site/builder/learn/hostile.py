@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import html
-import math
 
 from builder.benchmark_records import record, recorded
 from builder.markup.tables import stacked
 from calculator.reports.units import show_count
 from training.config import SwarmConfig
-from training.trust.server.policy import FAILING_EVIDENCE
 
 RECORD = "byzantine"
 CHECKS = "audits"
 """The record of checks of reducers,"""
-WORK = "work_checks"
-"""that of checks of work,"""
 MALFORMED = "malformed"
 """and that of malformed inputs."""
 HOSTILE_OF_25, HOSTILE_OF_53 = 5, 12
@@ -144,27 +140,6 @@ def checks() -> dict[str, str]:
     }
 
 
-def work_table() -> str:
-    """HTML table: for each peer of the benchmark, what checks of its work have found.
-
-    Raises:
-        ValueError: If an honest peer has failed, or a hostile one has not: then the page must not say otherwise.
-    """
-    rows = []
-    for one in recorded(WORK):
-        kind, _, peer = one["metric"].removeprefix("checks until failed, ").partition(": ")
-        if not one["metric"].startswith("checks until failed"):
-            continue
-        if one["failed"] != (kind == "hostile"):
-            raise ValueError(f"benchmarks/results/{WORK}.json has a {kind} peer that is misjudged; change the page.")
-        share = _work(f"share, {kind}: {peer}")
-        found = [f"{share['ours']:.2f}".replace("-", "\u2212"), f"{share['error']:.2f}"]
-        ended = f"{one['ours']:.0f}" if one["failed"] else f"none in {share['runs']}"
-        rows.append((peer if kind == "hostile" else f"honest ({peer})", *found, ended))
-    columns = ("What is sent", "Share found", "Its error", "Checks until it fails")
-    return stacked("Checks of work, by what a peer sends", columns, rows)
-
-
 def malformed() -> str:
     """How many malformed inputs were tried, none of which broke a reader.
 
@@ -175,20 +150,6 @@ def malformed() -> str:
     if found["malformed inputs that broke a reader"]:
         raise ValueError(f"benchmarks/results/{MALFORMED}.json has an input that broke a reader; change the page.")
     return show_count(found["malformed inputs tried"])
-
-
-def false_alarms() -> str:
-    """In how many sequences of checks an honest peer fails once, rounded down to tens of thousands."""
-    return show_count(int(math.exp(-FAILING_EVIDENCE)) // 10_000 * 10_000)
-
-
-def check_share() -> str:
-    """The default of recipes."""
-    return f"{100 * SwarmConfig.model_fields['check_share'].default:.0f}\u00a0%"
-
-
-def _work(metric: str) -> dict:
-    return next(one for one in recorded(WORK) if one["metric"] == metric)
 
 
 def _averages(named: dict) -> str:

@@ -21,12 +21,11 @@ from builder.learn.recipes import changeable_fields
 from tests.programs import ROOT, run_program, until
 from tests.random_shards import write_shards
 from tests.site.guide import TRAINER, Guide, Machine, environment
-from tests.training.trust.tickets import OTHER_PEER, PEER
+from tests.training.trust.tickets import PEER
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.publish.history.history import HistoryReader
-from training.trust.reports import Check, Findings
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
 from training.trust.server.register import Admission
@@ -149,8 +148,6 @@ def test_the_pages_commands_admit_members_only(programs, tmp_path):
     admission = Admission(standing="vouched", code=code)
     register.admit(admission, PEER, ticket_ends=register.now + 60, most_peers=1)
     assert "invited:ada (vouched)" in guide.run(f"{TRAINER}moderate list")
-    findings = Findings(checks=(Check(epoch=7, samples=8, share=0.0, error=0.25),), undeclared=0)
-    register.suspend(PEER, findings, validator="invited:val", validators_peer=OTHER_PEER, spared=())
     assert "Banned invited:ada" in guide.run(f"{TRAINER}moderate ban")
     password = (register.path.parent / "page.token").read_text().strip()
     shown = httpx.get(f"http://127.0.0.1:{guide.port}/page", auth=("", password)).text
@@ -158,7 +155,6 @@ def test_the_pages_commands_admit_members_only(programs, tmp_path):
     assert "invited:ada" in httpx.get(f"http://127.0.0.1:{guide.port}/bans").text
     guide.run(f"{TRAINER}moderate unban")
     assert "Removed invited:ada" in guide.run(f"{TRAINER}moderate remove")
-    assert "invited:val" in guide.run(f"{TRAINER}moderate evidence")
     # tests/training/roles/test_membership.py goes back in a run; this one has no checkpoint.
     refused = run_program(guide.take(f"{TRAINER}moderate ban ada --revert-to"), cwd=tmp_path, env=environment())
     assert refused.returncode == 2 and "has no checkpoint of epoch 4000" in refused.stderr

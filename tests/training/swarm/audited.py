@@ -70,9 +70,9 @@ class PlayedNetwork:
 
         return SimpleNamespace(rpc_show_part=rpc_show_part, rpc_accuse=rpc_accuse)
 
-    async def average(self, group=b"group", lie=lambda average: average, liar=None, declared=b"", inspected=""):
-        """An all-reduce; what each peer needs to check it is in its books. `inspected` by the first peer."""
-        plans = {peer: self.auditors[peer].plan(declared, inspected if peer == THREE[0] else "") for peer in THREE}
+    async def average(self, group=b"group", lie=lambda average: average, liar=None):
+        """An all-reduce; what each peer needs to check it is in its books."""
+        plans = {peer: self.auditors[peer].plan() for peer in THREE}
         self.books = {peer: Books(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
         for peer, books in self.books.items():
             self.auditors[peer].open(books)

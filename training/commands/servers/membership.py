@@ -36,14 +36,6 @@ GraceHours = Annotated[
     float, typer.Option(min=0, max=7 * 24, help="Hours for which tickets hold after that while this server is away.")
 ]
 PeersPerAccount = Annotated[int, typer.Option(min=1, max=10_000, help="Peers of one account that may train at once.")]
-Validator = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ACCOUNT",
-        help="Account of a member, such as hf:ada or invited:bo, whose peers check the work of others: this server "
-        "suspends whom they report. May be given several times.",
-    ),
-]
 TrustedProxy = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,7 +54,6 @@ def run(
     ticket_minutes: TicketMinutes = _DEFAULT.ticket_seconds // 60,
     grace_hours: GraceHours = _DEFAULT.grace_seconds / 3600,
     peers_per_account: PeersPerAccount = _DEFAULT.peers_per_account,
-    validator: Validator = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; others reach it through a proxy with TLS.")
     ] = "127.0.0.1",
@@ -86,7 +77,6 @@ def run(
             ticket_seconds=60 * ticket_minutes,
             grace_seconds=round(3600 * grace_hours),
             peers_per_account=peers_per_account,
-            validators=tuple(validator or ()),
         ),
         host=host,
         port=port,

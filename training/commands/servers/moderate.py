@@ -1,4 +1,4 @@
-"""`moderate`: lists, invites, removes and bans a run's members, and shows what validators have reported on them."""
+"""`moderate`: lists, invites, removes and bans a run's members."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from training.trust.server.register import Register
 
 Action = Annotated[
-    Literal["list", "invite", "remove", "ban", "unban", "evidence"],
+    Literal["list", "invite", "remove", "ban", "unban"],
     typer.Argument(
-        metavar="list|invite|remove|ban|unban|evidence",
+        metavar="list|invite|remove|ban|unban",
         help="list: members, bans and invitations. invite: print a code with which NAME may join. remove: end a "
         "membership, or withdraw an invitation; who has a valid credential may come back. ban: end it and admit the "
-        "account no more. unban: lift a ban. evidence: show what validators have reported on NAME.",
+        "account no more. unban: lift a ban.",
         show_default=False,
     ),
 ]
@@ -78,8 +78,7 @@ def run(
     run_dir: RunDir = None,
     bootstrap_dir: BootstrapDir = None,
 ) -> None:
-    """Decide about the members of a run: list, invite, remove, ban and unban them, or show what validators have
-    reported; works beside the running server."""
+    """Decide about the members of a run: list, invite, remove, ban and unban them; works beside the running server."""
     from training.trust.server.ledger import REGISTER_FILE
     from training.trust.server.moderation import Moderation
 
@@ -104,11 +103,6 @@ def run(
                 _revert(run_dir, revert_to, bootstrap_dir or ())
         case "unban":
             print(f"{register.unban(name, who=who)} is no longer banned, and may join again.")
-        case "evidence":
-            from training.trust.evidence import show_evidence
-
-            account, reports = register.evidence(name)
-            show_evidence(account, reports, is_banned=account in {one["account"] for one in register.banned()})
 
 
 def _check(action: str, name: str | None, reason: str | None, uses: int | None, days: int | None) -> None:

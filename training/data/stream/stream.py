@@ -238,8 +238,6 @@ class SampleStream:
         self.order = samples.order
         self.place = place
         """Of the sample that comes next; all before it were given, except those skipped."""
-        self.numbers: tuple[int | None, ...] = ()
-        """Of the samples of the last batch, counted through all passes; None: it was given before."""
         self.waiting_seconds, self.skipped_samples, self.repeated_samples = 0.0, 0, 0
         self._skipped, self._repeated = 0, 0
         self._samples, self._blocks, self._size, self._tell = samples, samples.blocks, micro_batch_size, tell
@@ -270,14 +268,7 @@ class SampleStream:
             self._ready.put(ready)  # whoever asks again gets the same answer
             raise ready
         self.place, self.skipped_samples, self.repeated_samples = ready.place, ready.skipped, ready.repeated
-        self.numbers = ready.numbers
         return ready.batch
-
-    def one(self, seed: int, number: int) -> Batch | TextBatch:
-        """The sample of a number in the order of a seed, which may be another peer's; raises as `Blocks.read`."""
-        window = next(self.order.between(seed, number, number + 1))
-        (at, row), *_ = window.picks.tolist()
-        return self._samples.batch([(self._samples.read(window.blocks[at]), row)])
 
     def close(self) -> None:
         """Stops fetching; no batch can be had afterwards."""
@@ -295,21 +286,17 @@ class SampleStream:
         try:
             while not self._closed.is_set():
                 samples = list(islice(drawn, self._size))
-                *_, start, number, _ = samples[-1]
+                *_, start, number = samples[-1]
                 batch = self._samples.batch([(block, row) for block, row, *_ in samples])
                 place = self.order.behind(start, number)
-                numbers = tuple(
-                    None if is_repeated else self.order.number_of(start) + number - 1
-                    for *_, start, number, is_repeated in samples
-                )
                 counts = {"skipped": self._skipped, "repeated": self._repeated}
-                self._ready.put(_Ready(batch=batch, place=place, numbers=numbers, **counts))
+                self._ready.put(_Ready(batch=batch, place=place, **counts))
         except Exception as error:  # the trainer's thread raises it
             self._ready.put(error)
 
-    def _draw(self) -> Iterator[tuple[Sized, int, Place, int, bool]]:
-        """Samples as a block and a row of it, each with a place of the order and how far behind it the next one is, and
-        whether it comes again; then these are those of the last one before."""
+    def _draw(self) -> Iterator[tuple[Sized, int, Place, int]]:
+        """Samples as a block and a row of it, each with a place of the order and how far behind it the next one is. A
+        sample that comes again has those of the last one before."""
         start, number = self.place, 0
         self._coming = self._begin_window()
         while True:
@@ -322,7 +309,7 @@ class SampleStream:
                 else:
                     self._repeated += 1
                 if found[at] is not None:
-                    yield found[at], row, start, number, window.start is None
+                    yield found[at], row, start, number
 
     def _next_window(self) -> tuple[Window, list[Sized | None]]:
         """The next window of the order, or one of samples that were fetched before; raises as `__next__`."""
@@ -420,7 +407,6 @@ class _Ready:
 
     batch: Batch | TextBatch
     place: Place
-    numbers: tuple[int | None, ...]
     skipped: int
     repeated: int
 

@@ -31,8 +31,6 @@ from training.swarm.defence.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
-from training.swarm.round.pipe import Shown
-from training.swarm.work import alike, noise_of
 
 NOISE_SHARE = 0.1
 """An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
@@ -89,54 +87,6 @@ def lie_in(case: Case, clipping: Clipping | None) -> str | None:
     if not _is_complete(case):
         return None
     return "answered with a wrong average" if _is_wrong(case, clipping) else None
-
-
-def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Shown | None:
-    """What a peer has sent, as a complete case shows it, for a check of its work; None if it has sent no such numbers.
-
-    Args:
-        case: With all senders' parts.
-        peer: One of them.
-        begin: Where the part begins in the tensors.
-        clipping: How the group averages.
-    """
-    names = [str(one) for one in case.scope.peers]
-    own, commitments = names.index(peer), case.commitments
-    try:
-        vectors = [deserialize_torch_tensor(part).detach().float().flatten() for part in case.parts]
-    except Exception:  # of many kinds; the reducer could not read it either
-        return None
-    weights = [one.weights[case.part] for one in commitments]
-    numbers = [
-        number
-        for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
-        if vector.shape == vectors[own].shape and bool(torch.isfinite(vector).all()) and weight > 0
-    ]
-    if own not in numbers or len(numbers) < 2:
-        return None
-    asker = names.index(str(case.receiver))
-    counted, used = [vectors[number] for number in numbers], [weights[number] for number in numbers]
-    shares = case.scope.shares
-    average, _ = _average(counted, used, clipping, [shares[number] for number in numbers])
-    if average is None or asker not in numbers:
-        return None
-    own_number = numbers.index(own)
-    noise = noise_of(counted, used, numbers.index(asker), own_number)
-    copies = alike(counted, average, own_number)
-    one = commitments[own]
-    statement = one.signed_statement(case.scope, sender=case.scope.peers[own], reducer=case.reducer)
-    return Shown(
-        peer=peer,
-        group_id=case.scope.group_id,
-        declared=one.declared,
-        weight=weights[own],
-        begin=begin,
-        values=vectors[own],
-        asker=vectors[asker],
-        noise=noise,
-        copies=tuple(names[numbers[copy]] for copy in copies),
-        proof=f"{one.signed.key.decode()} {statement.hex()} {one.signed.signature.decode()}",
-    )
 
 
 def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:

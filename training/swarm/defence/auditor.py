@@ -32,7 +32,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.defence.auditing import Case, are_sound, lie_in, shown_in
+from training.swarm.defence.auditing import Case, are_sound, lie_in
 from training.swarm.defence.books import KEPT_BYTES, Books, Plan
 from training.swarm.defence.clipping import Clipping
 from training.swarm.defence.receipts import (
@@ -46,7 +46,6 @@ from training.swarm.defence.receipts import (
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import first_of, until_hung_up
 from training.swarm.round.gathering import MOST_PEERS
-from training.swarm.round.pipe import Shown
 from training.swarm.round.reducer import LARGEST_HELD_BYTES
 
 ASK_SECONDS = 0.5
@@ -112,7 +111,6 @@ class Auditor(ServicerBase):
         share: See `Plan`.
         clipping: How the group averages.
         caught: Told of reducers that lie, and of peers that evade checks.
-        shown: Gets what a peer has sent whose work is checked; see `work`.
         clock: Seconds, for how often others may send proofs.
     """
 
@@ -125,11 +123,9 @@ class Auditor(ServicerBase):
         share: float,
         clipping: Clipping | None,
         caught: Caught,
-        shown: Callable[[Shown], None] = lambda shown: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
-        self._shown = shown
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
         self._books: dict[bytes, Books] = {}
         self._asked: Counter[tuple[bytes, PeerID]] = Counter()
@@ -147,15 +143,15 @@ class Auditor(ServicerBase):
 
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
-    def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
-        """For the next all-reduce; see `Contribution`."""
+    def plan(self) -> Plan:
+        """Says how the next all-reduce is checked."""
         suspects = {reducer for _, reducer in self._evasions}
         # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
         peers = max((len(books.scope.peers) for books in self._books.values()), default=0)
         most = max(MOST_TOLD, int(TOLD_SHARE * peers))
         told = sorted(set().union(*self._told.values()))
         suspects |= set(random.sample(told, min(len(told), most)))
-        return replace(self._plan, suspects=frozenset(suspects), declared=declared, inspected=inspected)
+        return replace(self._plan, suspects=frozenset(suspects))
 
     def open(self, books: Books) -> None:
         """An all-reduce begins; from now on groupmates may ask about it."""
@@ -223,12 +219,6 @@ class Auditor(ServicerBase):
             parts = tuple(shown[peer].part for peer in books.scope.peers)
             known = {"answers": tuple(books.answers[reducer]), "values": books.values_of(reducer, part)}
             case = replace(case, parts=parts, answer=kept, **known)
-            if books.inspected in map(str, others):
-                begin = books.begin_of(reducer, part)
-                if (
-                    seen := await asyncio.to_thread(shown_in, case, books.inspected, begin, self._clipping)
-                ) is not None:
-                    self._shown(seen)
         self._forgive(reducer)
         await self._judge(case)
 

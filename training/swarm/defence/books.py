@@ -29,7 +29,6 @@ from training.swarm.defence.receipts import (
     pack_signed,
     read_signed,
 )
-from training.swarm.work import LARGEST_DECLARED_BYTES
 
 KEPT_BYTES = 16 << 20
 """Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for
@@ -39,8 +38,6 @@ LEAST_CHECKED_BYTES = 1 << 16
 """A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
 10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
 were named (`benchmarks/attacks/byzantine.py`)."""
-MOST_INSPECTED = 8
-"""Parts that are asked for when a peer's work is checked; each comes from all groupmates."""
 DTYPE = "float32"
 """Of all parts, whatever their codec. Which other types can be read depends on the versions of libraries: what one peer
 reads and averages would look like a lie to another one."""
@@ -65,10 +62,6 @@ class Plan:
     """Of the bytes that a group exchanges: what its checks may take."""
     suspects: frozenset[PeerID] = frozenset()
     """Reducers of which one part is surely checked."""
-    declared: bytes = b""
-    """The samples from which this peer's tensors come; see `work`."""
-    inspected: str = ""
-    """The peer whose work is checked, for which some parts are surely asked for; empty: none."""
 
     def chance(self, peers: int, values: int) -> float:
         """With which each part is checked that this peer does not average itself.
@@ -127,11 +120,10 @@ class Books:
         """Whether the parts are small enough to be shown after the tensors have changed."""
         self.kept_bytes = 0
         """Of the messages that are kept."""
-        self.inspected, self._declared = plan.inspected, plan.declared
         chance, counts = plan.chance(len(parts), sum(map(sum, self._lengths.values()))), self.part_counts.values()
         self.chosen = self._choose(plan, chance)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
-        self.most_asked = 4 + len(parts) // 2 + 2 * MOST_INSPECTED + 4 * int(chance * sum(counts))
+        self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * sum(counts))
         """So many parts at most this peer shows each other one. Half of a group may be suspected."""
         self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
         """The answers that it will check."""
@@ -152,21 +144,7 @@ class Books:
                 chosen |= {(peer, part) for part in range(count) if dice.random() < chance}
                 if peer in plan.suspects:
                     chosen.add((peer, dice.randrange(count)))
-        if plan.inspected in map(str, self.part_counts):
-            every = [
-                (peer, part) for peer, count in self.part_counts.items() if peer != self.own for part in range(count)
-            ]
-            chosen |= set(dice.sample(every, min(len(every), MOST_INSPECTED)))
         return frozenset(chosen)
-
-    def begin_of(self, reducer: PeerID, number: int) -> int:
-        """Where a part begins, in all values of the tensors one after the other."""
-        begin = 0
-        for peer, lengths in self._lengths.items():
-            if peer == reducer:
-                return begin + sum(lengths[:number])
-            begin += sum(lengths)
-        raise KeyError(reducer)
 
     def values_of(self, reducer: PeerID, number: int) -> int:
         """How long a part is; 0 if there is none."""
@@ -180,7 +158,7 @@ class Books:
         async for message in messages:
             await self.note_sent(reducer, message.tensor_part, message.weight)
             if reducer in self._own_commitments:
-                message.peer_id = pack_signed(self._own_commitments[reducer].signed, self._declared)
+                message.peer_id = pack_signed(self._own_commitments[reducer].signed)
             yield message
 
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
@@ -193,7 +171,7 @@ class Books:
             sent.messages.append(part)
             self.kept_bytes += len(part.buffer)
         if len(sent.digests) == self.part_counts[reducer]:
-            parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights), "declared": self._declared}
+            parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights)}
             statement = Commitment.statement(self.scope, sender=self.own, reducer=reducer, **parts)
             signed = await _in_thread(self._signer.signed, statement)
             self._own_commitments[reducer] = Commitment(**parts, signed=signed)
@@ -257,12 +235,10 @@ class Books:
         self, sender: PeerID, digests: Sequence[bytes], weights: Sequence[float], packed: bytes
     ) -> Commitment:
         try:
-            signed, (declared,) = read_signed(packed, more=1)
+            signed, _ = read_signed(packed)
         except ValueError:
             raise FalseSignatureError(f"{sender} has not signed its parts") from None
-        if len(declared) > LARGEST_DECLARED_BYTES:  # nobody else would read this commitment, and it would look evasive
-            raise FalseSignatureError(f"{sender} declares too much")
-        parts = {"digests": tuple(digests), "weights": tuple(weights), "declared": declared}
+        parts = {"digests": tuple(digests), "weights": tuple(weights)}
         commitment = Commitment(**parts, signed=signed)
         if not commitment.holds(self.scope, sender=sender, reducer=self.own):
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")

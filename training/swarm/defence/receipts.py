@@ -1,7 +1,7 @@
 """What peers sign in an all-reduce, so that a reducer cannot answer one thing and later show another.
 
-- A sender signs the digests and weights of all parts that it has sent to a reducer, and from which samples they come:
-  its `Commitment`. The signature goes with the last part.
+- A sender signs the digests and weights of all parts that it has sent to a reducer: its `Commitment`. The signature
+  goes with the last part.
 - A reducer signs the digests of its answers to a peer, and one digest over all senders' commitments: the `Receipt`. It
   goes with the last answer.
 
@@ -23,7 +23,6 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.defence.clipping import UNVOUCHED_SHARE
-from training.swarm.work import LARGEST_DECLARED_BYTES
 from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proven_peer_id
 
 DIGEST_BYTES = 32
@@ -121,8 +120,6 @@ class Commitment:
     digests: tuple[bytes, ...]
     """Of the parts, in their order."""
     weights: tuple[float, ...]
-    declared: bytes = b""
-    """The samples from which they come (`work.Declared`); empty: the sender declares none."""
     signed: Signed
 
     @staticmethod
@@ -133,25 +130,20 @@ class Commitment:
         reducer: PeerID,
         digests: Sequence[bytes],
         weights: Sequence[float],
-        declared: bytes = b"",
     ) -> bytes:
         """What the sender signs."""
         parts = digest_of(*digests, b"".join(map(_WEIGHT.pack, weights)))
-        return digest_of(b"training-parts 2", scope.digest, sender.to_bytes(), reducer.to_bytes(), parts, declared)
+        return digest_of(b"training-parts 2", scope.digest, sender.to_bytes(), reducer.to_bytes(), parts)
 
     def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
         """Whether the sender has signed it."""
-        return self.signed.is_of(sender, self.signed_statement(scope, sender=sender, reducer=reducer))
-
-    def signed_statement(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bytes:
-        """What the sender must have signed."""
-        words = {"digests": self.digests, "weights": self.weights, "declared": self.declared}
-        return self.statement(scope, sender=sender, reducer=reducer, **words)
+        words = {"digests": self.digests, "weights": self.weights}
+        return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **words))
 
     def facts(self) -> list:
         """As it travels."""
         weights = b"".join(map(_WEIGHT.pack, self.weights))
-        return [b"".join(self.digests), weights, self.declared, self.signed.key, self.signed.signature]
+        return [b"".join(self.digests), weights, self.signed.key, self.signed.signature]
 
     @classmethod
     def read(cls, facts: object) -> Commitment:
@@ -159,15 +151,12 @@ class Commitment:
         Raises:
             ValueError: If it is malformed.
         """
-        digests, weights, declared, key, signature = _bytes_of(facts, 5)
+        digests, weights, key, signature = _bytes_of(facts, 4)
         if len(digests) % DIGEST_BYTES or len(weights) != len(digests) // DIGEST_BYTES * _WEIGHT.size:
             raise ValueError("a commitment is of no whole number of parts")
-        if len(declared) > LARGEST_DECLARED_BYTES:
-            raise ValueError("a commitment declares too much")
         return cls(
             digests=tuple(digests[n : n + DIGEST_BYTES] for n in range(0, len(digests), DIGEST_BYTES)),
             weights=tuple(weight for (weight,) in _WEIGHT.iter_unpack(weights)),
-            declared=declared,
             signed=Signed(key, signature),
         )
 
@@ -225,7 +214,7 @@ def read_signed(packed: bytes, more: int = 0) -> tuple[Signed, list[bytes]]:
     Raises:
         ValueError: If it is malformed.
     """
-    if len(packed) > LARGEST_KEY_BYTES + LARGEST_PROOF_BYTES + 2 * DIGEST_BYTES + more * LARGEST_DECLARED_BYTES:
+    if len(packed) > LARGEST_KEY_BYTES + LARGEST_PROOF_BYTES + 2 * DIGEST_BYTES + more * DIGEST_BYTES:
         raise ValueError("a signature is too long")
     key, signature, *rest = _bytes_of(MSGPackSerializer.loads(packed), 2 + more)
     return Signed(key, signature), rest

@@ -58,10 +58,6 @@ class Exchange:
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
-        self.inspected = ""
-        """The peer whose work this one checks in the next average; see `pipe.Start`."""
-        self.groupmates: tuple[str, ...] = ()
-        """Of the last average."""
 
     @property
     def under_way(self) -> bool:
@@ -182,12 +178,9 @@ class Exchange:
         return search
 
     def _start(self, round_: Round, epoch_end: EpochEnd) -> None:
-        inspected, self.inspected = self.inspected, ""
         cycle = self._progress.epoch_seconds  # as all peers know it, so that they wait equally long
         round_.start(
             epoch_end.samples,
-            declared=self.averager.declared,
-            inspected=inspected,
             cycle_seconds=cycle or None,
             free_seconds=cycle * self._epochs_apart,
         )
@@ -208,7 +201,6 @@ class Exchange:
         try:
             group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
             epoch_end.round = group.report
-            self.groupmates = tuple(str(peer) for peer in group.told)
             self._average_ended = now = time.monotonic()
             self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
             self._progress.note_average(epoch_end.epoch, group.report, group.told, own_samples=epoch_end.samples)

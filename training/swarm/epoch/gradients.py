@@ -21,7 +21,6 @@ from training.swarm.peers.groups import Announcement
 from training.swarm.round.averager import Averager, Round
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.round.rounds import AveragingMethod
-from training.swarm.work import Declared, spans_of
 
 
 class GradientAverager(Averager):
@@ -56,11 +55,6 @@ class GradientAverager(Averager):
         """Whether the last gradients were left out, because they were not finite."""
         self.is_new = True
         """Whether it has not yet been in an average with others; it then tells its group how many peers it knows."""
-        self.order: tuple[str, int] | None = None
-        """Digest and seed of the order of this peer's samples, if it declares them (see `work`)."""
-        self.declared = b""
-        """The samples that the last mean is of, packed; empty: this peer declares none."""
-        self._added: list[int] = []
         self._sums = self._make_sums()
         self._earlier_samples = 0.0
         """Those of earlier epochs in the sums, each as it counts now."""
@@ -81,11 +75,6 @@ class GradientAverager(Averager):
             if parameter.grad is not None:
                 total.add_(parameter.grad, alpha=samples)
         self.samples += samples
-
-    def note_numbers(self, numbers: Sequence[int]) -> None:
-        """The samples of the gradients that were added last have these numbers in this peer's order."""
-        if self.order is not None:
-            self._added += numbers
 
     def _decay_to(self, epoch: int) -> None:
         """A new epoch has begun, perhaps after some that this peer has missed, or after a return to an earlier one."""
@@ -110,18 +99,9 @@ class GradientAverager(Averager):
             if self.not_finite:
                 for mean in averaged:
                     mean.zero_()
-        self.declared = self._declare()
         if self.not_finite or not self.momentum:
             self._drop_sums()
         return 0 if self.not_finite else samples
-
-    def _declare(self) -> bytes:
-        numbers, self._added = self._added, []
-        if self.order is None or self.not_finite or not numbers:
-            return b""
-        order, seed = self.order
-        mass = float(self._earlier_samples)
-        return Declared(order=order, seed=seed, spans=spans_of(numbers), mass=mass).packed()
 
     def _write_mean(self, averaged: Sequence[Tensor]) -> None:
         for total, mean in zip(self._sums, averaged, strict=True):
@@ -140,7 +120,6 @@ class GradientAverager(Averager):
         for total in self._sums:
             total.zero_()
         self.samples, self._earlier_samples = 0, 0.0
-        self._added = []
 
     def look_for_group(self, epoch: int, *, wants_weights: bool, expected_peers: int, seconds: float) -> Round:
         """Begins a round for the gradients of an epoch; see `Averager.begin_round`."""

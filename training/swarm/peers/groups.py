@@ -107,10 +107,6 @@ class Contribution:
 
     weight: float
     """Of its tensors."""
-    declared: bytes = b""
-    """The samples that they come from, see `work`; the group's reducers get this peer's signature of it."""
-    inspected: str = ""
-    """The groupmate whose work the trainer checks: it wants some of what that one sends. Empty: of nobody."""
     cycle_seconds: float | None = None
     """Between two averages; a late peer is waited for as long as its share of that is worth. None: no limit."""
     free_seconds: float = 0.0

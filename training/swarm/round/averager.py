@@ -38,7 +38,6 @@ from training.swarm.round.pipe import (
     Ready,
     Sampled,
     SampleWanted,
-    Shown,
     Stage,
     Start,
     State,
@@ -157,8 +156,6 @@ class Averager:
         """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
         self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
         """Gets peers that have lied as reducers, or evade checks (see `pipe.Caught`)."""
-        self.note_shown: Callable[[Shown], None] = lambda shown: None
-        """Gets what a groupmate has sent, whose work is checked (see `Round.start`)."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
         self._read_state, self._read_sample = read_state, read_sample
@@ -301,8 +298,6 @@ class Averager:
                 self._rounds.pop(number).end(group, fault)
             case Caught(peer, weight, deed):
                 self.note_caught(peer, weight, deed)
-            case Shown():
-                self.note_shown(message)
             case StateWanted(number):
                 self._donor.submit(self._give_state, number)
             case SampleWanted(number, seed):

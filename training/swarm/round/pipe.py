@@ -8,7 +8,6 @@ round.cancel()   -- Cancel ------------>  gives the round up
 round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
 note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
-note_shown       <- Shown --------------  what a groupmate has sent, whose work this peer checks
 leave_out()      -- LeaveOut ---------->  meets these peers no more
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 read_state       <- StateWanted --------  a newcomer asks for the state
@@ -188,30 +187,6 @@ class Caught:
     """What that counts among its faults."""
     deed: str
     """Such as "has ..., and", so that a sentence can go on with what follows from it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
-    """Some values that a groupmate has sent, whose work the trainer checks; one part of its tensors."""
-
-    peer: str
-    group_id: bytes
-    declared: bytes
-    """What it has signed with them; see `work`."""
-    weight: float
-    """Samples that it claims."""
-    begin: int
-    """Number of the first value, in all tensors one after the other."""
-    values: Tensor
-    """(P,), in float32."""
-    asker: Tensor
-    """(P,): the same of what this peer itself has sent."""
-    noise: float
-    """See `work.noise_of`."""
-    copies: tuple[str, ...]
-    """Groupmates that have sent a copy of it; see `work.alike`."""
-    proof: str
-    """The peer's signature, and what it is of, so that others can verify it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,9 +294,7 @@ class AllReduces:
             clipping=travel.clipping,
             most_weight=travel.most_weight,
             unvouched=group.unvouched,
-            plan=self._auditor.plan(contribution.declared, contribution.inspected)
-            if self._auditor is not None
-            else None,
+            plan=self._auditor.plan() if self._auditor is not None else None,
             patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
             on_fault=over.set,
         )

@@ -1,4 +1,4 @@
-"""The membership server's HTTP: challenges, tickets, validators' reports, the ban list, and the maintainers' page.
+"""The membership server's HTTP: challenges, tickets, the ban list, and the maintainers' page.
 
 Whoever can reach it may send anything: bodies are bounded in size and time, requests are limited by address, and an
 answer repeats nothing of what came. TLS is the matter of a proxy in front of it.
@@ -22,12 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES
 from training.trust.refusals import REASONS, Refusal
-from training.trust.reports import LARGEST_DETAIL_BYTES, PeerId
 from training.trust.server import desk as desks
 from training.trust.server.desk import Desk, Kind
 from training.trust.server.limits import RateLimit, asker
 from training.trust.server.page import members_page, style
-from training.trust.ticket import LINEAGE
+from training.trust.ticket import LINEAGE, PEER_ID
 
 LARGEST_BODY_BYTES = 8192
 BODY_SECONDS = 10.0
@@ -35,7 +34,6 @@ BODY_SECONDS = 10.0
 LIMITS = {
     "/challenge": {"per_second": 0.5, "at_once": 30},
     "/tickets": {"per_second": 0.5, "at_once": 30},
-    "/reports": {"per_second": 0.1, "at_once": 20},
     "/bans": {"per_second": 20, "at_once": 200},
     "/page": {"per_second": 0.2, "at_once": 10},
 }
@@ -49,6 +47,9 @@ HEADERS = {
 }
 
 
+PeerId = Annotated[str, Field(pattern=rf"^{PEER_ID.pattern}$")]
+
+
 class Credential(BaseModel):
     """What a peer shows to be admitted."""
 
@@ -59,8 +60,8 @@ class Credential(BaseModel):
     """Token, code or answer."""
 
 
-class SignedRequest(BaseModel):
-    """A peer proves its id."""
+class TicketRequest(BaseModel):
+    """A peer's request for a ticket, with the proof of its id."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -69,21 +70,8 @@ class SignedRequest(BaseModel):
     """As OpenSSH writes it."""
     nonce: Annotated[str, Field(max_length=80, pattern=r"^[0-9]{1,12}\.[0-9a-f]+\.[A-Za-z0-9_-]+$")]
     signature: Annotated[str, Field(max_length=LARGEST_PROOF_BYTES, pattern=r"^[A-Za-z0-9+/=]*$")]
-
-
-class TicketRequest(SignedRequest):
-    """A peer asks for a ticket."""
-
     lineage: Annotated[str, Field(pattern=rf"^(?:{LINEAGE.pattern})$")]
     credential: Credential
-
-
-class ReportRequest(SignedRequest):
-    """A validator reports another peer."""
-
-    about: PeerId
-    detail: Annotated[str, Field(max_length=LARGEST_DETAIL_BYTES, pattern=r"^[ -~]*$")]
-    """JSON in JSON: the signature covers it letter by letter."""
 
 
 def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
@@ -108,11 +96,6 @@ def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
         fields = asked.model_dump(exclude={"credential"})
         credential = {"kind": asked.credential.kind, "credential": asked.credential.text}
         return {"ticket": desk.give(desks.Request(**fields, **credential))}
-
-    @app.post("/reports")
-    def reports(asked: ReportRequest) -> dict:
-        desk.report(desks.Report(**asked.model_dump()))
-        return {"reported": True}
 
     @app.get("/bans", response_class=PlainTextResponse)
     def bans(known: Annotated[int | None, Query(ge=0, le=10**12)] = None) -> str:

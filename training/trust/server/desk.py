@@ -1,5 +1,4 @@
-"""The desk of the membership server: who asks for a ticket, with which credential, and whether they get one; and which
-validator reports whom."""
+"""The desk of the membership server: checks a peer's credential, and gives the peer a ticket or refuses it."""
 
 from __future__ import annotations
 
@@ -8,16 +7,14 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from training.trust.bans import BanList, Pulse
 from training.trust.keys import MembershipKey, to_text
-from training.trust.proof import has_worked, proof_message, proven_peer_id, report_message
+from training.trust.proof import has_worked, proof_message, proven_peer_id
 from training.trust.refusals import Reason, Refusal
-from training.trust.reports import read_findings
 from training.trust.server.hub import Hub
 from training.trust.server.limits import RateLimit
 from training.trust.server.policy import Policy
@@ -28,40 +25,22 @@ NONCE_SECONDS = 600
 """A nonce is good for so long: enough for the work that an open run asks for."""
 PER_ACCOUNT = {"per_second": 1 / 30, "at_once": 20}
 """Tickets for one account: each of its peers asks for two when it starts, and then for two in an hour."""
-PER_VALIDATOR = {"per_second": 1 / 60, "at_once": 10}
-"""Reports by one account: a validator with a fault cannot suspend a whole run before its maintainer sees it."""
 
 Kind = Literal["none", "hub", "invitation", "work"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
-    """By which a peer proves its id; each text is bounded by whoever has received it."""
+class Request:
+    """A peer's request for a ticket, with the proof of its id; the receiver has bounded the length of each text."""
 
     peer_id: str
     public_key: str
     nonce: str
     signature: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request(Proof):
-    """A peer asks for a ticket."""
-
     lineage: str
     kind: Kind
     credential: str
     """Token, code or answer."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report(Proof):
-    """A validator reports another peer."""
-
-    about: str
-    """The other peer's id."""
-    detail: str
-    """See `training.trust.reports`."""
 
 
 class Desk:
@@ -84,7 +63,6 @@ class Desk:
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         self._per_account = RateLimit(**PER_ACCOUNT)
-        self._per_validator = RateLimit(**PER_VALIDATOR)
 
     def nonce(self, peer_id: str) -> str:
         """A nonce for a peer. Nothing is kept of it: its second half says that it came from here."""
@@ -97,77 +75,35 @@ class Desk:
         Raises:
             Refusal: If there is none for this request.
         """
-        with self._counting_refusals():
-            message = proof_message(
-                public=self.key.public,
-                run_id=self.register.run_id,
-                lineage=asked.lineage,
-                peer_id=asked.peer_id,
-                nonce=asked.nonce,
-                credential=(asked.kind, asked.credential),
-            )
-            self._check_proof(asked, message)
+        try:
+            self._check_proof(asked)
             return self._give(asked)
-
-    def report(self, asked: Report) -> None:
-        """Stores what a validator has found out about a peer, and suspends the peer's account until a moderator lifts
-        that.
-
-        Raises:
-            Refusal: If whoever asks is no validator, or this cannot be reported.
-        """
-        with self._counting_refusals():
-            message = report_message(
-                public=self.key.public,
-                run_id=self.register.run_id,
-                peer_id=asked.peer_id,
-                nonce=asked.nonce,
-                about=asked.about,
-                detail=asked.detail,
-            )
-            self._check_proof(asked, message)
-            validator = self._validator(asked.peer_id)
-            if wait := self._per_validator.take(validator):
-                raise Refusal("too-fast", seconds=wait)
-            self.register.suspend(
-                asked.about,
-                read_findings(asked.detail),
-                validator=validator,
-                validators_peer=asked.peer_id,
-                spared=self.policy.validators,
-            )
+        except Refusal as refusal:
+            self.refused[refusal.reason] += 1
+            raise
 
     def bans(self, known: int | None) -> str:
         """The signed ban list; a pulse if the asker knows this version."""
         bans = self.register.ban_list()
         return pulse_of(bans).signed(self.key) if bans.version == known else bans.signed(self.key)
 
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except Refusal as refusal:
-            self.refused[refusal.reason] += 1
-            raise
-
-    def _check_proof(self, asked: Proof, message: bytes) -> None:
+    def _check_proof(self, asked: Request) -> None:
         begun, _, seal = asked.nonce.rpartition(".")
         given_at = begun.partition(".")[0]
         if not hmac.compare_digest(seal.encode(), self._seal(begun, asked.peer_id).encode()):
             raise Refusal("nonce-over")  # also after a restart of the server
         if self._clock() - int(given_at) > NONCE_SECONDS:
             raise Refusal("nonce-over")
+        message = proof_message(
+            public=self.key.public,
+            run_id=self.register.run_id,
+            lineage=asked.lineage,
+            peer_id=asked.peer_id,
+            nonce=asked.nonce,
+            credential=(asked.kind, asked.credential),
+        )
         if proven_peer_id(asked.public_key, message, asked.signature) != asked.peer_id:
             raise Refusal("proof-wrong")
-
-    def _validator(self, peer_id: str) -> str:
-        """The validator's account to which a peer belongs."""
-        known = self.register.known(peer_id)
-        if known is None or known["account"] not in self.policy.validators:
-            raise Refusal("no-validator")
-        if known["must_show"]:  # it may have left the organization
-            raise Refusal("show-again")
-        return known["account"]
 
     def _give(self, asked: Request) -> str:
         known = self.register.known(asked.peer_id)

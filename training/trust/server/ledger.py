@@ -1,7 +1,6 @@
 """The SQLite file behind the register of members: its tables and their version, its transactions, and the audit log.
 
-The server and `moderate` write it at the same time. Rows of the audit log cannot be changed or deleted, nor can the
-newest of validators' reports.
+The server and `moderate` write it at the same time. Rows of the audit log cannot be changed or deleted.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from training.errors import BadInput, reason_of
 from training.trust.keys import OTHERS
 
 REGISTER_VERSION = 2
-"""Kept in SQLite's `user_version`; a file of version 1, which has no reports, gets their table when it is opened."""
+"""Kept in SQLite's `user_version`."""
 REGISTER_FILE = "members.sqlite"
-MOST_REPORTS = 10_000
-"""The newest ones stay; with 4 kB each at most they take 40 MB."""
 
 _TABLES = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -50,23 +47,6 @@ CREATE TRIGGER audit_is_not_deleted BEFORE DELETE ON audit BEGIN SELECT raise(AB
 """
 """`shown_until`: when a member's credential must be shown again; NULL: never. `listed_until`: when the last ticket of
 somebody who was banned or removed is over."""
-
-_REPORTS = f"""
-CREATE TABLE reports (
-    number INTEGER PRIMARY KEY, time INTEGER NOT NULL, who TEXT NOT NULL, account TEXT NOT NULL, peer_id TEXT NOT NULL,
-    detail TEXT NOT NULL
-) STRICT;
-CREATE INDEX reports_of_account ON reports (account);
-CREATE INDEX reports_of_peer ON reports (peer_id);
-CREATE TRIGGER reports_are_not_changed BEFORE UPDATE ON reports BEGIN SELECT raise(ABORT, 'append only'); END;
-CREATE TRIGGER reports_are_not_deleted BEFORE DELETE ON reports
-    WHEN old.number > (SELECT max(number) FROM reports) - {MOST_REPORTS}
-    BEGIN SELECT raise(ABORT, 'append only'); END;
-CREATE TRIGGER reports_are_bounded AFTER INSERT ON reports
-    BEGIN DELETE FROM reports WHERE number <= new.number - {MOST_REPORTS}; END
-"""
-"""What version 2 has beside version 1. `who`: the validator's account; `account` and `peer_id`: whom it has reported;
-`detail`: JSON, see `training.trust.reports`."""
 
 
 class Ledger:
@@ -109,18 +89,14 @@ class Ledger:
         return int(self._clock())
 
     def _open(self, run_id: str | None) -> str:
-        """Makes the tables of a new file, and those that an old one lacks; returns the run of the members."""
+        """Makes the tables of a new file; returns the run of the members."""
         with self._connected() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
         with self._changing() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == 0 and run_id is not None:
                 _create(connection, _TABLES)
-                _create(connection, _REPORTS)
                 connection.execute("INSERT INTO facts VALUES ('run_id', ?), ('version', '0')", (run_id,))
-                connection.execute(f"PRAGMA user_version = {REGISTER_VERSION}")
-            elif version == 1:
-                _create(connection, _REPORTS)
                 connection.execute(f"PRAGMA user_version = {REGISTER_VERSION}")
             elif version != REGISTER_VERSION:
                 raise BadInput(

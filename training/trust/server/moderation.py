@@ -96,26 +96,10 @@ class Moderation(Register):
             self.log(connection, who, "unbanned", account, "")
         return account
 
-    def evidence(self, name: str) -> tuple[str, list[dict]]:
-        """The account that a moderator means, and the reports on it, the oldest first: time, who, peer_id, detail.
-
-        Raises:
-            BadInput: If nobody has this name, or several have.
-        """
-        with self._connected() as connection:
-            account = self._account(connection, name, also_unknown=True, also_reported=True)
-        reports = "SELECT time, who, peer_id, detail FROM reports WHERE account = ? ORDER BY number"
-        return account, self._rows(reports, account)
-
-    def _account(
-        self, connection: sqlite3.Connection, name: str, *, also_unknown: bool = False, also_reported: bool = False
-    ) -> str:
+    def _account(self, connection: sqlite3.Connection, name: str, *, also_unknown: bool = False) -> str:
         """The account that a moderator means: by its name, with or without its kind, or by a peer id."""
         known = """SELECT account FROM members WHERE account = ?1 OR substr(account, instr(account, ':') + 1) = ?1
             UNION SELECT account FROM peers WHERE peer_id = ?1"""
-        if also_reported:  # also those who were removed since
-            known += """ UNION SELECT account FROM reports WHERE account = ?1
-                OR substr(account, instr(account, ':') + 1) = ?1 OR peer_id = ?1"""
         found = connection.execute(known, (name,)).fetchall()
         if found:
             return _only(name, found)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HUB = "https://huggingface.co"
-FAILING_EVIDENCE = -12.0
-"""Evidence at which a peer has failed checks of its work: an honest one is found so once in e^12, or 160 000, sequences
-of checks (`training.volunteer.validator`)."""
 MOST_WORK_BITS = 24
 """A processor core tries a million answers in a second: 24 bits take it a quarter of a minute on average."""
 
@@ -31,8 +28,6 @@ class Policy:
     """A member by the Hub shows their token again after this time; who has left the organization gets no ticket."""
     peers_per_account: int = 8
     """Peers of one account that may have tickets at once."""
-    validators: tuple[str, ...] = ()
-    """Accounts, such as `hf:ada`, that check the work of others: a member on whom one of them reports is suspended."""
 
 
 BANS_EVERY_SECONDS = 5.0

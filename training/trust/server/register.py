@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from training.trust.bans import MOST_BANS, BanList
 from training.trust.refusals import Refusal
-from training.trust.reports import Findings
 from training.trust.server.ledger import Ledger
 from training.trust.ticket import LONGEST_SECONDS, Standing
 
@@ -93,48 +91,6 @@ class Register(Ledger):
                 self.log(connection, "server", "joined", account, peer_id)
         return account
 
-    def suspend(
-        self, peer_id: str, findings: Findings, *, validator: str, validators_peer: str, spared: Collection[str]
-    ) -> str:
-        """Stores a validator's report on a peer, and bans the peer's account if it is not banned; returns the account.
-
-        A report that is stored already changes nothing: a moderator, who has seen it, may have lifted the ban, and
-        whoever has overheard the report must not bring the ban back by sending it again.
-
-        Args:
-            peer_id: The peer that it is about.
-            findings: What the validator found.
-            validator: The account of the validator.
-            validators_peer: The peer of the validator, which has proven its id.
-            spared: Accounts that cannot be reported.
-
-        Raises:
-            Refusal: If the validator is banned, nobody knows the peer, or its account is spared.
-        """
-        detail = findings.model_dump_json()
-        with self._changing() as connection:
-            if _is_banned(connection, validator, validators_peer):
-                raise Refusal("banned")
-            row = connection.execute("SELECT account FROM peers WHERE peer_id = ?", (peer_id,)).fetchone()
-            if row is None:
-                raise Refusal("malformed")
-            account = row["account"]
-            if account in spared:
-                raise Refusal("about-validator")
-            stored = "SELECT 1 FROM reports WHERE peer_id = ? AND who = ? AND detail = ?"
-            if connection.execute(stored, (peer_id, validator, detail)).fetchone():
-                return account
-            connection.execute(
-                "INSERT INTO reports (time, who, account, peer_id, detail) VALUES (?, ?, ?, ?, ?)",
-                (self.now, validator, account, peer_id, detail),
-            )
-            if not _is_banned(connection, account):
-                reason = f"suspended by the validator {validator} after {findings.told}; "
-                reason += f"`moderate evidence {account}` shows them"
-                self._put_out(connection, account, is_ban=True, reason=reason)
-                self.log(connection, f"validator {validator}", "suspended", account, reason)
-        return account
-
     def ban_list(self) -> BanList:
         """The ban list of now: those who may still hold a ticket. Of too many, those whose tickets last longest."""
         now = self.now
@@ -180,11 +136,10 @@ class Register(Ledger):
         return found
 
     def banned(self) -> list[dict]:
-        """Who is banned: name, account, since, reason, reports (validators', their number), the newest first."""
+        """Who is banned: name, account, since and reason, the newest first."""
         return self._rows(
-            "SELECT name, account, since, reason, "
-            "(SELECT count(*) FROM reports WHERE reports.account = bans.account) AS reports "
-            "FROM bans WHERE is_ban AND name NOT LIKE ? || '%' ORDER BY since DESC, account, name != account",
+            "SELECT name, account, since, reason FROM bans WHERE is_ban AND name NOT LIKE ? || '%' "
+            "ORDER BY since DESC, account, name != account",
             HUB_NAME,
         )
 
@@ -199,7 +154,7 @@ class Register(Ledger):
         """The last entries of the audit log, the newest first: number, time, who, what, subject, detail."""
         return self._rows("SELECT * FROM audit ORDER BY number DESC LIMIT ?", most)
 
-    # -- for moderators and validators ---------------------------------------------------------------------------------
+    # -- for moderators ------------------------------------------------------------------------------------------------
 
     def _put_out(self, connection: sqlite3.Connection, account: str, *, is_ban: bool, reason: str) -> None:
         """Puts an account and its peers on the ban list, until the last of their tickets is over."""

@@ -422,33 +422,6 @@ def test_training_goes_on_while_the_server_is_away(server, streams, tmp_path, pa
     assert sum(counts.values()) - SAMPLES <= repeated
 
 
-def test_each_sample_has_a_number_by_which_other_peers_find_it(folder, streams):
-    """Over three passes, from another peer's stream, which has another place and another seed."""
-    stream, other = streams.open(folder, seed=3, batch=8), streams.open(folder, seed=4)
-    numbers = []
-    for _ in range(3 * SAMPLES // 8):
-        batch = next(stream)
-        numbers += stream.numbers
-        if len(numbers) % 40 == 0:
-            found = other.one(3, stream.numbers[5])
-            assert found.codes.tolist() == batch.codes[5:6].tolist() and found.captions == batch.captions[5:6]
-    assert numbers == list(range(len(numbers)))
-
-
-def test_samples_that_come_again_have_no_number(server, streams, tmp_path, pauses):
-    is_away = threading.Event()
-    server.fault = lambda handler, name, first: is_away.is_set() and (handler.send_error(503) or True)
-    stream = streams.open(server.url, cache=tmp_path / "cache", batch=8)
-    drawn(stream, 48)
-    is_away.set()
-    numbers = []
-    while stream.repeated_samples < 64:
-        next(stream)
-        numbers += stream.numbers
-    fresh = [number for number in numbers if number is not None]
-    assert None in numbers and fresh == sorted(set(fresh))
-
-
 def test_training_goes_on_while_the_link_carries_a_kilobyte_a_second(server, streams, tmp_path, monkeypatch):
     """A row group then takes seconds; afterwards each sample of the pass comes once."""
     monkeypatch.setattr(stream_module, "PATIENCE_SECONDS", 0.1)

@@ -38,8 +38,6 @@ from training.swarm.defence import books as books_module
 from training.swarm.defence.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
 from training.swarm.defence.books import Books, FalseSignatureError
 from training.swarm.engine import engine
-from training.swarm.work import LARGEST_DECLARED_BYTES
-from training.trust.proof import proven_peer_id
 
 engine.prepare()
 
@@ -556,37 +554,3 @@ def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(mon
         return found
 
     assert played(scenario)[1] == [False, True, True]
-
-
-# -- whose work is checked ---------------------------------------------------------------------------------------------
-
-
-def test_who_checks_a_peers_work_gets_what_that_one_has_sent_and_signed():
-    """All parts of the two other reducers, each where it is in the tensors; and what it has sent itself."""
-
-    async def scenario(network):
-        await network.average(declared=b"samples", inspected=str(BOB))
-        await network.check(ADA)
-
-    network, _ = played(scenario)
-    shown = sorted(network.shown[ADA], key=lambda one: one.begin)
-    assert [one.begin for one in shown] == [VALUES * number for number in range(PARTS, 3 * PARTS)]
-    whole = {
-        peer: torch.cat([part for parts in parts_of(peer, b"group").values() for part in parts]) for peer in (ADA, BOB)
-    }
-    for one in shown:
-        here = slice(one.begin, one.begin + VALUES)
-        for values, peer in ((one.values, BOB), (one.asker, ADA)):
-            assert (values - whole[peer][here]).norm() < 0.02 * whole[peer][here].norm()
-        assert (one.peer, one.declared, one.weight, one.copies) == (str(BOB), b"samples", 1.0, ())
-        key, statement, signature = one.proof.rsplit(" ", 2)
-        assert proven_peer_id(key, bytes.fromhex(statement), signature) == str(BOB)
-    assert not network.shown[BOB] and not network.shown[EVE]
-
-
-def test_a_sender_that_declares_more_than_anybody_reads_is_refused():
-    async def scenario(network):
-        await network.average(declared=b"x" * (LARGEST_DECLARED_BYTES + 1))
-
-    with pytest.raises(FalseSignatureError, match="declares too much"):
-        played(scenario)

@@ -43,8 +43,8 @@ class PlayedRound:
     def __init__(self, outcome):
         self.outcome, self.weight = outcome, None
 
-    def start(self, weight, *, declared=b"", inspected="", cycle_seconds=None, free_seconds=0.0):
-        self.started, self.weight, self.told = True, weight, (declared, inspected)
+    def start(self, weight, *, cycle_seconds=None, free_seconds=0.0):
+        self.started, self.weight = True, weight
         self.cycle, self.free = cycle_seconds, free_seconds
 
     def done(self):
@@ -62,7 +62,7 @@ class PlayedRound:
 class PlayedAverager:
     """Its rounds come out as told, one after the other; notes what their groups were told."""
 
-    not_finite, is_new, declared = False, True, b"samples"
+    not_finite, is_new = False, True
 
     def __init__(self, *outcomes):
         self.outcomes, self.rounds, self.told = list(outcomes), [], []
@@ -295,14 +295,6 @@ def test_a_peer_that_made_an_update_alone_asks_for_weights_unless_only_newcomers
     assert not alignment.drifted
     average(exchange, 8)
     assert alignment.drifted is not newcomer
-
-
-def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_somebody_once():
-    exchange, averager, _ = exchange_of(averaged(), averaged())
-    exchange.inspected = "mallory"
-    average(exchange, 7)
-    average(exchange, 8)
-    assert [one.told for one in averager.rounds] == [(b"samples", "mallory"), (b"samples", "")]
 
 
 def test_an_average_knows_how_much_time_it_is_worth():

@@ -7,7 +7,6 @@ from training.config import load_recipe
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.strategies import Awaited
 from training.swarm.round.pipe import AveragerSettings
-from training.swarm.work import Declared
 
 MOMENTUM = 0.8
 SHAPES = ((4, 3), (5,))
@@ -122,35 +121,3 @@ def test_means_of_peers_with_momentum_differ_less():
         return float(torch.stack(sent).var(0).mean())
 
     assert spread(MOMENTUM) / spread(0.0) == pytest.approx((1 - MOMENTUM) / (1 + MOMENTUM), rel=0.5)
-
-
-def test_a_peer_declares_the_samples_of_its_epoch_and_what_they_count_together():
-    peer = Peer()
-    peer.compute(0, [4])
-    peer.averager.note_numbers([0, 1, 2, 3])
-    peer.send()
-    assert peer.averager.declared == b""  # it was not asked to
-    peer.averager.order = ("ab" * 8, 7)
-    for epoch, numbers in ((1, [20, 21, 9]), (2, [30, 31])):
-        peer.compute(epoch, [len(numbers)])
-        peer.averager.note_numbers(numbers)
-        peer.send()
-    declared = Declared.read(peer.averager.declared)
-    assert (declared.order, declared.seed, declared.spans) == ("ab" * 8, 7, ((30, 32),))
-    assert declared.mass == pytest.approx(2 + 3 * MOMENTUM + 4 * MOMENTUM**2)
-
-
-@pytest.mark.parametrize("reason", ["dropped", "not finite"])
-def test_what_is_not_sent_is_not_declared(reason):
-    peer = Peer()
-    peer.averager.order = ("ab" * 8, 7)
-    peer.compute(0, [4], spoil=reason == "not finite")
-    peer.averager.note_numbers([0, 1, 2, 3])
-    if reason == "dropped":
-        peer.averager.forget()
-    peer.send()
-    assert peer.averager.declared == b""
-    peer.compute(1, [2])
-    peer.averager.note_numbers([8, 9])
-    peer.send()
-    assert Declared.read(peer.averager.declared).spans == ((8, 10),)
