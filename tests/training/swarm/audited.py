@@ -41,7 +41,7 @@ class PlayedNetwork:
     """Three peers with their auditors; a call goes straight to the other one's handler."""
 
     def __init__(self, *, share=2.5):
-        self.caught, self.shown = {peer: [] for peer in THREE}, {peer: [] for peer in THREE}
+        self.caught = {peer: [] for peer in THREE}
         self.gone, self.asked = set(), []
         self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=True)}
         self.books = {}
@@ -55,8 +55,7 @@ class PlayedNetwork:
                 return network.stub(own, peer)
 
         caught = lambda *facts: self.caught[own].append(facts)  # noqa: E731
-        told = {"caught": caught, "shown": self.shown[own].append}
-        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, **told)
+        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, caught=caught)
 
     def stub(self, own, peer):
         async def rpc_show_part(request):

@@ -114,22 +114,6 @@ class Order:
         more, position = divmod(start.position + count, self.samples)
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
-    def number_of(self, place: Place) -> int:
-        """Of the sample at a place, counted through all passes."""
-        return place.finished_passes * self.samples + place.position
-
-    def between(self, seed: int, begin: int, end: int) -> Iterator[Window]:
-        """The windows of the samples from `begin` to `end`, counted through all passes; each has only the blocks that
-        it needs."""
-        while begin < end:
-            finished, position = divmod(begin, self.samples)
-            window = next(self._pass(Place(seed=seed, finished_passes=finished, position=position)))
-            picks = window.picks[: end - begin]
-            used, at = np.unique(picks[:, 0], return_inverse=True)
-            blocks = tuple(window.blocks[one] for one in used)
-            yield replace(window, blocks=blocks, picks=np.stack([at.reshape(-1), picks[:, 1]], axis=1))
-            begin += len(picks)
-
     def _layout(self, key: str) -> _Layout:
         """How the blocks of a pass are arranged; the passes used last are kept. Two threads may ask at once."""
         if (layout := self._passes.get(key)) is not None:
