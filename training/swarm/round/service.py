@@ -232,7 +232,6 @@ class Service(ServicerBase):
             share=settings.audit_share,
             clipping=settings.clipping,
             caught=lambda *facts: self._pipe.send(Caught(*facts)),
-            shown=self._pipe.send,
         )
 
     def _read_pipe(self, messages: asyncio.Queue) -> None:
