@@ -4,9 +4,9 @@ import ast
 import graphlib
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.programs import run_program
@@ -15,19 +15,21 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"calculator", "training", "site", "benchmarks", "tests"}
 FOLDERS = ROOMS | {"deploy"}
 """The rooms, and the folder without Python files."""
-LONGEST_FUNCTION = 60
-"""Lines of a function, its docstring included."""
-
-
-def imported_modules(path: Path) -> set[str]:
-    """First names of what a file imports absolutely."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add(node.module.split(".")[0])
-    return names
+LONGEST_FUNCTION = 90
+"""Lines of code in a function; docstring, comments and empty lines do not count."""
+LARGEST_FOLDER = 12
+"""Python files in a folder, beside `__init__.py`."""
+TOO_LARGE = {
+    "benchmarks",
+    "calculator",
+    "calculator/families",
+    "calculator/figures",
+    *(f"training/{folder}" for folder in ("commands", "data", "doctor", "model", "optim", "processes", "publish")),
+    *(f"training/{folder}" for folder in ("swarm", "trust", "volunteer")),
+}
+"""Folders that are not divided yet; a folder that has become small enough must go from here."""
+IN_CIRCLES = {"training/doctor/catalogue.py", "training/swarm/node/dht.py"}
+"""Files that import in a circle and are not mended yet; a file that has been mended must go from here."""
 
 
 def files_of(room: str) -> list[Path]:
@@ -36,14 +38,75 @@ def files_of(room: str) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("path", files_of("calculator"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_calculator_imports_the_standard_library_only(path):
-    assert imported_modules(path) <= sys.stdlib_module_names - {"site"} | {"calculator"}
+def place_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", files_of("training"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_training_imports_of_the_rooms_only_the_calculator(path):
-    assert imported_modules(path) & ROOMS <= {"training", "calculator"}
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_names(path: Path) -> set[str]:
+    """Full names of all that a file imports: modules, and what it takes from them.
+
+    Imports inside functions count, and those for type checkers as well.
+    """
+    names = set()
+    package = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            names |= {".".join([*above, *filter(None, [node.module]), alias.name]) for alias in node.names}
+    return names
+
+
+def imported_modules(path: Path) -> set[str]:
+    """First names of what a file imports."""
+    return {name.split(".")[0] for name in imported_names(path)}
+
+
+def test_calculator_imports_the_standard_library_only():
+    allowed = sys.stdlib_module_names - {"site"} | {"calculator"}
+    assert [place_of(path) for path in files_of("calculator") if imported_modules(path) - allowed] == []
+
+
+def test_training_imports_of_the_rooms_only_the_calculator():
+    allowed = {"training", "calculator"}
+    assert [place_of(path) for path in files_of("training") if imported_modules(path) & ROOMS - allowed] == []
+
+
+def test_hivemind_is_imported_by_the_swarm_only():
+    files = [path for room in ("calculator", "training", "site") for path in files_of(room)]
+    importing = {path for path in files if "hivemind" in imported_modules(path)}
+    assert importing, "the test sees no import"
+    assert [place_of(path) for path in importing if not place_of(path).startswith("training/swarm/")] == []
+
+
+def test_no_folder_has_many_files():
+    files = [path for room in sorted(ROOMS - {"tests"}) for path in files_of(room) if path.name != "__init__.py"]
+    sizes = Counter(place_of(path.parent) for path in files)
+    assert {folder for folder, size in sizes.items() if size > LARGEST_FOLDER} == TOO_LARGE
+
+
+def test_files_import_each_other_in_no_circle():
+    """Also within packages."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("site.").removesuffix(".__init__"): path
+        for room in ("calculator", "training", "site", "benchmarks")
+        for path in files_of(room)
+    }
+    needs = {}
+    for module, path in modules.items():
+        names = imported_names(path)
+        found = {name if name in modules else name.rpartition(".")[0] for name in names}
+        needs[module] = found & modules.keys() - {module}
+    assert sum(map(len, needs.values())) > len(modules)
+    for path in IN_CIRCLES:
+        name = path.removesuffix(".py").replace("/", ".")
+        assert any(name in needs[other] for other in needs.pop(name)), f"{path} is in no circle any more"
+    graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
 
 
 def test_commands_do_not_import_each_others_roles():
@@ -95,17 +158,6 @@ def test_readme_and_ci_run_the_same_test_command():
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-def imported_names(path: Path) -> set[str]:
-    """Full names of all that a file imports, inside functions too: modules, and what is taken from them."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 def test_no_file_stands_at_the_trainers_top_but_what_all_its_folders_need():
     files = {path.stem for path in (ROOT / "training").glob("*.py")}
     assert files == {"__init__", "__main__", "cli", "config", "errors", "native", "task"}
@@ -122,26 +174,25 @@ def test_packages_of_the_trainer_import_each_other_in_no_circle():
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("path", files_of("training"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_hivemind_is_imported_by_the_swarm_only(path):
-    if path.relative_to(ROOT / "training").parts[0] != "swarm":
-        assert "hivemind" not in imported_modules(path)
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
+    """Lines of a function's code."""
+    documented = function.body[0] if ast.get_docstring(function) is not None else None
+    left_out = set(range(documented.lineno, documented.end_lineno + 1)) if documented else set()
+    numbers = set(range(function.lineno, function.end_lineno + 1)) - left_out
+    return sum(bool((line := lines[number - 1].strip()) and not line.startswith("#")) for number in numbers)
 
 
-def long_functions(path: Path) -> set[str]:
-    """Functions of a file that are longer than `LONGEST_FUNCTION`, methods and inner functions too."""
-    functions = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    name = path.relative_to(ROOT).as_posix()
-    return {f"{name}: {node.name}" for node in functions if node.end_lineno - node.lineno >= LONGEST_FUNCTION}
-
-
-def test_no_function_is_longer_than_a_screen():
+def test_no_function_is_long():
+    """Methods and inner functions count too."""
+    long = {}
     files = [path for room in sorted(ROOMS - {"tests"}) for path in files_of(room)]
-    assert set().union(*map(long_functions, [*files, ROOT / "noxfile.py"])) == set()
+    for path in [*files, ROOT / "noxfile.py"]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                long[f"{place_of(path)}: {node.name}"] = code_lines(node, lines)
+    assert max(long.values()) > LONGEST_FUNCTION // 3, "the test sees no function"
+    assert {name: size for name, size in long.items() if size > LONGEST_FUNCTION} == {}
 
 
 def test_actions_are_pinned_by_commit_and_only_the_job_that_publishes_may_write():
