@@ -15,16 +15,14 @@ import hashlib
 import json
 import os
 import platform
-import queue
 import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,20 +72,6 @@ NOT_APPLICABLE = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Tests of hivemind that do not apply to this project's classes."""
-COMPUTING = (
-    "tests/calculator",
-    *(
-        f"tests/training/{folder}"
-        for folder in ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
-    ),
-)
-WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
-WITH_PEERS = ("tests/training/doctor", "tests/training/swarm")
-PEERS_PARTS = ("[a-k]", "[l-o]", "[p-z]")
-"""First letters of the names of the tests in these folders: about as much work in each part."""
-LANES = 2
-"""Tests run in so many processes beside those that wait for browsers, because most tests wait more than they compute.
-When the tests with browsers have ended, there is one more."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -105,17 +89,15 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests: style, units, real peers that average, and the site in a real browser; `-- PATHS` runs a part."""
-    _install(session, *ALL)
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    _build_site(session)
-    environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve())}
-    environment |= END_WITH_NOX | _kept_bytecode(session) | _server_tools(session)
-    if session.posargs:
-        _pytest(session, *session.posargs, env=environment)
-        return
-    _run_all(session, environment)
+    """Run the quick tier of the tests, see tests/tiers.py; `-- PATHS` runs a part of it."""
+    _run_tests(session, "--quick", "-n", "2")
+
+
+@nox.session(name="all")
+def all_tests(session: nox.Session) -> None:
+    """Run all tests: also each case of a kind, real peers that fail, and all that a page does; `-- PATHS` a part."""
+    # One process more than the machines that we know have cores, because tests of peers mostly wait.
+    _run_tests(session, "-n", "3")
 
 
 @nox.session
@@ -339,107 +321,15 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
 
 
-def _beside() -> list[tuple[str, ...]]:
-    """The tests of each process beside the tests with browsers, in the order in which the processes start.
-
-    Tests that compute leave a process of 2 GB, which is slow to fork, and peers are forked. So they are apart.
-    """
-    programs = ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS))
-    peers = [
-        tuple(str(path) for folder in WITH_PEERS for path in sorted(Path(folder).glob(f"test_{letters}*.py")))
-        for letters in PEERS_PARTS
-    ]
-    return [programs, COMPUTING, *peers]
-
-
-def _run_all(session: nox.Session, env: dict[str, str]) -> None:
-    """Runs the tests with browsers, and beside them all others, whose output comes last. What has failed runs again.
-
-    Peers give each other up after seconds of silence, and a page says after a moment that it computes. On a slow
-    machine, such waiting comes from the tests beside. So what fails runs once more, with nothing beside; a second
-    failure fails the session.
-
-    Args:
-        session: Its environment has the packages.
-        env: Environment variables, beside those of nox.
-    """
-    beside = _beside()
-    elsewhere = {*(tests for process in beside for tests in process), *WITH_PEERS}
-    with_browsers = tuple(f"--ignore={tests}" for tests in sorted(elsewhere))
-    noted = Path(session.create_tmp(), "failed").resolve()
-    shutil.rmtree(noted, ignore_errors=True)
-    # Each process notes what failed in a folder of its own.
-    commands = {tests: ("-o", f"cache_dir={noted / str(number)}", *tests) for number, tests in enumerate(beside)}
-    commands[with_browsers] = ("-o", f"cache_dir={noted / 'browsers'}", *with_browsers)
-    failed = []
-    with _in_parallel(session, [commands[tests] for tests in beside], env) as failed_beside:
-        try:
-            _pytest(session, *commands[with_browsers], env=env)
-        except nox.command.CommandFailed:
-            failed.append(commands[with_browsers])
-    failed += failed_beside
-    for command in failed:
-        session.warn("Tests have failed beside others, see above. They run again, with nothing beside.")
-        # If pytest has ended in another way than by failed tests, it finds none to run, which is an error.
-        _pytest(session, "--last-failed", "--last-failed-no-failures=none", *command, env=env)
-
-
-@contextlib.contextmanager
-def _in_parallel(
-    session: nox.Session, commands: Sequence[tuple[str, ...]], env: dict[str, str]
-) -> Iterator[list[tuple[str, ...]]]:
-    """Runs tests while the block runs; then prints their output.
-
-    Args:
-        session: Its environment has the packages.
-        commands: pytest's arguments for each process; `LANES` run at a time, and one more after the block.
-        env: Environment variables, beside those of nox.
-
-    Yields:
-        Commands that fail; complete after the block.
-    """
-    failed: list[tuple[str, ...]] = []
-    if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
-        yield failed
-        return
-    environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-    waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-    for command in commands:
-        waiting.put(command)
-    ended: list[str] = []
-    running: set[subprocess.Popen] = set()
-
-    def run_in_turn() -> None:
-        """Runs what waits. nox starts each process itself: tests end when their parent is another one."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                command = waiting.get_nowait()
-                # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
-                with tempfile.TemporaryFile("w+") as printed:
-                    pytest = (str(Path(session.bin, "python")), "-m", "pytest", *command)
-                    process = subprocess.Popen(pytest, env=environment, stdout=printed, stderr=subprocess.STDOUT)
-                    running.add(process)
-                    if process.wait():
-                        failed.append(command)
-                    printed.seek(0)
-                    ended.append(printed.read())
-
-    with ThreadPoolExecutor(LANES + 1) as lanes:
-        working = [lanes.submit(run_in_turn) for _ in range(LANES)]
-        try:
-            yield failed
-        except KeyboardInterrupt:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    waiting.get_nowait()
-            for process in running:
-                process.kill()
-            raise
-        finally:
-            working.append(lanes.submit(run_in_turn))
-            for lane in working:
-                lane.result()  # raises what has gone wrong in starting tests
-            print("".join(ended), flush=True)
+def _run_tests(session: nox.Session, *options: str) -> None:
+    """Checks the style, builds the site and runs tests in several processes."""
+    _install(session, *ALL)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    _build_site(session)
+    environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve()), "OMP_NUM_THREADS": "1"}
+    environment |= END_WITH_NOX | _kept_bytecode(session) | _server_tools(session)
+    _pytest(session, *options, "--dist", "loadgroup", "--no-loadscope-reorder", *session.posargs, env=environment)
 
 
 def _install(session: nox.Session, *extras: str) -> None:

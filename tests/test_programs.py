@@ -60,6 +60,7 @@ def family_of(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.programs
 def test_tests_whose_nox_is_gone_before_they_begin_end(programs, tmp_path):
     """Process 1 is not their parent."""
     (tmp_path / "test_inner.py").write_text("import time\n\ndef test_that_lasts():\n    time.sleep(1000)\n")
@@ -82,6 +83,7 @@ def test_no_peer_outlives_the_tests(start_tests, tmp_path, number):
     assert are_gone(family, within=10)
 
 
+@pytest.mark.programs
 def test_programs_of_a_killed_test_go_though_their_parent_is_dead(start_tests):
     """Orphans have no parent any more by which they could be found."""
     tests = start_tests(SLEEPING)
@@ -93,6 +95,7 @@ def test_programs_of_a_killed_test_go_though_their_parent_is_dead(start_tests):
     assert are_gone(family, within=10)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("told, end", [(f"export {END_WITH_PARENT}=$$; ", True), ("", False)])
 def test_the_tests_end_with_nox_and_outlive_a_shell(start_tests, told, end):
     """The shell stands for both."""

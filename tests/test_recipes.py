@@ -220,6 +220,7 @@ def test_with_centered_clip_muons_momentum_moves_to_the_peers_too(name, momentum
     assert (clipped.host_optimizer.betas, clipped.host_optimizer.muon_momentum) == ((0.0, 0.96), 0.0)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("command", ["bootstrap", "monitor", "join"])
 def test_no_role_starts_a_run_that_nobody_can_join(tmp_path, command):
     """The rules hold where the recipe is read: by all roles, before anything is started."""

@@ -21,6 +21,8 @@ from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
 from training.trust.server.policy import Policy
 
+pytestmark = pytest.mark.programs
+
 CADDYFILE = DEPLOY / "Caddyfile"
 TEST_ONLY = "{\n\tskip_install_trust\n\tadmin off\n\tauto_https disable_redirects\n\tlog {\n\t\tlevel ERROR\n\t}\n}\n\n"
 """Keeps Caddy from adding its own authority to this machine's, and from ports that need root."""

@@ -57,6 +57,7 @@ def image(tmp_path_factory):
     return app, target
 
 
+@pytest.mark.programs
 def test_pip_gets_the_hashes_of_every_pin_of_the_trainer(image, tmp_path):
     app, _ = image
     (script,) = (arguments for name, arguments in instructions() if name == "RUN" and "hashed.txt" in arguments)
@@ -69,6 +70,7 @@ def test_pip_gets_the_hashes_of_every_pin_of_the_trainer(image, tmp_path):
     assert all(" --hash=sha256:" in line for line in found)
 
 
+@pytest.mark.programs
 def test_what_pip_installs_from_exists_and_is_copied(image):
     app, _ = image
     extras = tomllib.loads((app / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -80,6 +82,7 @@ def test_what_pip_installs_from_exists_and_is_copied(image):
     assert "torch" in {line.split("==")[0] for line in (app / "constraints/training.txt").read_text().splitlines()}
 
 
+@pytest.mark.programs
 def test_the_installed_trainer_runs_and_has_its_recipes_and_sources(image, tmp_path):
     _, target = image
     entry = json.loads(next(arguments for name, arguments in instructions() if name == "ENTRYPOINT"))

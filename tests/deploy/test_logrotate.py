@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.deploy.tools import DEPLOY, tool
 from tests.programs import run_program
 from training.processes.events import EventLog
+
+pytestmark = pytest.mark.programs
 
 CONFIGURATION = DEPLOY / "logrotate.conf"
 

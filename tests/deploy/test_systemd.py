@@ -36,6 +36,7 @@ def settings_of(unit) -> dict[str, str]:
     return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
 
 
+@pytest.mark.programs
 def test_systemd_finds_no_fault(unit, tmp_path):
     analyze = tool("systemd-analyze", "systemd")
     here = tmp_path / unit.name
@@ -47,6 +48,7 @@ def test_systemd_finds_no_fault(unit, tmp_path):
     assert "restart specifier" in run_program([analyze, "verify", "--man=no", faulty]).stderr
 
 
+@pytest.mark.programs
 def test_systemd_calls_it_well_protected(unit):
     threshold = ["--offline=true", f"--threshold={MOST_EXPOSURE}", "--no-pager"]
     checked = run_program([tool("systemd-analyze", "systemd"), "security", *threshold, unit])

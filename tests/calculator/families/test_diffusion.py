@@ -88,6 +88,7 @@ def test_operations_equal_those_that_torch_counts(config):
     assert forward_flops(a, tokens) == counter.get_total_flops()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiler
 @pytest.mark.parametrize("kind", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
 @pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])

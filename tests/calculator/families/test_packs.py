@@ -47,6 +47,7 @@ def test_a_reader_may_ask_for_packs(words):
     assert "packed samples" in said(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiler
 def test_recorded_steps_are_traced_again(tmp_path):
     """Packs, and steps without a mask whose query heads share keys: by flash attention, and in separate operations."""

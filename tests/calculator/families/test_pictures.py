@@ -89,6 +89,7 @@ def test_saved_activations_equal_those_of_transformers(seed):
     assert estimate(setup).saved_activations == expected, setup
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiler
 @pytest.mark.compiler
 def test_recorded_steps_are_traced_again(tmp_path):

@@ -174,6 +174,7 @@ SEVERAL = (
 )
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(480)
 def test_the_code_for_several_gpus_divides_what_is_estimated(tmp_path):
     transformers, safetensors = pytest.importorskip("transformers"), pytest.importorskip("safetensors.torch")

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 CASES = int(os.environ.get("CASES", "6"))
 
 
+@pytest.mark.exhaustive
 def test_matrix_is_sized_to_the_card():
     small, large = (on_gpu.matrix(small=False, usable_bytes=size * 2**30, cases=None) for size in (8, 80))
     assert len(large) >= len(small) >= 150
@@ -33,6 +34,7 @@ def test_matrix_is_sized_to_the_card():
 DENSE = {"llama", "qwen3", "phi3", "gemma2", "gemma3_text"}
 
 
+@pytest.mark.exhaustive
 def test_what_needs_packages_is_measured_where_its_kernels_run(monkeypatch):
     def found(*, small: bool) -> dict[str, set[str]]:
         setups = on_gpu.decoders(small=small, usable_bytes=2**34)
@@ -73,6 +75,7 @@ def test_what_a_step_leaves_is_as_predicted(small_cases, kind):
     assert row["predicted_host"] == row["host_growth"], setup
 
 
+@pytest.mark.exhaustive
 def test_dry_run_steps_real_models(tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

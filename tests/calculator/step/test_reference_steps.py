@@ -25,6 +25,7 @@ import pytest
 
 from calculator.step.estimate import estimate
 from calculator.step.setups import setup_from
+from tests.tiers import sample
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 NAMES = (
@@ -44,7 +45,7 @@ def _name(step):
     return " ".join(str(value) for value in kind + list(values.values()))
 
 
-@pytest.mark.parametrize("step", STEPS, ids=_name)
+@pytest.mark.parametrize("step", sample(STEPS, every=10), ids=_name)
 def test_step(step):
     result = estimate(setup_from(step["setup"]))
     assert result.parameters == step["parameters"]

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def _sized(draw: random.Random, architecture, options: Options):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_recording_says_what_playing_anew_says(monkeypatch):
     draw = random.Random(2026)
     courses = [_course(draw) for _ in range(COURSES)]

@@ -15,6 +15,7 @@ from calculator.parts.adapters import modules_of
 from calculator.step.estimate import estimate
 from calculator.step.setups import Setup
 from tests.calculator.parts.test_parameters import architecture_of
+from tests.tiers import sample
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -285,7 +286,7 @@ def test_a_mixture_keeps_a_row_for_each_token_and_chosen_expert():
 FAMILIES = (_gpt2, _bert, _gptj, _t5, _llama, _gemma, _mixture)
 
 
-@pytest.mark.parametrize("seed", range(CONFIGURATIONS))
+@pytest.mark.parametrize("seed", sample(range(CONFIGURATIONS), every=20))
 def test_saved_activations_of_transformers(seed):
     build = FAMILIES[seed % len(FAMILIES)]
     s = _sizes(random.Random(seed))
@@ -336,7 +337,7 @@ def _adapt(model, targets, rank, dropout, dtype, freeze_a):
 
 
 @pytest.mark.parametrize("freeze_a", [False, True])
-@pytest.mark.parametrize("seed", range(0, CONFIGURATIONS, 50))
+@pytest.mark.parametrize("seed", sample(range(0, CONFIGURATIONS, 50), every=5))
 def test_saved_activations_of_adapters(seed, freeze_a):
     """Adapters written after the published formula; the traced steps in test_reference_steps.py have peft's own."""
     draw = random.Random(f"adapters {seed}")

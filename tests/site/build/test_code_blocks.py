@@ -51,6 +51,7 @@ def test_every_block_is_of_a_language_that_is_tested():
     assert [one for one in found if one[1] not in ("bash", "python", "json", "toml")] == []
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("text", of_language("python"))
 def test_python_runs(text):
     ended = run_program([sys.executable, "-c", text])
@@ -75,6 +76,7 @@ def commands() -> dict:
     return typer.main.get_command(build_app()).commands
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("text", of_language("bash"))
 def test_commands_are_understood(text, commands, tmp_path, monkeypatch):
     """In a folder with the files and folders that the texts speak of."""
@@ -121,6 +123,7 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("line", ["python -m training join --no-such-flag", "python -m calculator gpt2 --no-such-flag"])
 def test_a_wrong_command_is_found(line, commands):
     with pytest.raises((Exception, AssertionError), match="no-such-flag"):

@@ -127,6 +127,7 @@ def test_the_pages_commands_operate_a_run(programs, tmp_path):
     assert guide.commands == []
 
 
+@pytest.mark.programs
 def test_the_pages_commands_admit_members_only(programs, tmp_path):
     (tmp_path / "my-run.toml").write_text(tiny_recipe())
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")

@@ -106,6 +106,7 @@ def run(notebook, tiny):
     return shown, json.loads(facts), changes
 
 
+@pytest.mark.programs
 def test_every_cell_runs_and_the_model_learns(run, tiny):
     shown, _, changes = run
     losses = [float(loss) for loss in re.findall(r"^update +\d+  loss ([\d.]+)$", shown, re.MULTILINE)]
@@ -115,12 +116,14 @@ def test_every_cell_runs_and_the_model_learns(run, tiny):
     assert (Path(changes["output"]) / "model.safetensors").is_file()
 
 
+@pytest.mark.programs
 def test_memory_measured_is_memory_predicted(run):
     shown, facts, _ = run
     assert facts["measured"] == pytest.approx(facts["predicted"], rel=TOLERANCE)
     assert re.search(r"^predicted 0\.\d{3} GiB\nmeasured  0\.\d{3} GiB, error [+-]0\.\d%$", shown, re.MULTILINE)
 
 
+@pytest.mark.programs
 def test_the_pages_figures_are_of_the_setup_that_the_blocks_train(run):
     _, facts, changes = run
     theirs = {**facts["setup"], "model": "gpt2-large", "precision": "amp-fp16"}

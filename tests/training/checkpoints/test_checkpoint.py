@@ -149,6 +149,7 @@ def test_a_recipe_that_is_no_text_is_refused(tmp_path, model):
         load_checkpoint(facts.parent)
 
 
+@pytest.mark.programs
 def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path, programs):
     """A process that saves without end is killed at odd moments; whatever lies there afterwards loads."""
     program = textwrap.dedent("""

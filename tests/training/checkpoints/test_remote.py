@@ -182,6 +182,7 @@ def test_a_broken_connection_is_resumed(between, tmp_path, monkeypatch, ranges):
     assert begins == [None, f"bytes={step}-", f"bytes={2 * step}-"]
 
 
+@pytest.mark.programs
 def test_another_program_goes_on_where_one_stopped(between, tmp_path, programs):
     """The first is killed in the middle of a file."""
     between.bytes_before_break = 200_000
@@ -313,6 +314,7 @@ def test_only_the_wanted_lineage_is_taken(between, tmp_path):
     assert fetch_latest(between.url, tmp_path / "mine", recipe=RUN, lineage="a" * 16) is None
 
 
+@pytest.mark.programs
 def test_a_full_disk_is_said_before_the_download(between, tmp_path):
     program = (
         "mount -t tmpfs -o size=64k none $2 && exec $0 -c '\n"
@@ -367,6 +369,7 @@ def test_a_secure_site_cannot_send_us_to_an_insecure_one():
         check_redirect("https://1.1.1.1/", "http://1.1.1.1/")
 
 
+@pytest.mark.programs
 def test_a_real_public_server_is_not_followed_home(saved, tmp_path):
     """In a network of its own, where the loopback interface has a public address too."""
     program = (

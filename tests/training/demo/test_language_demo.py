@@ -54,6 +54,7 @@ def run_dir(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.smoke
 def test_two_volunteers_train_it_and_the_monitor_shows_what_it_writes(run_dir):
     history = HistoryReader(run_dir / "history.sqlite")
     assert history.last_epoch()["epoch"] >= 5 and len(history.leaderboard()) == 2

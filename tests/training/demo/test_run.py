@@ -65,6 +65,7 @@ def read_until_all_joined(process):
         read_until(process, "has joined")
 
 
+@pytest.mark.programs
 def test_runs_the_wanted_epochs_and_leaves_nothing(start, tmp_path):
     process = start(epochs=3)
     output, _ = process.communicate(timeout=40)
@@ -88,6 +89,7 @@ def test_runs_the_wanted_epochs_and_leaves_nothing(start, tmp_path):
     assert "drew" not in output
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupt_ends_everything_in_time(start, number, code):
     process = start()
@@ -99,6 +101,7 @@ def test_interrupt_ends_everything_in_time(start, number, code):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_parts_that_ignore_the_request_are_killed(start):
     process = start(STUBBORN="1")
     read_until_all_joined(process)
@@ -109,6 +112,7 @@ def test_parts_that_ignore_the_request_are_killed(start):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_a_proxy_of_the_network_is_not_asked_for_this_machine(start):
     """As companies set one for all programs; nothing listens at this one."""
     with start(epochs=3, ready_seconds=20, http_proxy="http://127.0.0.1:9", no_proxy="", NO_PROXY="") as process:
@@ -122,6 +126,7 @@ def test_epochs_that_the_schedule_does_not_have_are_refused(tmp_path):
         demo.run_demo(DemoConfig(run_dir=tmp_path / "run", epochs=401))
 
 
+@pytest.mark.programs
 def test_second_interrupt_hurries(start):
     process = start(STUBBORN="1")
     read_until_all_joined(process)
@@ -136,6 +141,7 @@ def test_second_interrupt_hurries(start):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_interrupt_while_preparing(start):
     process = start(SLOW_PREPARE="1")
     read_until(process, "preparing slowly")
@@ -145,6 +151,7 @@ def test_interrupt_while_preparing(start):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "broken, name", [("draw", "draw"), ("prepare", "prepare"), ("bootstrap", "bootstrap peer"), ("monitor", "monitor")]
 )
@@ -160,6 +167,7 @@ def test_broken_part_is_named_with_its_log(start, broken, name):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_part_that_is_never_ready_tells_where_it_stands(start, tmp_path):
     process = start(STALL="monitor", ready_seconds=8)
     output, _ = process.communicate(timeout=60)
@@ -169,6 +177,7 @@ def test_part_that_is_never_ready_tells_where_it_stands(start, tmp_path):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_dead_volunteer_is_reported_and_the_run_goes_on(start):
     process = start(epochs=8, BREAK="alan")
     output, _ = process.communicate(timeout=40)
@@ -176,6 +185,7 @@ def test_dead_volunteer_is_reported_and_the_run_goes_on(start):
     assert "Volunteer alan ended (exit code 7); the others continue" in output
 
 
+@pytest.mark.programs
 def test_killed_volunteer_leaves_no_helper(start):
     process = start()
     read_until_all_joined(process)
@@ -186,6 +196,7 @@ def test_killed_volunteer_leaves_no_helper(start):
     assert are_gone([helper], within=5)
 
 
+@pytest.mark.programs
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_killed_demo_takes_its_parts_along(start):
     process = start()
@@ -195,6 +206,7 @@ def test_killed_demo_takes_its_parts_along(start):
     assert until(lambda: not start.processes(), within=10)
 
 
+@pytest.mark.programs
 def test_finished_run_stays_on_show_until_interrupt(start):
     process = start(FINISH="4")
     output = read_until(process, "has finished its schedule of 4 epochs")
@@ -209,6 +221,7 @@ def test_finished_run_stays_on_show_until_interrupt(start):
     assert start.processes() == []
 
 
+@pytest.mark.programs
 def test_second_demo_in_the_same_folder_is_refused(start):
     process = start()
     read_until_all_joined(process)

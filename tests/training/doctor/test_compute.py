@@ -267,6 +267,7 @@ def test_a_model_that_trains_only_if_it_recomputes_its_activations(tmp_path):
     assert need == least < most
 
 
+@pytest.mark.programs
 def test_codecs_that_cannot_read_what_they_wrote(monkeypatch):
     """What numpy 2.4 does to hivemind 1.1.12, in a process of its own."""
     program = """

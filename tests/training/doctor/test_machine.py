@@ -42,6 +42,7 @@ def limited(shell, check):
     return json.loads(done.stdout)
 
 
+@pytest.mark.programs
 def test_one_core_is_few():
     program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     program += "from training.doctor.checks.processor import check_cores; print(check_cores(None).name)"
@@ -67,6 +68,7 @@ def test_a_containers_quota_that_cuts_time_short(tmp_path):
     assert found.name == "processor-throttled" and "75%" in found.found
 
 
+@pytest.mark.programs
 def test_programs_that_compute_are_named(programs):
     spinning = [
         programs.start([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1)
@@ -82,6 +84,7 @@ def test_programs_that_compute_are_named(programs):
     assert not [one for one in spinning if f"process {one.pid}:" in here]
 
 
+@pytest.mark.programs
 def test_a_program_behind_all_others():
     assert limited("renice -n 19 $$ >/dev/null", "processor.check_priority")["name"] == "low-priority"
     nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -109,6 +112,7 @@ def test_memory_counts_as_free_that_the_doctors_own_programs_take(monkeypatch):
     assert check_memory(asked).level == "ok" and free == [1 * GIB]
 
 
+@pytest.mark.programs
 def test_addresses_may_be_limited():
     found = limited("ulimit -v 4194304", "memory.check_address_space")
     assert found["name"] == "address-space-limited" and "4.00 GiB" in found["found"]
@@ -133,6 +137,7 @@ def test_shared_memory_that_is_small():
     assert check_shared_memory(shared()).name == ""
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("files, name", [(200, "few-open-files"), (600, "open-files-limited"), (1024, "")])
 def test_open_files(files, name):
     assert limited(f"ulimit -n {files}", "files.check_open_files")["name"] == name

@@ -47,11 +47,13 @@ def test_the_tests_own_packages_are_well():
     assert found.level == "ok", found.found
 
 
+@pytest.mark.programs
 def test_missing_packages_are_named(environment):
     (found,) = environment(without=("brotli", "pyarrow"))
     assert found["name"] == "package-missing" and "brotli, pyarrow" in found["found"]
 
 
+@pytest.mark.programs
 def test_versions_that_cannot_work_have_faults_of_their_own(environment):
     found = environment(versions={"numpy": "2.4.1", "hivemind": "1.1.11", "rich": "14.0.0"})
     assert {one["name"]: one["level"] for one in found} == {

@@ -149,6 +149,7 @@ def test_what_several_checks_have_found_is_told_once(capsys):
     assert "warning: late (check 0, check 1, check 2)" in shown and "0 faults, 3 warnings" in shown
 
 
+@pytest.mark.programs
 def test_it_takes_all_flags_of_join_and_no_others():
     of_join = ("--name", "ada", "--threads", "1", "--invitation", "abc-def", "--no-checkpointing", "--bandwidth=5")
     flags = (*of_join, "--seconds", "5", "--json")
@@ -159,6 +160,7 @@ def test_it_takes_all_flags_of_join_and_no_others():
     assert done.stderr.startswith("Error: There is no flag --treads. Give those of `join`;")
 
 
+@pytest.mark.programs
 def test_bad_input_is_refused_at_once():
     done = run_program([sys.executable, "-m", "training", "doctor", "--initial-peers", "/ip4/127.0.0.1/tcp/1"])
     assert done.returncode == 2 and "is not the full address of a peer" in done.stderr and not done.stdout
@@ -307,6 +309,7 @@ def test_a_network_daemon_that_does_not_start(tmp_path):
     assert done.stdout.startswith("network-node-broken"), done.stdout + done.stderr
 
 
+@pytest.mark.programs
 def test_a_package_of_the_command_line_that_is_missing(tmp_path):
     """Without the package that reads flags there is no doctor; the program says so in one sentence."""
     done = run_program(

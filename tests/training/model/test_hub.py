@@ -115,6 +115,7 @@ def test_weights_that_are_larger_than_their_architecture_are_not_fetched(hub, bu
     assert fetched == ["config.json"]
 
 
+@pytest.mark.programs
 def test_weights_for_which_the_disk_has_no_room_are_not_fetched(hub, tmp_path):
     """A disk as large as the weights, which the configuration already has a part of; in a namespace of our own."""
     address, folder, fetched = hub

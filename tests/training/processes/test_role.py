@@ -15,6 +15,8 @@ import pytest
 from tests.programs import are_gone, run_program, until
 from training.processes.servers.again import MOST_STARTS, STARTED_AGAIN
 
+pytestmark = pytest.mark.programs
+
 FORKING = """
     import multiprocessing, subprocess, sys, time
     from training.processes.role import run_role

@@ -150,6 +150,7 @@ def test_a_service_that_is_never_ready_is_ended(watched):
     assert server.service.ended < 0
 
 
+@pytest.mark.programs
 def test_a_service_ends_with_its_owner(programs, tmp_path):
     behaviour = tmp_path / "behaviour"
     behaviour.write_text("work")

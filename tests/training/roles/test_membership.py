@@ -94,6 +94,7 @@ def maintainer(tmp_path, programs):
     return Maintainer(tmp_path, programs)
 
 
+@pytest.mark.programs
 def test_a_server_is_set_up_moderated_and_ended(maintainer):
     maintainer.close_run()
     log = maintainer.serve()
@@ -126,6 +127,7 @@ def test_a_server_is_set_up_moderated_and_ended(maintainer):
     assert httpx.get(f"{maintainer.url}/page", auth=("", "another password of the page")).status_code == 200
 
 
+@pytest.mark.programs
 def test_members_are_listed_with_their_peers_and_names_and_a_ban_is_lifted(maintainer):
     maintainer.close_run()
     maintainer.serve()
@@ -155,6 +157,7 @@ def challenge_from(client, address):
     return client.get("/challenge", params={"peer_id": PEER}, headers={"X-Forwarded-For": address}).status_code
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -175,6 +178,7 @@ def test_what_cannot_be_moderated_is_one_sentence(maintainer, words, said):
     assert isinstance(ended.exception, BadInput) and said in str(ended.exception)
 
 
+@pytest.mark.programs
 def test_a_server_that_cannot_serve_says_why(maintainer, monkeypatch):
     def refusal(**policy):
         settings = MembershipSettings(
@@ -336,6 +340,7 @@ def together(events):
     return [event for event in epochs_after(events, 0) if event["senders"] > 1]
 
 
+@pytest.mark.programs
 def test_who_is_not_admitted_ends_with_causes_and_a_way_out(maintainer):
     """Before anything is sent to a peer: at this address there is none."""
     maintainer.close_run()

@@ -199,6 +199,7 @@ def assert_is_of_its_epoch(loaded):
     assert all((moment == loaded.epoch).all() for moment in moments)
 
 
+@pytest.mark.smoke
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     run_dir, port = tmp_path / "run", free_port()
@@ -356,6 +357,7 @@ main()
 """
 
 
+@pytest.mark.programs
 def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path):
     """If all volunteers have left, nobody else has the run's weights."""
     run, port, nobody = (
@@ -394,6 +396,7 @@ main()
 """
 
 
+@pytest.mark.programs
 def test_a_monitor_serves_its_checkpoints_while_it_starts(start, recipe, tmp_path):
     """After a power cut, volunteers need not wait until it has loaded PyTorch and found the run."""
     model, run, port = build_model(load_recipe(str(recipe)).model, seed=7), load_recipe(str(recipe)), free_port()
@@ -453,6 +456,7 @@ main()
 """
 
 
+@pytest.mark.programs
 def test_a_monitor_whose_disk_fills_up_while_it_begins_begins_anew_when_there_is_room(start, recipe, tmp_path):
     if run_program(["unshare", "-Urm", "true"]).returncode:
         pytest.skip("needs the right to mount a small disk (unshare)")
@@ -477,6 +481,7 @@ def test_a_monitor_whose_disk_fills_up_while_it_begins_begins_anew_when_there_is
     assert process.wait(30) == 0, log.read_text()
 
 
+@pytest.mark.programs
 def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypatch):
     """Nor what they had claimed of epochs that a maintainer has gone back from."""
     history = open_history(tmp_path, Clock(), expiration_seconds=30)
@@ -526,6 +531,7 @@ def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda 
     return entered, faults
 
 
+@pytest.mark.programs
 def test_a_run_that_goes_back_while_the_history_cannot_be_written_does_so_later(tmp_path, monkeypatch):
     """The disk is full, or another program has locked the history: the monitor goes on and tries again."""
     old, new = Lineage(id="a" * 16), Lineage(id="b" * 16, ancestors=(("a" * 16, 0),))
@@ -546,6 +552,7 @@ def test_a_run_that_goes_back_while_the_history_cannot_be_written_does_so_later(
         assert any("locked" in str(fault) for fault in faults)
 
 
+@pytest.mark.programs
 def test_a_monitor_goes_on_when_it_may_open_no_more_files_for_a_while(tmp_path, monkeypatch):
     """So it is when strangers hold as many connections to the dashboard as a program may have open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

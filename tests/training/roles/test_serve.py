@@ -112,6 +112,7 @@ def test_a_server_that_cannot_start_ends_the_command_with_its_sentence_and_exit_
     assert programs.running() == []
 
 
+@pytest.mark.programs
 def test_a_wrong_recipe_is_refused_before_anything_starts(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text((RECIPES / "demo.toml").read_text().replace("num_heads = ", "number_of_heads = "))

@@ -161,6 +161,7 @@ def killed(program: str, *arguments: object, after: float | None = None) -> None
         assert process.wait(60) == -signal.SIGKILL
 
 
+@pytest.mark.programs
 def test_a_kill_amid_the_writing_leaves_the_old_content(tmp_path):
     write_whole(tmp_path / "a", "old")
     killed(
@@ -169,6 +170,7 @@ def test_a_kill_amid_the_writing_leaves_the_old_content(tmp_path):
     assert (tmp_path / "a").read_text() == "old"
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_kill_at_each_call_of_the_system_leaves_one_content_or_the_other(tmp_path, step):
     """At the first, second, ... call of `os.fsync` or `os.replace`, before it and behind it."""
@@ -191,6 +193,7 @@ def test_a_kill_at_each_call_of_the_system_leaves_one_content_or_the_other(tmp_p
     assert set(found) == {"old", "new"} and found == sorted(found, reverse=True)
 
 
+@pytest.mark.programs
 def test_a_kill_at_any_instant_leaves_whole_content(tmp_path):
     size, chance = 200_000, random.Random(0)
     write_whole(tmp_path / "a", "0" * size)
@@ -205,6 +208,7 @@ def test_a_kill_at_any_instant_leaves_whole_content(tmp_path):
     assert len(names(tmp_path)) <= 9, "at most a draft for each kill"
 
 
+@pytest.mark.programs
 def test_a_full_disk_leaves_the_old_content_and_no_draft(tmp_path):
     """A disk of 64 KiB in a namespace of our own."""
     program = (

@@ -22,6 +22,7 @@ def test_values_are_those_of_the_optimizer():
     numpy.testing.assert_allclose(dynamic_values(), ours, rtol=2e-7, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_values_are_those_of_bitsandbytes():
     functional = pytest.importorskip("bitsandbytes.functional")
     theirs = functional.create_dynamic_map(signed=True).double().numpy()

@@ -20,6 +20,8 @@ from training.data.prepare.text import TextInput, prepare_text
 from training.data.store.shards import read_manifest, read_shard
 from training.model.codecs.codec import load_codec
 
+pytestmark = pytest.mark.programs
+
 RUN = load_recipe("demo")
 PREPARE = [sys.executable, "-m", "training", "prepare"]
 SMALL_SHARDS = """

@@ -7,6 +7,8 @@ import pytest
 
 from tests.programs import run_program
 
+pytestmark = pytest.mark.programs
+
 PROGRAM = """
 import resource, sys
 from training.model.kernels.memory import keep_freed_memory

@@ -10,6 +10,8 @@ from tests.programs import run_program, until
 from tests.training.data.numbered_shards import write_numbered
 from tests.training.publish.copies.test_sets import contents, other
 
+pytestmark = pytest.mark.programs
+
 PUSH = """
 import sys; from pathlib import Path; from training.errors import TrainingError
 from training.data.store.source import open_source

@@ -309,6 +309,7 @@ class Hub:
         return 200, json.dumps(told).encode(), {}
 
 
+@pytest.mark.programs
 def test_s3_and_the_hub_get_the_same_files_over_http(save):
     """In one program, since loading the libraries takes longer than all else."""
     bucket, hub = Bucket(), Hub()

@@ -105,6 +105,7 @@ def test_a_damaged_history_replaces_no_backup(history, tmp_path):
         back_up(tmp_path / "nothing.sqlite", tmp_path / "copy.sqlite")
 
 
+@pytest.mark.programs
 def test_the_command_copies_the_history_of_a_running_monitor(history, tmp_path):
     """`history` is open here and has the writer's lock."""
     history.observe([Report()])
@@ -191,6 +192,7 @@ print(json.dumps({"told": [[what, int(epoch)] for what, epoch in told], "last": 
 """
 
 
+@pytest.mark.programs
 def test_a_monitor_that_is_killed_ten_times_loses_and_doubles_nothing(tmp_path):
     """It is killed at random moments, and all that it has said to be written is there in the end, once."""
     done = run_program([sys.executable, "-c", WRITER, tmp_path, "11"])

@@ -500,6 +500,7 @@ for number in range(10**9):
 """
 
 
+@pytest.mark.programs
 def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_path, programs):
     writer = programs.start([sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
     for line in writer.stdout:

@@ -198,7 +198,7 @@ def test_peers_with_equal_weights_keep_them_in_8_bit(rounds):
 @pytest.mark.swarm
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"delay_gradient_averaging": True}, {"aggregation": "centered-clip"}],
+    [pytest.param({}, marks=pytest.mark.smoke), {"delay_gradient_averaging": True}, {"aggregation": "centered-clip"}],
     ids=["awaited", "delayed", "clipped"],
 )
 def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, settings):
