@@ -14,7 +14,7 @@ from tests.serving import serving
 from training import config
 from training.config import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput, TrainingError
-from training.publish import checkpoint_site
+from training.checkpoints.serve import site
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
 KEY = "A" * 43
@@ -256,7 +256,7 @@ def test_an_address_without_a_recipe_is_refused_in_words(answer):
 
 
 def test_a_monitor_that_starts_is_no_fault_of_the_recipes_address(tmp_path):
-    app = checkpoint_site.create_app(tmp_path)  # what answers meanwhile
+    app = site.create_app(tmp_path)  # what answers meanwhile
     with serving(app) as url, pytest.raises(TrainingError, match="the run's monitor is probably starting") as refusal:
         load_recipe(f"{url}/recipe.toml")
     assert not isinstance(refusal.value, BadInput) and refusal.value.cure == "Try again in a minute."

@@ -574,7 +574,7 @@ def indexes_of_checkpoints() -> Reader:
     """The list of checkpoints that a run's site serves."""
     from pydantic import ValidationError
 
-    from training.checkpoints.index import Index
+    from training.checkpoints.serve.index import Index
 
     entry = {"name": "epoch-000040", "epoch": 40, "lineage": "a" * 16, "recipe_digest": "b" * 16, "written_at": 1.5}
     entry["files"] = {"model.safetensors": {"sha256": "d" * 64, "bytes": 12}}

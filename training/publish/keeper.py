@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, lineage_of
+from training.checkpoints.take import NotGood, Saver
 from training.config import RunConfig
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError
@@ -15,7 +16,6 @@ from training.publish.copies.push import Pusher
 from training.publish.history.backup import back_up_run
 from training.publish.history.history import History
 from training.publish.pictures import PictureDrawer
-from training.publish.saving import NotGood, Saver
 from training.swarm.node.dht import DHT
 from training.swarm.run.lineage import Lineage
 from training.task import task_of

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
+from training.checkpoints.serve.site import CheckpointSite
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
@@ -31,7 +32,6 @@ from training.processes.events import EventLog
 from training.processes.role import StopRequest
 from training.processes.servers.web import listen_at, serve_in_thread
 from training.publish.card import model_card
-from training.publish.checkpoint_site import CheckpointSite
 from training.publish.copies.push import Pusher, Target, open_target
 from training.publish.history.history import History
 from training.publish.keeper import Keeper, codec_of_run

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from training.checkpoints.folders import KEPT_FOLDER
+from training.checkpoints.keep import KeptWeights
 from training.compute.choices import Choices
 from training.config import RunConfig
 from training.data.store.shards import AnyManifest
@@ -30,7 +31,6 @@ from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
-from training.volunteer.kept import KeptWeights
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.membership import Membership, MemberStop
 from training.volunteer.notices import Notices

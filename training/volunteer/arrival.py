@@ -21,6 +21,7 @@ from rich.console import Console
 
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.checkpoints.folders import checkpoint_epoch
+from training.checkpoints.keep import MAY_DIFFER, KeptWeights
 from training.config import RunConfig
 from training.data.store.sets import open_manifest
 from training.errors import TrainingError
@@ -31,7 +32,6 @@ from training.swarm.node.signs_of_life import any_answers
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.state.catching_up import CATCH_UP_EPOCHS
 from training.volunteer.belonging import Belonging, LeaveRequest
-from training.volunteer.kept import MAY_DIFFER, KeptWeights
 from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0

@@ -27,7 +27,7 @@ class PeerSettings:
     epochs: int | None = None
     """Stop once the run has done this many epochs; None: at the end of its schedule."""
     recipe_toml: str = ""
-    """The recipe's text, if this peer is to keep weights as it leaves; see `training.volunteer.kept`."""
+    """The recipe's text, if this peer is to keep weights as it leaves; see `training.checkpoints.keep`."""
     resume: Path | None = None
     """Folder of checkpoints; the latest is used unless the run is ahead of it."""
     shards: str | None = None

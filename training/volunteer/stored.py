@@ -23,7 +23,7 @@ class Stored:
 
 def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, tell: Callable[[str], None]) -> Stored:
     """Downloads the newest checkpoint of the lineage from the first site that has one."""
-    from training.checkpoints.remote import fetch_latest
+    from training.checkpoints.fetch import fetch_latest
 
     has_answered = False
     for site in belonging.sites():

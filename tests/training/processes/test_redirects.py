@@ -1,7 +1,7 @@
 """All that fetches what others name follows redirects, but none from the Internet into this machine's network.
 
 Here "localhost" counts as a site on the Internet, and 127.0.0.1 as a private address. In a network of its own, with a
-public address on the loopback interface, `tests/training/checkpoints/test_remote.py` tries the real rule.
+public address on the loopback interface, `tests/training/checkpoints/test_fetch.py` tries the real rule.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ from tests.ports import free_port
 from tests.programs import are_gone, run_program, until
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.checkpoints.remote import fetch_latest
+from training.checkpoints.fetch import fetch_latest
+from training.checkpoints.take import Saver
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.history.backup import backups
 from training.publish.live.watch import Watch
-from training.publish.saving import Saver
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
 from training.swarm.node.dht import check_recipe, post_word, posted_words, start_dht

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from training.checkpoints.keep import MAY_DIFFER
 from training.config import load_recipe
 from training.swarm.run.lineage import Lineage
 from training.volunteer import arrival
-from training.volunteer.kept import MAY_DIFFER
 from training.volunteer.stored import Stored
 
 OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)

@@ -66,7 +66,7 @@ def _convert(
 ) -> str:
     """Converts; says in a sentence what was written."""
     from training.checkpoints.checkpoint import find_checkpoint, recipe_of
-    from training.checkpoints.conversion import (
+    from training.checkpoints.convert import (
         export_adapters_of,
         export_checkpoint,
         import_language_model,

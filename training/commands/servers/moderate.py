@@ -145,7 +145,7 @@ def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
     from training.processes.environment import prepare_environment
 
     prepare_environment()  # before torch is imported, which reads the environment
-    from training.publish.restore import check_restore, order_restore
+    from training.checkpoints.restore import check_restore, order_restore
     from training.swarm.node.admission import LATE_NEWS_SECONDS
 
     check_restore(run_dir, epoch, state_dirs=bootstrap_dirs)

@@ -29,7 +29,7 @@ def run(
     from training.processes.environment import prepare_environment
 
     prepare_environment()
-    from training.publish.restore import order_restore
+    from training.checkpoints.restore import order_restore
 
     for line in order_restore(run_dir, to, state_dirs=tuple(state_dir or ())):
         print(line)

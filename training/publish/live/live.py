@@ -236,7 +236,7 @@ def create_app(
     drawn.config_checked = True  # the folder appears only with the first drawing; until then nothing is found there
     app.mount("/live/pictures", drawn)
     if checkpoints is not None:
-        from training.publish.offered import checkpoint_routes  # here, because it loads torch
+        from training.checkpoints.serve.offered import checkpoint_routes  # here, because it loads torch
 
         app.include_router(checkpoint_routes(checkpoints))
     if shards is not None:

@@ -1,6 +1,6 @@
 """Serves a monitor's checkpoints, from which peers start where no other peer can send its state.
 
-GET /checkpoints/index.json       the checkpoints, oldest first; see `training.checkpoints.index`
+GET /checkpoints/index.json       the checkpoints, oldest first; see `training.checkpoints.serve.index`
 GET /checkpoints/NAME/FILE        one file; a part of it with the header Range, so that a download can resume
 """
 
@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse
 
 from training.checkpoints.facts import FILES
-from training.checkpoints.index import index_of
+from training.checkpoints.serve.index import index_of
 
 INDEX_SECONDS = 2.0
 """The folder is read at most once in this time, however many peers ask."""

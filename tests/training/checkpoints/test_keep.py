@@ -11,13 +11,13 @@ import torch
 
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import load_checkpoint
+from training.checkpoints.keep import KeptWeights
 from training.config import parse_recipe
 from training.optim.saved import optimizer_tensors
 from training.swarm.epoch.strategies import strategy_of
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState, Event
 from training.task import task_of
-from training.volunteer.kept import KeptWeights
 
 shards = test_peer.shards
 RECIPE = test_peer.tiny_recipe()
@@ -120,6 +120,6 @@ def test_a_full_disk_leaves_what_was_kept_before(kept, optimizer, model, monkeyp
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("training.volunteer.kept.save_checkpoint", full)
+    monkeypatch.setattr("training.checkpoints.keep.save_checkpoint", full)
     assert kept.keep(optimizer, model, LINEAGE) is None
     assert list(kept.folder.iterdir()) == [first]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from training.config import RunConfig
 from training.errors import TrainingError, reason_of
 from training.optim.saved import optimizer_tensors
 from training.processes.events import EventLog
-from training.publish.history.history import History
 from training.storage.whole import delete_drafts, reserve_space
 from training.swarm.engine.quoted import quoted
 from training.swarm.epoch.strategies import strategy_of
@@ -43,6 +43,18 @@ RESERVE_SHARE, MOST_RESERVE_BYTES = 0.02, GB
 """This share of the disk, but no more than so many bytes, stays free of checkpoints, so that the history can grow."""
 
 
+class RunHistory(Protocol):
+    """The part of a run's history that a `Saver` uses; `training.publish.history.history.History` has it."""
+
+    def last_epoch(self) -> dict | None: ...
+
+    def epoch_losses(self, last: int, *, until: int | None = None) -> list[float]: ...
+
+    def total_samples(self) -> int: ...
+
+    def add_event(self, kind: str, name: str, text: str) -> None: ...
+
+
 class NoRoom(TrainingError):
     """The disk has no room for another checkpoint."""
 
@@ -56,12 +68,12 @@ class Saver:
 
     Args:
         run: The run.
-        recipe_toml: Its recipe, which goes into each checkpoint.
-        run_dir: Of the run.
+        recipe_toml: The text of the run's recipe, which goes into each checkpoint.
+        run_dir: The run's folder.
         shards: Folder or URL of the shards.
-        codec_digest: Of the codec whose tokens the run trains on.
+        codec_digest: Digest of the codec whose tokens the run trains on.
         dht: A running DHT node.
-        history: Says how far the run is and what its loss is, and is told of checkpoints and of donors' bad states.
+        history: The run's epochs and losses; it gets an event for each checkpoint and each donor's bad state.
         events: The monitor's event log.
         saved: Called with each new checkpoint's folder.
     """
@@ -75,7 +87,7 @@ class Saver:
         shards: str,
         codec_digest: str | None,
         dht: DHT,
-        history: History,
+        history: RunHistory,
         events: EventLog,
         saved: Callable[[Path], None] = lambda path: None,
     ):

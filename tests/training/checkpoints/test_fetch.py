@@ -17,14 +17,14 @@ from fastapi import FastAPI
 
 from tests.programs import run_program
 from tests.serving import serving
-from training.checkpoints import remote
+from training.checkpoints import fetch
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from training.checkpoints.remote import fetch_latest
+from training.checkpoints.fetch import fetch_latest
+from training.checkpoints.serve.offered import checkpoint_routes
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.processes.redirects import RefusedRedirect, check_redirect
-from training.publish.offered import checkpoint_routes
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 RUN = load_recipe("demo")
@@ -166,12 +166,12 @@ def test_a_site_without_a_checkpoint_gives_none(tmp_path):
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_broken_connection_is_resumed(between, tmp_path, monkeypatch, ranges):
     """With ranges, no byte comes twice; without, a long file cannot come, and the error says how far it got."""
-    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.01)
     between.ranges = ranges
     size = (Path(tmp_path, "served", "epoch-000040", "model.safetensors")).stat().st_size
     between.bytes_before_break = size * 2 // 5
     if not ranges:
-        monkeypatch.setattr(remote, "TRIES", 2)
+        monkeypatch.setattr(fetch, "TRIES", 2)
         with pytest.raises(TrainingError, match=r"epoch-000040 .*stopped after [\d,]+ of [\d,]+ bytes"):
             fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
         return
@@ -188,7 +188,7 @@ def test_another_program_goes_on_where_one_stopped(between, tmp_path, programs):
     between.bytes_before_break = 200_000
     program = (
         "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from training.checkpoints.remote import fetch_latest\n"
+        "from training.checkpoints.fetch import fetch_latest\n"
         "def show(stage, done, total):\n"
         "    if done > 100_000: print('half', flush=True); sys.stdin.read()\n"
         "fetch_latest(sys.argv[1], Path(sys.argv[2]), recipe=load_recipe('demo'), show=show)"
@@ -245,7 +245,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(between, tm
 
 def test_damage_of_an_earlier_part_is_mended(between, tmp_path, monkeypatch):
     """What lies there of an earlier download is damaged: it is downloaded once more, from the start."""
-    monkeypatch.setattr(remote, "TRIES", 1)
+    monkeypatch.setattr(fetch, "TRIES", 1)
     between.bytes_before_break = 100_000
     with pytest.raises(TrainingError, match="stopped after 100,000 of"):
         fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
@@ -319,7 +319,7 @@ def test_a_full_disk_is_said_before_the_download(between, tmp_path):
     program = (
         "mount -t tmpfs -o size=64k none $2 && exec $0 -c '\n"
         "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from training.checkpoints.remote import fetch_latest; from training.errors import TrainingError\n"
+        "from training.checkpoints.fetch import fetch_latest; from training.errors import TrainingError\n"
         'try: fetch_latest(sys.argv[2], Path(sys.argv[1]), recipe=load_recipe("demo"))\n'
         "except TrainingError as error: print(error.told)\n"
         "' $2 $3"
@@ -375,8 +375,8 @@ def test_a_real_public_server_is_not_followed_home(saved, tmp_path):
     program = (
         "ip link set lo up && ip addr add 1.1.1.1/32 dev lo && exec $0 -c '\n"
         "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from tests.training.checkpoints.test_remote import redirecting\n"
-        "from training.checkpoints.remote import fetch_latest; from training.errors import TrainingError\n"
+        "from tests.training.checkpoints.test_fetch import redirecting\n"
+        "from training.checkpoints.fetch import fetch_latest; from training.errors import TrainingError\n"
         'for host in ("127.0.0.1", "1.1.1.1"):\n'
         "  with redirecting(host, Path(sys.argv[1])) as (asked, url):\n"
         '    try: print(fetch_latest(url, Path(sys.argv[2], host), recipe=load_recipe("demo")).name, len(asked) > 0)\n'

@@ -14,10 +14,10 @@ from training.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from training.checkpoints.restore import order_restore
 from training.config import RECIPES, parse_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
-from training.publish.restore import order_restore
 from training.swarm.node.identity import Identity
 from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from training.checkpoints.facts import FILES, RECIPE_FILE, StoredFile, read_facts
-from training.checkpoints.index import Index, ServedCheckpoint
+from training.checkpoints.serve.index import Index, ServedCheckpoint
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from fastapi import FastAPI, Response
 
+from training.checkpoints.serve.offered import checkpoint_routes
 from training.processes.servers.web import STOP_SECONDS, listen_at, serve_in_thread
-from training.publish.offered import checkpoint_routes
 
 RETRY_SECONDS = 2
 """Who asks for anything else is told to ask again after this time."""

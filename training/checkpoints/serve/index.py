@@ -1,6 +1,6 @@
 """The checkpoints that a monitor serves, as one JSON document: `/checkpoints/index.json`.
 
-A peer reads it before it downloads one (`training.checkpoints.remote`), so it says what each is and how large.
+A peer reads it before it downloads one (`training.checkpoints.fetch`), so it says what each is and how large.
 """
 
 from __future__ import annotations

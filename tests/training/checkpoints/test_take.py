@@ -23,7 +23,7 @@ from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.processes.role import run_role
 from training.publish.history.history import History
-from training.publish.saving import Saver
+from training.checkpoints.take import Saver
 from training.swarm.engine import engine
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.node.dht import full_addresses, start_dht

@@ -1,0 +1,1 @@
+"""Serves a run's checkpoints: their index, and the files behind it."""
