@@ -12,9 +12,9 @@ import pytest
 from tests.programs import run_program
 from tests.serving import serving
 from training import config
+from training.checkpoints.serve import site
 from training.config import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput, TrainingError
-from training.checkpoints.serve import site
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
 KEY = "A" * 43
