@@ -1,8 +1,8 @@
 """The project's tasks: `nox -l` lists them, `nox -s NAME` installs what a task needs and runs it.
 
 Each session keeps its environment in .nox, with the versions pinned in constraints/. What pip downloads must have the
-hashes in constraints/hashes.txt, except PyTorch, which has several builds. Arguments after `--` are passed to the
-program: `nox -s demo -- --epochs 20`.
+hashes there, except PyTorch, which has several builds. Arguments after `--` are passed to the program:
+`nox -s demo -- --epochs 20`.
 
 On a machine with an NVIDIA GPU a session installs PyTorch's default build, on others its smaller build for CPUs, and
 prints which. TORCH_BUILD=cpu or TORCH_BUILD=default overrides this.
@@ -10,20 +10,12 @@ prints which. TORCH_BUILD=cpu or TORCH_BUILD=default overrides this.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tarfile
-import threading
-import time
-import urllib.request
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -34,21 +26,22 @@ nox.needs_version = ">=2026.1"
 
 ALL = ("builder", "site", "zensical", "training", "tests")
 """The optional dependencies (see pyproject.toml) that the tests need; the last one names the file in constraints/."""
-PROJECT = nox.project.load_toml("pyproject.toml")["project"]
-TORCH = "torch==2.13.0"
 PINS = Path("constraints")
-HASHES = PINS / "hashes.txt"
-"""Of all files of the pinned versions, in all sets of extras."""
-PACKAGE_INDEX = "https://pypi.org/simple"
+"""A file with pins and hashes for each set of extras, named after the last one, and for each tool."""
+TORCH = PINS / "torch.txt"
+"""Only its pin: the builds of PyTorch have other hashes than the files of PyPI."""
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-TOOLS = {
-    "nox": ("nox", "colorama"),  # the latter for Windows
-    "sbom": ("cyclonedx-bom",),
-    # These two are installed among the packages of the tests, which pin what they need.
-    "fuzz": ("--no-deps", "atheris"),
-    "hivemind": ("--no-deps", "pytest-asyncio"),
+PROFILES = {
+    "tests": ALL,
+    "training": ("builder", "site", "training"),
+    "site": ("builder", "site"),
+    "zensical": ("builder", "zensical"),
 }
-"""What is installed beside the extras: pip's arguments, for which constraints/ has a file with pins and hashes."""
+"""File in constraints/ -> its extras; the first has all packages, and the others have the same versions."""
+TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris", "hivemind": "pytest-asyncio"}
+"""File in constraints/ -> what it installs beside the extras."""
+IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz", "hivemind")
+"""Tools whose dependencies the tests pin."""
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
 NOT_APPLICABLE = (
     # If several live peers have faults in every repetition of an average, our group gives up the average. hivemind's
@@ -209,83 +202,30 @@ def format(session: nox.Session) -> None:
     session.run("ruff", "format", ".")
 
 
-@nox.session(reuse_venv=False)
+@nox.session
 def constraints(session: nox.Session) -> None:
-    """Resolve the versions of all dependencies anew and write them to constraints/, a file for each set of extras."""
-    for profile, extras in {
-        "zensical": ("builder", "zensical"),
-        "site": ("builder", "site"),
-        "training": ("builder", "site", "training"),
-        "tests": ALL,
-    }.items():
-        torch = (TORCH,) if "training" in extras else ()
-        session.install("--upgrade", *torch, *_requirements(*extras), silent=False)
-        frozen = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
-        # Without "+cpu", which names a build of PyTorch and would forbid all others.
-        pins = [line.split("+")[0] for line in frozen.splitlines() if "==" in line and not line.startswith("pip==")]
-        (PINS / f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
-    hashed = {HASHES, *map(_file_of, TOOLS)}
-    _write_hashes(HASHES, {pin for pins in PINS.glob("*.txt") if pins not in hashed for pin in _pins(pins)})
-    for tool, arguments in TOOLS.items():
-        # In an environment of its own: what the trainer needs must not limit the versions of the tools.
-        alone = Path(session.create_tmp(), tool)
-        session.run("python", "-m", "venv", "--clear", "--without-pip", str(alone))
-        pip = ("python", "-m", "pip", "--python", str(alone))
-        session.run(*pip, "install", *arguments)
-        _write_hashes(_file_of(tool), (session.run(*pip, "list", "--format=freeze", silent=True) or "").split())
-
-
-def _file_of(tool: str) -> Path:
-    """Pins and hashes of a tool, as a file of requirements."""
-    return PINS / f"{tool}.txt"
+    """Resolve the versions of all dependencies anew and write them, with hashes, to constraints/."""
+    session.install(*_tool("uv"))
+    compile_pins = ("uv", "pip", "compile", "--upgrade", "--generate-hashes", "--no-header", "--no-annotate")
+    # For all systems and all versions of Python from the oldest one on.
+    compile_pins += ("--universal", "--python-version", "3.11")
+    for profile, extras in PROFILES.items():
+        sources = ["pyproject.toml", *(f"--extra={extra}" for extra in extras)]
+        if "training" in extras:
+            sources += [str(PINS / "torch.in"), "--excludes", str(TORCH)]
+        if profile != "tests":
+            sources += ["--constraints", str(PINS / "tests.txt")]
+        session.run(*compile_pins, *sources, "--output-file", str(PINS / f"{profile}.txt"))
+    for tool, package in TOOLS.items():
+        wanted = Path(session.create_tmp(), f"{tool}.in")
+        wanted.write_text(package)
+        options = ("--no-deps",) if tool in IN_AN_ENVIRONMENT_OF_OTHERS else ()
+        session.run(*compile_pins, *options, str(wanted), "--output-file", str(PINS / f"{tool}.txt"))
 
 
 def _tool(name: str) -> tuple[str, ...]:
     """pip's arguments that install a tool."""
-    return ("--no-deps", "--require-hashes", "-r", str(_file_of(name)))
-
-
-def _pins(file: Path) -> list[str]:
-    """The pins of a file in constraints/, without PyTorch's: its builds have other hashes than PyPI's files."""
-    return [pin for pin in file.read_text().splitlines() if pin != TORCH]
-
-
-def _write_hashes(file: Path, pins: Iterable[str]) -> None:
-    """Writes the hashes of all files of pinned versions: a requirement of pip in each line.
-
-    All files, because the machines on which they are installed have other systems and versions of Python.
-    """
-    pins = sorted(pins, key=str.lower)
-    with ThreadPoolExecutor(8) as pool:
-        found = pool.map(_hashes_of, pins)
-    lines = [
-        " ".join([pin, *(f"--hash=sha256:{one}" for one in hashes)]) for pin, hashes in zip(pins, found, strict=True)
-    ]
-    file.write_text("\n".join(lines) + "\n")
-
-
-def _hashes_of(pin: str) -> list[str]:
-    """The SHA-256 of a pinned version's files, as the package index says (PEP 691); sorted."""
-    name, version = pin.split("==")
-    url = f"{PACKAGE_INDEX}/{re.sub('[-_.]+', '-', name).lower()}/"
-    request = urllib.request.Request(url, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        files = json.load(answer)["files"]
-    ours = [file for file in files if version == _version_in(file["filename"])]
-    if not ours:
-        raise ValueError(f"{url} lists no file of {pin}.")
-    return sorted(file["hashes"]["sha256"] for file in ours)
-
-
-def _version_in(filename: str) -> str:
-    """Of a wheel (NAME-VERSION-TAGS.whl) or of a source distribution (NAME-VERSION.tar.gz)."""
-    if filename.endswith(".whl"):
-        return filename.split("-")[1]
-    return filename.removesuffix(".zip").removesuffix(".tar.gz").rpartition("-")[2]
-
-
-def _requirements(*extras: str) -> list[str]:
-    return sorted({requirement for extra in extras for requirement in PROJECT["optional-dependencies"][extra]})
+    return ("--no-deps", "--require-hashes", "-r", str(PINS / f"{name}.txt"))
 
 
 def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
@@ -294,7 +234,7 @@ def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
     pip runs hivemind's setup.py to read its metadata. That imports pkg_resources, which newer setuptools lack, so
     pip gets an older one.
     """
-    pins = Path("constraints", "tests.txt").read_text().splitlines()
+    pins = Path("constraints", "tests.txt").read_text().split()
     old_setuptools = folder / "build.txt"
     old_setuptools.write_text("setuptools<81\n")
     environment = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(old_setuptools.resolve()))
@@ -333,33 +273,24 @@ def _run_tests(session: nox.Session, *options: str) -> None:
 
 
 def _install(session: nox.Session, *extras: str) -> None:
-    """Installs the pinned versions of what some extras need, unless they are installed; logs while it does so.
+    """Installs the pinned versions of what some extras need, unless they are installed.
 
     Args:
         session: Its environment gets the packages.
         extras: Names in pyproject.toml; the last one names the file in constraints/.
     """
-    profile = extras[-1]
-    pins = PINS / f"{profile}.txt"
+    pins = PINS / f"{extras[-1]}.txt"
     build, reason = _torch_build()
-    texts = [pins.read_text(), HASHES.read_text(), build, *_requirements(*extras)]
-    wanted = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    wanted = hashlib.sha256("\n".join([pins.read_text(), TORCH.read_text(), build]).encode()).hexdigest()
     stamp = Path(session.virtualenv.location, "installed.txt")
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     quietly = ("--no-compile", "--disable-pip-version-check")
+    session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(pins), silent=False)
     if "training" in extras:
         index = ("--extra-index-url", CPU_WHEELS, "--retries", "1") if build == "cpu" else ()
         session.log(f"PyTorch: the {build} build, because {reason}.")
-        with _heartbeat(session, "installing PyTorch"):
-            session.install(*quietly, TORCH, *index, silent=False)
-    hashed = Path(session.create_tmp(), "hashed.txt").resolve()
-    lines = {line.partition(" ")[0]: line for line in HASHES.read_text().splitlines()}
-    hashed.write_text("\n".join(lines[pin] for pin in _pins(pins)) + "\n")
-    with _heartbeat(session, f"installing what {' and '.join(extras)} need"):
-        session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(hashed), silent=False)
-        # Finds nothing to do, unless this system or this version of Python needs more than the pins name.
-        session.install(*quietly, "--quiet", "-c", str(pins), *_requirements(*extras), silent=False)
+        session.install(*quietly, "-r", str(TORCH), *index, silent=False)
     stamp.write_text(wanted)
 
 
@@ -426,22 +357,3 @@ def _server_tools(session: nox.Session) -> dict[str, str]:
                 session.run("dpkg", "--extract", str(package), str(folder), external=True)
     libraries = {str(library.parent) for library in folder.rglob("libpopt.so.0")}
     return {"PATH": path} | ({"LD_LIBRARY_PATH": os.pathsep.join(sorted(libraries))} if libraries else {})
-
-
-@contextlib.contextmanager
-def _heartbeat(session: nox.Session, doing: str, every_seconds: float = 20) -> Iterator[None]:
-    """Logs a line every `every_seconds` while the block runs, so that long work does not look as if it hung."""
-    done = threading.Event()
-    started = time.monotonic()
-
-    def beat() -> None:
-        while not done.wait(every_seconds):
-            session.log(f"still {doing} ({time.monotonic() - started:.0f} s)")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

@@ -14,7 +14,8 @@ def main() -> None:
             raise
         print(
             f"Error: the package {error.name} is not installed. Start the program with `.venv/bin/nox -s training --`, "
-            "which installs what it needs, or run `pip install -c constraints/training.txt -e '.[training]'`.",
+            "which installs what it needs, or run "
+            "`pip install --no-deps -r constraints/training.txt && pip install -r constraints/torch.txt`.",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import ROOT, run_program
-from training.doctor.checks.programs import check_packages, check_python, check_system
+from training.doctor.checks.programs import PINS, check_packages, check_python, check_system
 
 
 @pytest.fixture
@@ -68,7 +68,8 @@ def test_versions_that_cannot_work_have_faults_of_their_own(environment):
 
 def test_rules_of_other_packages_count_too(tmp_path):
     (tmp_path / "constraints").mkdir()
-    (tmp_path / "constraints" / "training.txt").write_text("")
+    for name in PINS:
+        (tmp_path / "constraints" / f"{name}.txt").write_text("")
     (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\ntraining = ["rich<2", "numpy<2.4"]\n')
     (found,) = check_packages(None, tmp_path)
     assert found.name == "package-unsuitable" and "rich<2 is needed" in found.found

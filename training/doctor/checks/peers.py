@@ -97,7 +97,7 @@ PORT_TAKEN = Fault(
 NODE = Fault(
     name="network-node-broken",
     why="All traffic between peers passes through this program of hivemind's, p2pd.",
-    remedy="Install hivemind again: `pip install --force-reinstall --no-deps -c constraints/training.txt hivemind`.",
+    remedy="Install hivemind again: `pip install --force-reinstall --no-deps -r constraints/training.txt`.",
 )
 UNREACHABLE = Fault(
     name="not-reachable",

@@ -16,8 +16,11 @@ from training.doctor.probes.children import ROOT
 
 INSTALL = (
     "Run `.venv/bin/nox -s training -- doctor`, which installs what is missing, or "
-    "`pip install -c constraints/training.txt -e '.[training]'`."
+    "`pip install --no-deps -r constraints/training.txt && pip install -r constraints/torch.txt`."
 )
+
+PINS = ("training", "torch")
+"""Files in constraints/, without their ending."""
 
 SYSTEM = Fault(
     name="system-unsupported",
@@ -85,11 +88,11 @@ def check_packages(_shared: object, root: Path = ROOT) -> list[Finding]:
     """
     try:
         wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        pins = (root / "constraints" / "training.txt").read_text(encoding="utf-8")
+        pins = "".join((root / "constraints" / f"{name}.txt").read_text(encoding="utf-8") for name in PINS)
     except OSError:
         return [skipped(f"Not checked: {root} is no clone of the project, so the pinned versions are not known.")]
     requirements = dict(map(_parted, wanted["optional-dependencies"]["training"]))
-    pinned = dict(line.split("==") for line in pins.split() if "==" in line)
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", pins, re.MULTILINE))
     here = {name: _version(name) for name in {*requirements, *pinned}}
     findings = _unsuitable(requirements, here)
     bad = {name for name, rule in requirements.items() if here[name] and not _suits(here[name], rule)}
