@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from training.doctor.examination import LIMIT_SECONDS
+from training.doctor.facts.shared import LIMIT_SECONDS
 from training.errors import BadInput
 
 Recipe = Annotated[str | None, typer.Option(help="Recipe of the run, as for `join`: a name, a TOML file or a URL.")]
@@ -53,10 +53,11 @@ def run(
     import time
 
     from training.doctor import show
-    from training.doctor.catalogue import CHECKS, Shared
-    from training.doctor.checks.peers import parted
-    from training.doctor.checks.web import is_url
-    from training.doctor.examination import Asked, run_checks
+    from training.doctor.catalogue import CHECKS
+    from training.doctor.examination import run_checks
+    from training.doctor.facts.addresses import parted
+    from training.doctor.facts.shared import Asked, Shared
+    from training.doctor.facts.web import is_url
     from training.processes.environment import prepare_environment
 
     for address in initial_peers or ():

@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Generic, TypeVar
 
+from training.doctor.facts.shared import LIMIT_SECONDS
 from training.doctor.finding import Fault, Finding, fine, skipped
 
-LIMIT_SECONDS = 18.0
-"""The whole examination; what is not known by then is reported as such."""
 CHECK_SECONDS = 10.0
 """The usual time-out of a check."""
 
@@ -34,49 +31,6 @@ CHECK_FAILED = Fault(
 )
 FAULTS = (TOO_SLOW, CHECK_FAILED)
 
-Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the volunteer gave, as `join` takes it."""
-
-    recipe: str | None = None
-    """A name, a TOML file or a URL."""
-    initial_peers: tuple[str, ...] = ()
-    """Full addresses, or URLs of the run's site."""
-    shards: str | None = None
-    """Folder or URL; None: the recipe's."""
-    state_dir: Path | None = None
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Addresses to listen on."""
-    client_mode: bool = False
-    device: str | None = None
-
-
-class Once(Generic[Found]):
-    """Something that several checks need: the first that asks finds it, the others wait for it.
-
-    Raises on each call what it raised on the first.
-    """
-
-    def __init__(self, find: Callable[[], Found]):
-        self._find = find
-        self._lock = threading.Lock()
-        self._found: tuple[Found | None, BaseException | None] | None = None
-
-    def __call__(self) -> Found:
-        with self._lock:
-            if self._found is None:
-                try:
-                    self._found = self._find(), None
-                except Exception as error:
-                    self._found = None, error
-        found, error = self._found
-        if error is not None:
-            raise error
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -85,7 +39,7 @@ class Check:
     name: str
     """For people, such as `open files`."""
     examine: Callable[..., Finding | Iterable[Finding]]
-    """Gets what all checks share; see `training.doctor.catalogue.Shared`."""
+    """Gets what all checks share; see `training.doctor.facts.shared.Shared`."""
     seconds: float | None = CHECK_SECONDS
     """Time-out; None: the whole examination."""
     late: Fault = TOO_SLOW

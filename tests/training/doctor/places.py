@@ -105,8 +105,8 @@ def check_alone(script: str, expression: str, **env: str) -> dict:
     """
     program = (
         "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
-        "from training.doctor.checks import files, memory, processor\nfrom training.doctor.catalogue import Shared\n"
-        "from training.doctor.examination import Asked\n"
+        "from training.doctor.checks import files, memory, processor\nfrom training.doctor.facts.shared import Shared\n"
+        "from training.doctor.facts.shared import Asked\n"
         f"shared = lambda **asked: Shared(Asked(**asked))\nprint(json.dumps(asdict({expression})))"
     )
     done = alone(script, sys.executable, "-c", program, env=env)

@@ -10,7 +10,6 @@ from tests.programs import run_program
 from training.compute.machine import this_machine
 from training.compute.plan import make_plan
 from training.config import RECIPES, load_recipe
-from training.doctor.catalogue import Shared
 from training.doctor.checks.compute import (
     check_codecs,
     check_compiler,
@@ -22,7 +21,7 @@ from training.doctor.checks.compute import (
 )
 from training.doctor.checks.memory import check_memory, check_shared_memory
 from training.doctor.checks.peers import check_node
-from training.doctor.examination import Asked
+from training.doctor.facts.shared import Asked, Shared
 from training.doctor.probes.compute_probe import plan_of
 
 GIB = 1 << 30

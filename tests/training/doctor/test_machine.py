@@ -10,7 +10,6 @@ import pytest
 
 from tests.programs import ROOT, run_program
 from tests.training.doctor.places import CAN_UNSHARE, check_alone
-from training.doctor.catalogue import Shared
 from training.doctor.checks.files import check_cache, check_open_files, check_state_folder, check_temp_folder
 from training.doctor.checks.memory import (
     check_address_space,
@@ -20,7 +19,7 @@ from training.doctor.checks.memory import (
     judge_memory,
 )
 from training.doctor.checks.processor import check_cores, check_load, check_priority, check_speed
-from training.doctor.examination import Asked
+from training.doctor.facts.shared import Asked, Shared
 
 MOUNTS = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
 GIB = 1 << 30
@@ -33,8 +32,8 @@ def shared(**asked):
 def limited(shell, check):
     """What a check of `files`, `memory` or `processor` finds in a program that a shell starts with limits."""
     program = (
-        "import json\nfrom dataclasses import asdict\nfrom training.doctor import files, memory, processor\n"
-        "from training.doctor.catalogue import Shared\nfrom training.doctor.examination import Asked\n"
+        "import json\nfrom dataclasses import asdict\nfrom training.doctor.checks import files, memory, processor\n"
+        "from training.doctor.facts.shared import Shared\nfrom training.doctor.facts.shared import Asked\n"
         f"print(json.dumps(asdict({check}(Shared(Asked())))))"
     )
     done = run_program(["sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-c", program], cwd=ROOT)

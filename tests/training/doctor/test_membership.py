@@ -6,9 +6,8 @@ import pytest
 
 from tests.training.doctor.places import closed_port, file_of, serving
 from training.config import RECIPES
-from training.doctor.catalogue import Shared
 from training.doctor.checks.membership import check_membership
-from training.doctor.examination import Asked
+from training.doctor.facts.shared import Asked, Shared
 from training.trust.bans import BanList
 from training.trust.keys import MembershipKey
 

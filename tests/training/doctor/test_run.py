@@ -16,13 +16,13 @@ from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.config import RECIPES, load_recipe
 from training.data.store.shards import Manifest, SplitEntry, describe_file
-from training.doctor.catalogue import Shared
 from training.doctor.checks import peers
 from training.doctor.checks.clock import check_clock
-from training.doctor.checks.peers import check_node, check_peers, check_port, check_reachable, connect_all, parted
+from training.doctor.checks.peers import check_node, check_peers, check_port, check_reachable
 from training.doctor.checks.recipe import check_run
 from training.doctor.checks.shards import check_link, check_shards, check_tokens
-from training.doctor.examination import Asked
+from training.doctor.facts.addresses import connect_all, parted
+from training.doctor.facts.shared import Asked, Shared
 from training.doctor.probes.children import NoAnswer
 from training.errors import BadInput
 from training.processes.environment import prepare_environment

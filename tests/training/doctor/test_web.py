@@ -12,13 +12,12 @@ from cryptography.x509.oid import NameOID
 
 from tests.training.doctor.places import closed_port, file_of, listening, serving
 from training.config import read_recipe
-from training.doctor.catalogue import Shared
-from training.doctor.checks import web
 from training.doctor.checks.clock import check_clock
 from training.doctor.checks.recipe import check_recipe
 from training.doctor.checks.shards import check_shards
-from training.doctor.checks.web import Unfetched, fetch
-from training.doctor.examination import Asked
+from training.doctor.facts import web
+from training.doctor.facts.shared import Asked, Shared
+from training.doctor.facts.web import Unfetched, fetch
 
 
 @pytest.fixture(autouse=True)

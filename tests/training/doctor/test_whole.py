@@ -21,7 +21,8 @@ from tests.training.doctor.places import (
 from training.config import read_recipe
 from training.doctor import show
 from training.doctor.catalogue import CHECKS, all_faults
-from training.doctor.examination import Check, Once, run_checks
+from training.doctor.examination import Check, run_checks
+from training.doctor.facts.shared import Once
 from training.doctor.finding import Fault, fine, skipped
 from training.doctor.probes.children import Child
 
@@ -223,8 +224,8 @@ def test_other_ways_that_lead_nowhere(tmp_path):
     program = f"""
 import functools, http.server, json, os, threading
 from pathlib import Path
-from training.doctor.catalogue import Shared
-from training.doctor.examination import Asked
+from training.doctor.facts.shared import Shared
+from training.doctor.facts.shared import Asked
 from training.doctor.checks.peers import check_peers
 
 def name(address, recipe=None):
@@ -264,8 +265,8 @@ kill $serves $other
 
 VISITOR = """
 import json, sys
-from training.doctor.catalogue import Shared
-from training.doctor.examination import Asked
+from training.doctor.facts.shared import Shared
+from training.doctor.facts.shared import Asked
 from training.doctor.checks.peers import check_reachable
 from training.doctor.checks.recipe import check_run
 
@@ -300,7 +301,7 @@ def test_a_network_daemon_that_does_not_start(tmp_path):
 
     daemon = Path(programs.__file__).with_name("p2pd")
     program = (
-        "from training.doctor.catalogue import Shared\nfrom training.doctor.examination import Asked\n"
+        "from training.doctor.facts.shared import Shared\nfrom training.doctor.facts.shared import Asked\n"
         "from training.doctor.checks.peers import check_node\n"
         "with Shared(Asked(), limit_seconds=60) as shared: print(check_node(shared).name, check_node(shared).found)"
     )

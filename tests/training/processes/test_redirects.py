@@ -16,7 +16,7 @@ import pytest
 from training.config import load_recipe, read_recipe
 from training.data.store import source
 from training.data.store.source import UnreachableError, open_source
-from training.doctor.checks.web import Unfetched, fetch
+from training.doctor.facts.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
 from training.processes import redirects
 from training.swarm.run.servers import ask_site

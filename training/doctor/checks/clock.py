@@ -9,7 +9,7 @@ from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.probes.children import NoAnswer
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
 CLOCK = Fault(
     name="clock-off",

@@ -15,7 +15,7 @@ from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.probes.children import NoAnswer
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
 TORCH_BUILD = (
     "Install PyTorch's build for GPUs: `TORCH_BUILD=default .venv/bin/nox -s training -- doctor`, or "
@@ -141,10 +141,6 @@ SMI_SECONDS = 5
 GPU_CLASSES = ("0x0300", "0x0302")
 """PCI classes of graphics cards and of 3D controllers."""
 NVIDIA = "0x10de"
-
-
-class PlanUnknown(Exception):
-    """There is no plan: no recipe, or torch does not answer."""
 
 
 def check_torch(shared: Shared) -> Finding:

@@ -16,7 +16,7 @@ from training.errors import reason_of
 from training.processes.environment import FILE_LIMIT, files_of_group
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
 FEW_FILES = Fault(
     name="few-open-files",

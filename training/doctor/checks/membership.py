@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.doctor.checks.web import Unfetched, fetch_whole
+from training.doctor.facts.web import Unfetched, fetch_whole
 from training.doctor.finding import Fault, Finding, fine, skipped
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
 AWAY = Fault(
     name="membership-away",

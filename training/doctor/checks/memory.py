@@ -11,7 +11,7 @@ from calculator.reports.units import show_bytes
 from training.doctor.finding import Fault, Finding, fine, skipped
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
 TOO_SMALL = Fault(
     name="memory-too-small",

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
-import re
 import socket
-import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.doctor.checks.web import Unfetched, fetch_whole, is_url, proxy_of, resolve
 from training.doctor.examination import TOO_SLOW
+from training.doctor.facts.addresses import ADDRESS, Answer, parted
+from training.doctor.facts.web import Unfetched, is_url, proxy_of
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.probes.children import NoAnswer
-from training.errors import BadInput
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
-LIST = Fault(
-    name="peer-list-unreadable",
-    why="The addresses of the run's peers are read there.",
-    remedy="Give the address of the run's site as the join page shows it, or the peers' own addresses.",
-)
 REFUSED = Fault(
     name="peers-refuse",
     why="The machine is there, but no peer listens on that port, so this machine finds nobody to train with.",
@@ -108,7 +98,6 @@ UNREACHABLE = Fault(
     "/ip4/0.0.0.0/tcp/PORT.",
 )
 FAULTS = (
-    LIST,
     REFUSED,
     SILENT,
     OUTGOING,
@@ -126,83 +115,8 @@ FAULTS = (
     UNREACHABLE,
 )
 
-REACH_SECONDS = 4.0
-"""Longest wait for a peer to accept a connection."""
 FAR_SECONDS = 0.5
 """A way to the other side of the world and back takes about 0.3 s."""
-ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/(\w+))?")
-NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What happened when this machine connected to a peer's address."""
-
-    address: str
-    seconds: float | None = None
-    """Until the connection was accepted; None if it was not."""
-    kind: str = ""
-    """`refused`, `silent`, `unroutable` or `name`, if it was not."""
-    said: str = ""
-
-
-def parted(address: str) -> tuple[str, str, int]:
-    """Kind of address, host and port of a peer's full address.
-
-    Raises:
-        BadInput: If it is not one.
-
-    >>> parted("/ip4/203.0.113.7/tcp/31337/p2p/QmPeerId")
-    ('ip4', '203.0.113.7', 31337)
-    """
-    match = ADDRESS.fullmatch(address)
-    if match is None or match[4] is None or not 0 < int(match[3]) < 1 << 16:
-        raise BadInput(
-            f"{address!r} is not the full address of a peer, such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
-            cure="Copy the whole address from the bootstrap peer's output or the join page.",
-        )
-    return match[1], match[2], int(match[3])
-
-
-def addresses_of(given: Sequence[str]) -> list[str]:
-    """The peers' addresses; for the URL of a run's site, those that it lists.
-
-    Raises:
-        Unfetched: If a site does not list them.
-    """
-    found = []
-    for one in given:
-        if not is_url(one):
-            found.append(one)
-            continue
-        url = f"{one.rstrip('/')}/live/run.json"
-        try:
-            listed = json.loads(fetch_whole(url, limit=1 << 20).body)["initial_peers"]
-            for address in listed:
-                parted(address)
-        except (ValueError, KeyError, TypeError, BadInput) as error:
-            raise Unfetched(LIST.found(f"{url} does not list the addresses of peers: {error}.")) from None
-        if not listed:
-            raise Unfetched(LIST.found(f"{url} lists no peers: the run is over."))
-        found += listed
-    return found
-
-
-def connect_all(addresses: Sequence[str]) -> list[Answer]:
-    """Tries a plain TCP connection to all addresses at once."""
-    answers: dict[str, Answer] = {}
-
-    def connect(address: str) -> None:
-        answers[address] = _connected(address)
-
-    threads = [threading.Thread(target=connect, args=(address,), daemon=True) for address in addresses]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 2 * REACH_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    silent = {address: Answer(address=address, kind="silent", said="no answer") for address in addresses}
-    return list((silent | answers).values())
 
 
 def check_peers(shared: Shared) -> Finding | list[Finding]:
@@ -288,27 +202,6 @@ def check_reachable(shared: Shared) -> Finding:
     if told["outcome"] == "failed":
         return UNREACHABLE.found(f"A peer of the run could not connect to this machine: {told['text']}.")
     return skipped(f"Not checked: {told['text']}.")
-
-
-def _connected(address: str) -> Answer:
-    kind, host, port = parted(address)
-    families = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns4": socket.AF_INET, "dns6": socket.AF_INET6}
-    try:
-        places = [place for place in resolve(host) if place[0] == families.get(kind, place[0])]
-    except OSError as error:
-        return Answer(address=address, kind="name", said=str(error))
-    began, last = time.monotonic(), OSError(f"{host} has no address of this kind")
-    for family, _, _, _, place in places[:2]:
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as trial:  # fails where the system has no IPv6
-                trial.settimeout(REACH_SECONDS)
-                trial.connect((place[0], port, *place[2:]))
-                return Answer(address=address, seconds=time.monotonic() - began)
-        except OSError as error:
-            last = error
-    why = "refused" if isinstance(last, ConnectionRefusedError) else "silent"
-    why = "unroutable" if last.errno in NO_WAY else why
-    return Answer(address=address, kind=why, said=last.strerror or str(last))
 
 
 def _nobody(bad: Sequence[Answer], shared: Shared) -> Finding:

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.config import LARGEST_RECIPE_BYTES, RunConfig, load_recipe, parse_recipe
-from training.doctor.checks.web import Unfetched, fetch_whole, is_url
-from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
+from training.doctor.facts.recipe import Unread
+from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.probes.children import NoAnswer
-from training.errors import BadInput
 
 if TYPE_CHECKING:
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
-MISSING = Fault(
-    name="recipe-missing",
-    why="Without the recipe it is not known what is trained.",
-    remedy="Copy the address of the recipe from the run's join page, or give the name of a file that is there.",
-)
-INVALID = Fault(
-    name="recipe-invalid",
-    why="`join` ends if the recipe does not describe a run.",
-    remedy="Take the recipe from the run's join page again, and the newest version of this program (`git pull`).",
-)
 DIFFERS = Fault(
     name="recipe-differs",
     why="Peers with different recipes would spoil each other's weights, so `join` ends.",
@@ -39,33 +27,7 @@ RUN_SILENT = Fault(
     why="A peer was reached, but the run's records were not found in time. In training, the same would cost averages.",
     remedy="Run the doctor again. If it stays so, this network loses much, or the run's servers are overloaded.",
 )
-FAULTS = (MISSING, INVALID, DIFFERS, UNKNOWN_RUN, RUN_SILENT)
-
-
-class Unread(Unusable):
-    """There is no recipe to go by; `finding` says why."""
-
-
-def read(source: str) -> tuple[RunConfig, float | None]:
-    """The recipe, and by how many seconds this clock is ahead of that of its server.
-
-    Raises:
-        Unread: If it cannot be read or is invalid.
-    """
-    ahead = None
-    try:
-        if not is_url(source):
-            return load_recipe(source), None
-        fetched = fetch_whole(source, limit=LARGEST_RECIPE_BYTES)
-        ahead = fetched.clock_ahead
-        return parse_recipe(fetched.body.decode("utf-8-sig"), source=source), ahead
-    except Unfetched as error:
-        raise Unread(error.finding) from None
-    except UnicodeDecodeError:
-        raise Unread(INVALID.found(f"{source} is not text.")) from None
-    except BadInput as error:
-        fault = MISSING if str(error).startswith("No recipe") else INVALID
-        raise Unread(fault.found(str(error))) from None
+FAULTS = (DIFFERS, UNKNOWN_RUN, RUN_SILENT)
 
 
 def check_recipe(shared: Shared) -> Finding:

@@ -7,25 +7,17 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.doctor.checks.web import Unfetched, fetch, fetch_whole, is_url
-from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
+from training.doctor.facts.shards import DAMAGED, NoShards
+from training.doctor.facts.shared import PlanUnknown
+from training.doctor.facts.web import Unfetched, fetch, is_url
+from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.probes.children import NoAnswer
 from training.errors import BadInput
 
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest
-    from training.doctor.catalogue import Shared
+    from training.doctor.facts.shared import Shared
 
-MISSING = Fault(
-    name="shards-unreadable",
-    why="A volunteer trains on them.",
-    remedy="Omit --shards, to use those of the recipe; or give the folder that `prepare` has written.",
-)
-DAMAGED = Fault(
-    name="shards-damaged",
-    why="`join` leaves out what is not as the manifest describes it, and ends if nothing else is there.",
-    remedy="Fetch or prepare the shards again. If they come from the run's site, tell its maintainer.",
-)
 UNSUITABLE = Fault(
     name="shards-of-another-model",
     why="The recipe's model has no room for these tokens, so `join` ends.",
@@ -42,7 +34,7 @@ SLOW_LINK = Fault(
     why="An average takes longer than the run waits, so this peer is left out of averages.",
     remedy="Use a wired connection, and stop other traffic while you train.",
 )
-FAULTS = (MISSING, DAMAGED, UNSUITABLE, OTHER_TOKENS, SLOW_LINK)
+FAULTS = (UNSUITABLE, OTHER_TOKENS, SLOW_LINK)
 
 PROBE_BYTES, PROBE_SECONDS = 4 << 20, 2.0
 """The link is measured by so much of a shard at most."""
@@ -50,32 +42,6 @@ READ_SECONDS = 3.0
 """Files of a folder are read for so long; a run's shards may take hours."""
 LEAST_BYTES = 1 << 18
 """The time of a smaller download depends more on latency than on bandwidth."""
-
-
-class NoShards(Unusable):
-    """The manifest cannot be read; `finding` says why."""
-
-
-def read(source: str) -> tuple[Manifest, float | None]:
-    """The manifest, and by how many seconds this clock is ahead of that of its server.
-
-    Raises:
-        NoShards: If it cannot be read or is damaged.
-    """
-    from training.data.store.sets import open_manifest
-    from training.data.store.shards import LARGEST_MANIFEST_BYTES, MANIFEST_FILE, parse_manifest
-
-    try:
-        if not is_url(source):
-            return open_manifest(source, kind=None), None  # `check_shards` says that it is of another kind
-        address = f"{source.rstrip('/')}/{MANIFEST_FILE}"
-        fetched = fetch_whole(address, limit=LARGEST_MANIFEST_BYTES)
-        return parse_manifest(fetched.body, source=address), fetched.clock_ahead
-    except Unfetched as error:
-        raise NoShards(error.finding) from None
-    except BadInput as error:
-        fault = MISSING if "no prepared shards" in str(error) else DAMAGED
-        raise NoShards(fault.found(str(error))) from None
 
 
 def check_shards(shared: Shared) -> Finding:
@@ -134,8 +100,6 @@ def check_tokens(shared: Shared) -> Finding:
 
 def check_link(shared: Shared) -> Finding:
     """Whether the link is fast enough for averages, by the download of a part of a shard."""
-    from training.doctor.checks.compute import PlanUnknown
-
     source = shared.source()
     if source is None or not is_url(source):
         return skipped("Not measured: no shards come from an address.")

@@ -1,0 +1,1 @@
+"""What the doctor finds out once for all its checks."""
