@@ -198,10 +198,12 @@ class Keeper:
         return last["epoch"] if last is not None else 0
 
     def _due(self, done_epoch: int, every: int) -> int | None:
-        """The epoch to keep next, if the run has reached it and it was not kept yet."""
-        epoch = self._epoch()
-        last = epoch if epoch >= self._run.schedule.total_epochs else epoch // every * every
-        return last if last > done_epoch else None
+        """The oldest epoch to keep next, if the volunteers report that the run has reached it; it was not kept yet.
+
+        It goes by what is kept, not by the newest report: a false one must not keep the run's states from being kept.
+        """
+        wanted = min((done_epoch // every + 1) * every, self._run.schedule.total_epochs)
+        return wanted if done_epoch < wanted <= self._epoch() else None
 
     def _draw(self) -> None:
         checkpoint = latest_checkpoint(self._saver.folder)

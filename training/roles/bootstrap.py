@@ -17,7 +17,7 @@ from training.swarm.node.addresses import reach_of
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.listening import settle_ports
-from training.swarm.node.metrics import believable, read_records
+from training.swarm.node.metrics import read_believable
 from training.swarm.run.online import go_online
 from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
@@ -151,7 +151,7 @@ def _welcome(
             waited = 0.0
             post_recipe(dht, run, identity)
         try:
-            records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
+            records = read_believable(dht, run)
         except TimeoutError:
             continue
         if lineage.renew(records):

@@ -42,7 +42,7 @@ from training.swarm.node.addresses import address_to_tell, id_of, widest
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.listening import settle_ports
-from training.swarm.node.metrics import PeerRecord, believable, read_records
+from training.swarm.node.metrics import PeerRecord, read_believable
 from training.swarm.node.tokens import check_tokens, tell_tokens
 from training.swarm.run.lineage import Lineage
 from training.swarm.run.online import go_online
@@ -391,7 +391,7 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, membershi
     """Takes the peers' records into the history; none if they could not be read."""
     records: list[PeerRecord] = []
     try:
-        records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
+        records = read_believable(dht, run)
         # Beside peers, the list names accounts, which are nobody's peer id.
         history.observe(records, banned=membership.bans.until.keys() if membership.bans is not None else ())
         watch.saw(records)

@@ -175,9 +175,14 @@ class SwarmOptimizer:
         self.strategy.add_gradients(samples, self.local_epoch)
         self.progress.report(self.local_epoch, self.gradients.samples)
         self.exchange.look_for_group_early(self.local_epoch)
-        is_over = self.progress.ready_to_update_epoch or self.exchange.is_awaited
-        if is_over and not self.waits_for_others:
+        if self._is_over() and not self.waits_for_others:
             self._end_epoch()
+
+    def _is_over(self) -> bool:
+        """Whether this peer's epoch ends now."""
+        if self.progress.ready_to_update_epoch or self.exchange.is_awaited:
+            return True
+        return self.progress.ready_with_a_group and self.exchange.await_group_of_strangers()
 
     @property
     def waits_for_others(self) -> bool:
@@ -217,8 +222,9 @@ class SwarmOptimizer:
         for averager in (self.gradients, self.parameters):
             averager.check_process()
         epoch_end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
+        epoch_end.reports = self.progress.reports_of(self.local_epoch)
         self._epochs_alone = 0 if epoch_end.others else self._epochs_alone + 1
-        with suppress(LeftBehindError), self.progress.end_epoch():
+        with suppress(LeftBehindError), self.progress.pause():
             self.strategy.end_epoch(epoch_end)
             self._begin_epoch(epoch_end.epoch + 1)
         if not epoch_end.in_background:  # else the strategy reports it when its average ends
@@ -252,8 +258,8 @@ class SwarmOptimizer:
     # -- where the others are --------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        if not self.catching_up.skip_epochs(self.local_epoch):
-            self.load_state_from_peers()
+        if not self.catching_up.skip_epochs(self.local_epoch) and not self.load_state_from_peers():
+            self.catching_up.train_on()
 
     def load_state_from_peers(self, *, oldest_epoch: int = 0) -> bool:
         """Downloads the run's state. Returns False if no peer sent it; see `CatchingUp.load_state_from_peers`."""

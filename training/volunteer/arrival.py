@@ -1,6 +1,6 @@
 """How a newcomer obtains the run's current state, or learns that there is no run left to join.
 
-It begins with fresh weights only if nobody knows of an update: no record, no word of a server, no checkpoint. Otherwise
+It begins with fresh weights only if nobody knows of an update: no record, no server's report, no checkpoint. Otherwise
 it takes the state of a peer; if none is there, or none of them answers, the weights that it has kept itself when it
 left, if they are as new as any that it hears of; else the newest checkpoint that the run's site serves; and until one
 of them comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while,
@@ -27,7 +27,7 @@ from training.data.store.sets import open_manifest
 from training.errors import TrainingError
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
-from training.swarm.node.metrics import PeerRecord, believable, of_right_clocks, read_records
+from training.swarm.node.metrics import PeerRecord, accounts_of_records, believable, of_right_clocks, read_records
 from training.swarm.node.signs_of_life import any_answers
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.state.catching_up import CATCH_UP_EPOCHS
@@ -89,7 +89,7 @@ def arrive(
         standing = newcomer.standing_of_others()
         if standing is None:
             continue
-        ahead = max(standing.epoch, optimizer.progress.global_epoch)
+        ahead = max(standing.epoch, optimizer.progress.reported_epoch)
         newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
         if newest <= optimizer.local_epoch:
             return source or "fresh weights"
@@ -103,11 +103,13 @@ def arrive(
         if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):
             if source is not None:
                 return source
-            if (last := max(ahead, newcomer.kept_epoch)) >= run.schedule.total_epochs:
-                console.print(_end_of_run(run, last), markup=False)
+            if newcomer.kept_epoch >= run.schedule.total_epochs:
+                console.print(_end_of_run(run, newcomer.kept_epoch), markup=False)
                 return None
             if (found := newcomer.take_stored(waited, newest, may_begin_anew=not standing.there)) is not None:
                 return found
+        if source is not None and waited >= FORGOTTEN_SECONDS:
+            return source  # the newer epoch may be a false report; if it is not, training catches up with it
         newcomer.tell(newcomer.waits_for(standing, newest))
         stop.wait(LOOK_SECONDS)
     return None
@@ -154,7 +156,8 @@ class _Newcomer:
         with suppress(TimeoutError):
             records = read_records(self.optimizer.dht, self.run.run_id)
             others = [record for record in records if record.peer_id != own and record.lineage == lineage]
-            others = believable(others, self.run.schedule.total_epochs)
+            accounts = accounts_of_records(self.optimizer.dht, others)
+            others = believable(others, self.run.schedule.total_epochs, accounts)
             current = of_right_clocks(others, time_of_day())
             return _OthersStanding(
                 epoch=max((record.epoch for record in others), default=0),

@@ -10,7 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.swarm.node.metrics import believable, read_records
+from training.swarm.node.metrics import accounts_of_records, believable, of_voices, read_records
 from training.swarm.run.lineage import (
     PATIENCE_SECONDS,
     Lineage,
@@ -107,7 +107,8 @@ class Belonging:
             said += [word for word in words if word.signer in self._trusted] or words
         with suppress(TimeoutError):
             records = [record for record in read_records(self._dht, self._run_id) if record.lineage == self.lineage.id]
-            said += lineages_in(believable(records, self._connection.run.schedule.total_epochs))
+            accounts = accounts_of_records(self._dht, records)
+            said += lineages_in(believable(records, self._connection.run.schedule.total_epochs, accounts))
         return max((word.epoch for word in said), default=0)
 
     def sites(self) -> list[str]:
@@ -145,7 +146,8 @@ class Belonging:
         while True:
             said = self._posted_words()
             with suppress(TimeoutError):
-                said += lineages_in(read_records(self._dht, self._run_id))
+                records = read_records(self._dht, self._run_id)
+                said += lineages_in(of_voices(records, accounts_of_records(self._dht, records)))
             choice = choose(said, self._trusted)
             # A server that has just begun a lineage may not have seen yet that others train one.
             has_begun = choice is not None and (choice.epoch or not any(word.epoch for word in said))
@@ -155,6 +157,12 @@ class Belonging:
         kept = read_kept(self._state_dir)
         if choice is None:
             return kept.lineage if kept is not None else Lineage.begin()
+        if (
+            kept is not None
+            and choice.signer not in self._trusted
+            and any(w.lineage.id == kept.lineage.id for w in said)
+        ):
+            return kept.lineage  # strangers move no peer to another lineage than the one that it has trained
         if kept is not None and kept.lineage.id != choice.lineage.id:
             self._notices.console.print(_other_lineage(kept, choice), markup=False)
         return choice.lineage

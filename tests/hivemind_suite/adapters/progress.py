@@ -46,7 +46,7 @@ class ProgressTracker:
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        return self.progress.ready_to_update_epoch
+        return self.progress.ready_to_update_epoch or self.progress.ready_with_a_group  # its peers average nothing
 
     @property
     def performance_ema(self) -> PerformanceEMA:

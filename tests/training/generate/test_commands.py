@@ -265,7 +265,7 @@ def test_a_monitor_keeps_a_run_on_one_codec(run_dir, other_shards, tmp_path, cap
 
 def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_shards, monkeypatch):
     loaded = []
-    progress, dht = SimpleNamespace(global_epoch=12), SimpleNamespace(peer_id="own", is_alive=lambda: True)
+    progress, dht = SimpleNamespace(reported_epoch=12), SimpleNamespace(peer_id="own", is_alive=lambda: True)
     optimizer = SimpleNamespace(progress=progress, dht=dht)
     optimizer.load_checkpoint = lambda *what, may_differ: loaded.append(what)
     optimizer.local_epoch = 12

@@ -615,24 +615,24 @@ def doubt_the_others(peer: Peer, *, averages: int):
     the slowest."""
     from hivemind.utils import get_dht_time
 
-    from training.swarm.peers.claims import Claims
+    from training.swarm.peers.table import Peers
 
-    class Doubts(Claims):
-        def share(self, peer):
-            return 0.0 if peer != own else 1.0
+    class Doubts(Peers):
+        def counted_samples(self, peer, reported):
+            return 0.0
 
-        def may_lead(self, peer):
-            return False
+        def expected_samples(self, peer, reported):
+            return 0.0
 
     def seconds_left_for_the_others(progress):
         told = sum(progress._samples_by(get_dht_time(), one) for one in progress._others)
         return 0.0 if told > 0.7 * run.swarm.target_batch_size else LONG_SECONDS
 
-    own, doubts = peer.dht.peer_id.to_bytes(), peer.name == peer.names[-1]
+    doubts = peer.name == peer.names[-1]
     run, model = run_with(target_batch_size=160, next_chunk_timeout_seconds=LONG_SECONDS), model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     if doubts:
-        optimizer.progress._claims = Doubts(run.swarm.target_batch_size)
+        optimizer.progress.peers = Doubts()
         # It looks for its group when the others do; else it would be in none, and nobody would wait for it.
         type(optimizer.progress).seconds_left = property(seconds_left_for_the_others)
     peer.await_others("ready")
@@ -704,3 +704,83 @@ def lose_one(peer: Peer, *, matchmaking_seconds: float):
             for process in (*(averager._process.pid for averager in averagers), peer.dht.pid, os.getpid()):
                 os.kill(process, signal.SIGKILL)
     return reports
+
+
+def train_beside_false_reports(peer: Peer, *, keys: int):
+    """Trains until each has averaged with both others, and then for ten seconds beside false reports of progress.
+
+    The third stores them in all nodes, under so many keys of its own: they say that the schedule is over.
+    """
+    from hivemind.utils.crypto import RSAPrivateKey
+
+    run, model = run_with(target_batch_size=60), model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    (peer.folder / f"{peer.name}.id").write_text(str(peer.dht.peer_id))
+    peer.await_others("ready")
+    forged = [RSAPrivateKey() for _ in range(keys)] if peer.name == peer.names[-1] else []
+    facts = {"epochs": [], "behind": False, "together": 0, "forged": 0}
+    until, forged_at = time.monotonic() + 120, 0.0
+    while time.monotonic() < until:
+        give_gradients(peer, model)
+        optimizer.step()
+        facts["behind"] |= optimizer.alignment.behind
+        facts["epochs"].append(optimizer.local_epoch)
+        for report in optimizer.take_epoch_reports():
+            is_attacked = all((peer.folder / f"{name}.met").exists() for name in peer.names)
+            facts["together"] += is_attacked and report.senders == len(peer.names)
+            if report.senders == len(peer.names) and not (peer.folder / f"{peer.name}.met").exists():
+                (peer.folder / f"{peer.name}.met").touch()
+        if all((peer.folder / f"{name}.met").exists() for name in peer.names):
+            until = min(until, time.monotonic() + 15)
+            if forged and time.monotonic() - forged_at >= 2:
+                forged_at = time.monotonic()
+                ids = [(peer.folder / f"{name}.id").read_text() for name in peer.names]
+                store_false_progress(peer, optimizer.progress.key, forged, ids, epoch=run.schedule.total_epochs)
+        found = peer.dht.get(optimizer.progress.key, latest=True)
+        facts["forged"] = max(facts["forged"], len(found.value) - len(peer.names) if found is not None else 0)
+    peer.await_others("done")
+    facts["epochs"] = sorted(set(facts["epochs"]))
+    optimizer.shutdown()
+    return facts
+
+
+def store_false_progress(peer: Peer, key: str, private_keys, peers, *, epoch: int) -> None:
+    """Sends records of progress under these keys to the nodes of these peers."""
+    from hivemind.dht.crypto import RSASignatureValidator
+    from hivemind.dht.protocol import DHTProtocol
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord
+    from hivemind.p2p import PeerID, ServicerBase
+    from hivemind.proto import dht_pb2
+    from hivemind.utils import get_dht_time
+    from hivemind.utils.serializer import MSGPackSerializer
+
+    from training.swarm.engine.coroutine import wait_for_result
+    from training.swarm.engine.engine import open_connection
+    from training.swarm.node.identity import peer_id_of
+
+    now, key_id, request = get_dht_time(), DHTID.generate(source=key).to_bytes(), dht_pb2.StoreRequest()
+    for private_key in private_keys:
+        signer = RSASignatureValidator(private_key)
+        facts = {
+            "peer_id": peer_id_of(signer.local_public_key).to_bytes(),
+            "epoch": epoch,
+            "samples_accumulated": 10**9,
+        }
+        value = MSGPackSerializer.dumps({**facts, "samples_per_second": 1e6, "time": now, "client_mode": False})
+        subkey = MSGPackSerializer.dumps(signer.local_public_key)
+        request.keys.append(key_id)
+        request.subkeys.append(subkey)
+        request.values.append(signer.sign_value(DHTRecord(key_id, subkey, value, now + 30)))
+        request.expiration_time.append(now + 30)
+        request.in_cache.append(False)
+
+    async def send() -> None:
+        p2p = await open_connection(peer.dht)
+        for one in peers:
+            if one != str(peer.dht.peer_id):
+                stub = ServicerBase.get_stub.__func__(DHTProtocol, p2p, PeerID.from_base58(one))
+                await stub.rpc_store(request, timeout=10)
+        await p2p.shutdown()
+
+    wait_for_result(send())

@@ -77,7 +77,9 @@ def test_the_wait_at_an_epochs_end_is_not_taken_for_a_micro_batch(optimizer_with
     with made.progress.pause():
         made.exchange._step_ended -= 1000
         made._begin_epoch(1)
-    made.progress._global = replace(made.progress._global, samples=4, ends_at=get_dht_time() + 100)
+    made.progress._global = replace(
+        made.progress._global, samples=4, ends_at=get_dht_time() + 100, full_at=get_dht_time() + 100
+    )
     made.exchange.look_for_group_early(1)
     assert not rounds, "100 seconds before the end, after a micro-batch of no time"
     made.exchange._step_ended -= 1000
@@ -86,24 +88,30 @@ def test_the_wait_at_an_epochs_end_is_not_taken_for_a_micro_batch(optimizer_with
 
 
 @pytest.mark.swarm
-def test_a_peer_that_fails_to_catch_up_tries_again_and_does_not_train_on(optimizer_with, node):
-    """The other one has begun the next epoch, and offers no state. When it has left, nobody is ahead."""
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_peer_that_finds_no_state_of_a_newer_epoch_trains_on_and_asks_again_later(is_known, optimizer_with, node):
+    """The other one reports it, and offers no state; whether or not it has averaged with this one before."""
     theirs = DHT(initial_peers=[str(address) for address in node.get_visible_maddrs()], start=True)
-    settings = {"prefix": "overtaken", "target_batch_size": DEMO.swarm.target_batch_size, "lively_seconds": 300.0}
-    own, other = Progress(dht=node, **settings), Progress(dht=theirs, **settings)
+    settings = {"target_batch_size": DEMO.swarm.target_batch_size, "lively_seconds": 300.0}
+    prefix = f"overtaken_{is_known}"
+    own, other = (Progress(dht=dht, prefix=prefix, **settings) for dht in (node, theirs))
     other.start()
     try:
-        other.report(1, 4)
-        until(lambda: own.look_around() == (1, 1))
-        made = optimizer_with(run_id="overtaken", matchmaking_seconds=50.0)  # so long that nobody is taken for dead
-        assert made.progress.global_epoch == 1 and made.local_epoch == 0
-        for _ in range(2):
+        other.report(9, 4)
+        until(lambda: own.look_around() == (9, 1))
+        made = optimizer_with(run_id=prefix, matchmaking_seconds=50.0)  # so long that nobody is taken for dead
+        if is_known:
+            made.progress.peers.brought(theirs.peer_id.to_bytes(), 4.0)
+        downloads = []
+        made.catching_up.load_state_from_peers = lambda *_, **__: downloads.append(made.alignment.behind) or False
+        for _ in range(3):
             made.step()
-            assert made.alignment.behind and made.gradients.samples == 0
-        other.shutdown()
-        until(lambda: made.progress.look_around()[1] == 0)
+        assert downloads == [True] and made.gradients.samples == 8 and made.local_epoch == 0
+        assert made.alignment.drifted  # it is no witness that the run is no further
+        made.progress._doubted_until = 0.0
+        made.progress._global = made.progress._combine(made.progress._look())
         made.step()
-        assert not made.alignment.behind
+        assert len(downloads) == 2
     finally:
         other.shutdown()
         theirs.shutdown()

@@ -51,7 +51,7 @@ class Newcomer:
         )
         self.optimizer = SimpleNamespace(
             dht=SimpleNamespace(peer_id="own", is_alive=lambda: True),
-            progress=SimpleNamespace(global_epoch=0),
+            progress=SimpleNamespace(reported_epoch=0),
             local_epoch=0,
             load_state_from_peers=self.load_state,
             load_checkpoint=self.load_checkpoint,
@@ -247,10 +247,14 @@ def test_a_branch_never_begins_with_fresh_weights(newcomer):
     assert newcomer([], known_epoch=40, stored=NOTHING, lineage=FOREIGN.branch(40)).come() is None
 
 
-def test_a_run_that_has_ended_is_not_waited_for(newcomer):
-    one = newcomer([record(load_recipe("demo").schedule.total_epochs, status="leaving")])
-    assert one.come() is None and one.now == 0
-    assert "has reached its end" in one.printed
+def test_reports_that_the_run_has_ended_end_it_for_no_newcomer(newcomer):
+    """The checkpoint of its end does, which the training loop finds that it has."""
+    last = load_recipe("demo").schedule.total_epochs
+    leaving = [record(last, status="leaving")]
+    one = newcomer(leaving)
+    assert one.come() is None and one.now > 1000 and "has reached its end" not in one.printed
+    ended = newcomer(leaving, stored=Stored(path=Path(f"epoch-{last:06d}")))
+    assert ended.come() == f"the checkpoint epoch-{last:06d}" and ended.optimizer.local_epoch == last
 
 
 def test_one_peer_among_others_cannot_end_the_run_for_newcomers(newcomer):

@@ -8,13 +8,15 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 
+from hivemind.p2p import PeerID
+
 from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.config import SwarmConfig
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.waiting import LeftBehindError, NobodyElseError, await_group
 from training.swarm.peers.epochs import EpochEnd
-from training.swarm.peers.groups import AveragedGroup, RoundReport
-from training.swarm.peers.progress import Progress, most_liars
+from training.swarm.peers.groups import Announcement, AveragedGroup, RoundReport
+from training.swarm.peers.progress import Progress, agreed_epoch
 from training.swarm.peers.standing import Standing
 from training.swarm.round.averager import AveragingFailedError, Round
 from training.swarm.round.pipe import Stage
@@ -24,6 +26,9 @@ LOOK_SHARE, SILENT_SHARE, LATE_ANSWER_SHARE = 0.25, 0.5, 0.3
 """Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, for how long
 those that it asks have told nothing of their progress, and after which time an answer is late if those of most others
 come much sooner. A group would wait for such a peer through all its windows, in every epoch."""
+
+STRANGERS_LOOK_SECONDS = 0.05
+"""A peer that waits for a group of strangers looks this often whether it has one."""
 
 
 class Exchange:
@@ -74,10 +79,16 @@ class Exchange:
         """Whether most of the group that this peer has found early average already, and wait for it.
 
         Then the epoch has ended for them, and ends for this peer, too: it may know less of what the others have
-        computed, or believe them less (`claims`). Whoever lets a group wait until its own count is full would be given
-        up, and after some times be left out of groups as one that spoils averages.
+        computed, or count less of what they report. A peer that let its group wait until its own count is full would be
+        given up, and after some times be left out of groups as one that spoils averages.
         """
-        return self._search is not None and not self._search.started and self._search.stage is Stage.AWAITED
+        return self.has_group and self._search.stage is Stage.AWAITED
+
+    @property
+    def has_group(self) -> bool:
+        """Whether this peer has found a group that waits for it."""
+        search = self._search
+        return search is not None and not search.started and search.stage in (Stage.WAITING, Stage.AWAITED)
 
     # -- a group ---------------------------------------------------------------------------------------------------
 
@@ -96,6 +107,18 @@ class Exchange:
             return
         if self._search is None or self._search.started or self._search.done():
             self._search = self._look_for_group(epoch)
+
+    def await_group_of_strangers(self) -> bool:
+        """Waits for a window of matchmaking until the search has found a group; returns whether it has.
+
+        For a peer that has averaged with none of the others yet: they may be there in name only.
+        """
+        deadline = time.monotonic() + self._swarm.matchmaking_seconds
+        while self._search is not None and self._search.stage is Stage.SEARCHING and not self._search.done():
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(STRANGERS_LOOK_SECONDS)
+        return self.has_group
 
     def begin_epoch(self) -> None:
         """The peer begins an epoch: the wait at the last one's end does not count as time of a micro-batch."""
@@ -145,7 +168,7 @@ class Exchange:
         the group would have to repeat the average.
         """
         search = self._search
-        if search is not None and not search.started and search.stage in (Stage.WAITING, Stage.AWAITED):
+        if self.has_group:
             search.start(0.0)
             with suppress(Exception):
                 search.result(self._swarm.allreduce_timeout_seconds)
@@ -203,7 +226,7 @@ class Exchange:
             epoch_end.round = group.report
             self._average_ended = now = time.monotonic()
             self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
-            self._progress.note_average(epoch_end.epoch, group.report, group.told, own_samples=epoch_end.samples)
+            self._note_who_brought(group, epoch_end)
             self._note_faults(group, epoch_end)
             self._note_announcements(group, epoch_end)
         except LeftBehindError:
@@ -286,6 +309,15 @@ class Exchange:
     def _tell_who_is_left_out(self, epoch_end: EpochEnd) -> None:
         epoch_end.notes += self._standing.take_news()
 
+    def _note_who_brought(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
+        """What the groupmates have brought says how much of their reports counts, and that they have a voice."""
+        own, brought = self._progress.dht.peer_id, group.report.brought
+        # A peer that averages no part sees nobody's samples: then it is enough to have been there to the end.
+        samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.told}
+        samples.pop(own.to_bytes(), None)
+        lost = [PeerID.from_base58(peer).to_bytes() for peer in group.report.lost]
+        self._progress.note_average(epoch_end.reports, samples, lost)
+
     # -- what an average shows -------------------------------------------------------------------------------------
 
     def _note_faults(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
@@ -324,8 +356,11 @@ class Exchange:
             self._alignment.note(Event.AVERAGE_TORN)
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
-        later = sum(one.epoch > epoch_end.epoch for one in group.announcements)
-        if later > most_liars(len(group.announcements) - 1):  # one of them is this peer's own
+        others = [peer for peer in group.told if peer != self._progress.dht.peer_id]
+        told = {
+            peer.to_bytes(): one.epoch for peer in others if (one := Announcement.read(group.told[peer])) is not None
+        }
+        if agreed_epoch(self._progress.peers.voices(told)) > epoch_end.epoch:
             self._alignment.note(Event.OVERTAKEN)
         # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
         # parameters follows it was decided then. So it is the next update's.

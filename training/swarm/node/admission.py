@@ -33,6 +33,8 @@ LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
 CUT_SECONDS = 0.8 * BANS_EVERY_SECONDS
 """An average is ended so long after a member of the group is banned. By then most of the group has heard of it; if one
 of its peers alone left that member out, the group could not tell which of the two is at fault."""
+MOST_ACCOUNTS = 4096
+"""Peers whose accounts a node remembers."""
 _NEWS_BYTES = LARGEST_BANS_BYTES + LARGEST_TICKET_BYTES + 4096
 """Ban list, own ticket and lineages, as JSON."""
 _HEAD = struct.Struct("<QI32s")
@@ -85,6 +87,9 @@ class Admission:
     _memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, _HEAD.size + _NEWS_BYTES), init=False, repr=False)
     _news: News = field(default=News(), init=False)
     _bans_heard: float = field(default=float("-inf"), init=False)
+    accounts: dict[str, tuple[str, bool]] = field(default_factory=dict, init=False, repr=False)
+    """In the node's process: the account of each peer whose record it has read, and whether the ticket vouches for it.
+    See `record_tickets.accounts_of`."""
 
     @classmethod
     def of(cls, run: RunConfig) -> Admission | None:
@@ -159,6 +164,13 @@ class Admission:
             server_since=news.server_since,
         )
         return check_ticket(text, peer_id=peer_id, rules=rules, now=self.clock())
+
+    def note(self, ticket: Ticket) -> None:
+        """Remembers whose ticket holds, of the peers that were read last."""
+        self.accounts.pop(ticket.peer_id, None)
+        self.accounts[ticket.peer_id] = ticket.account, ticket.standing == "vouched"
+        if len(self.accounts) > MOST_ACCOUNTS:
+            del self.accounts[next(iter(self.accounts))]
 
     def vouches_for(self, ticket: str) -> bool:
         """Whether the server vouches for whom it has given a ticket that holds."""

@@ -6,7 +6,7 @@ refuses records that are unsigned, signed with another key, malformed or out of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 from typing import Literal, NamedTuple
@@ -14,10 +14,14 @@ from typing import Literal, NamedTuple
 from hivemind.dht import DHT
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 
+from training.config import RunConfig
 from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.record_tickets import accounts_of
+from training.swarm.peers.table import Peers
 
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
@@ -117,17 +121,51 @@ def validator(run_id: str) -> RecordValidatorBase:
     return SchemaValidator(_Records, prefix=run_id)
 
 
-def believable(records: Sequence[PeerRecord], total_epochs: int) -> list[PeerRecord]:
+def believable(
+    records: Sequence[PeerRecord], total_epochs: int, accounts: Mapping[bytes, tuple[str, bool]] | None = None
+) -> list[PeerRecord]:
     """The records without those of epochs that the run cannot have reached: after its last one, or more than
     `EPOCHS_AHEAD` after the epoch of half of all peers.
 
     So a minority that claims to be far ahead misleads nobody. With fewer than three peers nobody knows who is right.
+
+    Args:
+        records: Of all peers.
+        total_epochs: Of the run.
+        accounts: See `record_tickets.accounts_of`; then the peers of one account count as one, and those for which no
+            ticket vouches do not count beside others.
     """
     possible = [record for record in records if record.epoch <= total_epochs]
-    trained = [record.epoch for record in possible if record.status != "joining"]
+    trained = [record.epoch for record in of_voices([r for r in possible if r.status != "joining"], accounts)]
     if len(trained) < 3:
         return possible
     return [record for record in possible if record.epoch <= median_high(trained) + EPOCHS_AHEAD]
+
+
+def of_voices(
+    records: Sequence[PeerRecord], accounts: Mapping[bytes, tuple[str, bool]] | None = None
+) -> list[PeerRecord]:
+    """One record for each voice (`training.swarm.peers`): that of the newest epoch."""
+    by_peer = {PeerID.from_base58(record.peer_id).to_bytes(): record for record in records} if accounts else {}
+    if not by_peer:
+        return list(records)
+    voices = Peers(accounts).by_voice(by_peer).values()
+    return [max((by_peer[peer] for peer in peers), key=lambda record: record.epoch) for peers in voices]
+
+
+def read_believable(dht: DHT, run: RunConfig) -> list[PeerRecord]:
+    """The records of a run that are believable.
+
+    Raises:
+        TimeoutError: If the DHT does not answer in time.
+    """
+    records = read_records(dht, run.run_id)
+    return believable(records, run.schedule.total_epochs, accounts_of_records(dht, records))
+
+
+def accounts_of_records(dht: DHT, records: Sequence[PeerRecord]) -> dict[bytes, tuple[str, bool]]:
+    """See `record_tickets.accounts_of`."""
+    return accounts_of(dht, (PeerID.from_base58(record.peer_id) for record in records))
 
 
 @dataclass(frozen=True, kw_only=True)

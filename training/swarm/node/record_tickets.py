@@ -7,16 +7,19 @@ hold.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
 
 from training.swarm.engine.bounds import unpack
 from training.swarm.engine.engine import drop_refused
-from training.swarm.node.admission import Admission
+from training.swarm.node.admission import Admission, admission_of
 from training.swarm.node.identity import peer_id_of
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
@@ -28,6 +31,8 @@ BEGIN, END = b"[ticket:", b"]"
 """Around a ticket, which has no brackets itself."""
 MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
 """That a ticket adds to a record."""
+NODE_SECONDS = 5.0
+"""Longest wait for this peer's own node."""
 LOOK_SECONDS = 1.0
 """A node looks this often whether it has to forget records, such as those of a banned peer."""
 
@@ -60,15 +65,35 @@ class TicketValidator(RecordValidatorBase):
             return False
         try:
             peer = peer_id_of(unpack(record.subkey))
-            self._admission.check(record.value[begin + len(BEGIN) : -len(END)], str(peer), trains=False)
+            ticket = self._admission.check(record.value[begin + len(BEGIN) : -len(END)], str(peer), trains=False)
         except (TicketRefused, ValueError, TypeError):
             return False
+        self._admission.note(ticket)
         return True
 
     def strip_value(self, record: DHTRecord) -> bytes:
         """The record with its signature alone."""
         begin = record.value.rfind(BEGIN)
         return record.value if begin < 0 else record.value[:begin]
+
+
+def accounts_of(dht: Node, peers: Iterable[PeerID]) -> dict[bytes, tuple[str, bool]]:
+    """The account of each of these peers, and whether its ticket vouches for it, by the records that the node has read.
+
+    Empty in an open run, and without peers that have no record.
+    """
+    if admission_of(dht) is None:
+        return {}
+    asked = dht.run_coroutine(partial(_accounts_of, tuple(peers)), return_future=True)
+    try:
+        return asked.result(timeout=NODE_SECONDS)
+    except TimeoutError:  # a busy node; the next look asks again
+        return {}
+
+
+async def _accounts_of(peers: tuple[PeerID, ...], dht: Node, _node: DHTNode) -> dict[bytes, tuple[str, bool]]:
+    accounts = dht.admission.accounts
+    return {peer.to_bytes(): accounts[str(peer)] for peer in peers if str(peer) in accounts}
 
 
 def keep_out_strangers(dht: Node) -> None:

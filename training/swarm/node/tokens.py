@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from hivemind.dht import DHT
+from hivemind.p2p import PeerID
 
 from training.config import RunConfig
 from training.errors import RefusedByRun
 from training.swarm.node.dht import post_word, posted_words
 from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.record_tickets import accounts_of
+from training.swarm.peers.table import Peers
 
 
 def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
@@ -46,7 +49,7 @@ def check_tokens(
         digest: `Manifest.tokens_digest` of its shards.
         shards: Location of the shards, for the message.
         trusted: Peer ids of the run's servers. If one of them announces any, the others' words do not count: strangers
-            could outvote the run.
+            could outvote the run. In a run for members, the peers of one account count as one.
 
     Raises:
         RefusedByRun: If more of the other peers announce some other tokens than announce these.
@@ -54,12 +57,20 @@ def check_tokens(
     words = told_tokens(dht, run)
     words.pop(identity.signer().local_public_key, None)
     words = {subkey: word for subkey, word in words.items() if word and str(peer_id_of(subkey)) in trusted} or words
+    words = _of_voices(dht, words)
     if (theirs := _outvoted_by(words, digest)) is not None:
         raise RefusedByRun(
             f"The tokens of {shards} ({digest}) are not those that the run {run.run_id} trains on ({theirs}): they are "
             "of another image codec or tokenizer, and stand for other pictures and words. Use the shards that the "
             "run's recipe names, without --shards, or a copy of them."
         )
+
+
+def _of_voices(dht: DHT, words: Mapping[bytes, str]) -> dict[bytes | str, str]:
+    """One announcement for each voice; see `training.swarm.peers`."""
+    signers = {peer.to_bytes(): word for key, word in words.items() if word and (peer := peer_id_of(key)) is not None}
+    voices = Peers(accounts_of(dht, map(PeerID, signers))).by_voice(signers)
+    return {name: signers[peers[0]] for name, peers in voices.items()}
 
 
 def _outvoted_by(words: Mapping[bytes, str], digest: str) -> str | None:

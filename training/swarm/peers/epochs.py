@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.swarm.peers.groups import RoundReport
@@ -73,6 +73,8 @@ class EpochEnd:
     in_background: bool = False
     """Whether its average runs while the next epoch computes."""
     notes: list[str] = field(default_factory=list)
+    reports: Mapping[bytes, float] = field(default_factory=dict)
+    """Samples of this epoch that each of the others should have by its reports."""
 
     def report(self, background: Sequence[RoundReport]) -> EpochReport:
         """The report at this moment.

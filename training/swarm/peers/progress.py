@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hivemind.dht import DHT
 from hivemind.dht.crypto import RSASignatureValidator
@@ -19,10 +20,12 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint
 
+from training.swarm.node.admission import admission_of
 from training.swarm.node.identity import peer_id_of
+from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.signs_of_life import silent_peers
-from training.swarm.peers.claims import Claims, Ending
-from training.swarm.peers.groups import RoundReport
+from training.swarm.peers.table import Fault, Peers
+from training.swarm.peers.times import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 from training.swarm.round.gathering import MOST_ID_BYTES
 
 REPORTS_SHARE = 1 / 8
@@ -82,19 +85,23 @@ class GlobalProgress:
     """How far all have come, as this peer sees it."""
 
     epoch: int
-    """The newest that peers have begun, as far as they agree; see `agreed_epoch`."""
-    newest: int
-    """The newest that any peer claims that is believed by itself; see `claims`."""
+    """The newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
+    reported: int
+    """The same, of all peers as long as none of them has a voice. It is a reason to look for a state, no more."""
     of_most: int
-    """The newest that no fewer peers have begun than have not, this one included; see `begun_by_most`."""
+    """The newest of those reports that no fewer peers make than do not, this one included; see `begun_by_most`."""
+    has_voices: bool
+    """Whether any of the others has a voice."""
     samples: float
-    """In this epoch, of all peers."""
+    """Samples of this epoch that count: this peer's, and those of peers that bring theirs to averages."""
     num_peers: int
     """Peers with a record, this one included; 0 if it finds none, not even its own."""
     epoch_seconds: float
     """How long an epoch takes; ages if nobody computes."""
     ends_at: float
     """DHT time at which the epoch's samples will be there."""
+    full_at: float
+    """DHT time at which they would be there if newcomers' samples counted; a group is looked for by that."""
     look_at: float
     """DHT time of the next look."""
 
@@ -119,6 +126,7 @@ class Progress:
         lively_seconds: A peer that has not reported for so long is not waited for.
         record_seconds: A record that is not renewed disappears after this time.
         refresh: How often it looks.
+        peers: What this peer knows of the others.
     """
 
     def __init__(
@@ -132,6 +140,7 @@ class Progress:
         lively_seconds: float,
         record_seconds: float = 60.0,
         refresh: RefreshSeconds = RefreshSeconds(least=0.5, most=10.0, alone=3.0),
+        peers: Peers | None = None,
     ):
         self.dht, self.key, self.target_batch_size = dht, f"{prefix}_progress", target_batch_size
         self.lively_seconds = lively_seconds
@@ -146,12 +155,10 @@ class Progress:
         dht.add_validators([progress_validator(prefix), signer])
         self.performance = PerformanceEMA(alpha=0.1)
         self._others_seen = -math.inf
-        self._given_up: dict[bytes, float] = {}
-        self._heard_of: dict[bytes, float] = {}
-        self._silent: frozenset[bytes] = frozenset()
+        self.peers = peers or Peers()
+        self._doubted_until, self._retry_seconds = -math.inf, RETRY_SECONDS
         self._first_seen_ahead: dict[bytes, float] = {}
         """Times of records that are ahead, as each peer's was when nobody's clock seemed right first."""
-        self._claims = Claims(target_batch_size)
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
@@ -175,8 +182,18 @@ class Progress:
 
     @property
     def global_epoch(self) -> int:
-        """The newest epoch that a peer has begun."""
+        """The newest epoch that peers with a voice have begun."""
         return self._global.epoch
+
+    @property
+    def reported_epoch(self) -> int:
+        """The newest epoch that the others report; see `GlobalProgress.reported`."""
+        return self._global.reported
+
+    @property
+    def has_voices(self) -> bool:
+        """Whether any of the others has a voice; see `training.swarm.peers`."""
+        return self._global.has_voices
 
     @property
     def num_peers(self) -> int:
@@ -185,20 +202,25 @@ class Progress:
 
     @property
     def awaited_peers(self) -> int:
-        """Of `lively_peers`, those for whom the next group waits: it does not for who comes to none."""
-        now = get_dht_time()
-        lively = [record for record in self._others if self._is_lively(record, now)]
-        return 1 + sum(self._claims.is_awaited(record.peer_id) for record in lively)
+        """Those of `lively_peers` for which the next group waits, this one included; see `Peers.is_awaited`."""
+        return 1 + sum(self._is_lively(one.peer_id) and self.peers.is_awaited(one.peer_id) for one in self._others)
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """Whether the epoch's samples are there, by the last look or by the rates since, or others have gone on."""
+        """Whether the epoch's samples are there, by the last look or by the rates since, or the others have gone on."""
         known = self._global
-        return (
-            known.newest > self._local.epoch
-            or known.samples >= self.target_batch_size
-            or get_dht_time() >= known.ends_at
-        )
+        is_full = known.samples >= self.target_batch_size or get_dht_time() >= known.ends_at
+        return is_full or known.epoch > self._local.epoch
+
+    @property
+    def ready_with_a_group(self) -> bool:
+        """Whether the samples would be there if those of strangers counted, and all others are strangers.
+
+        Newcomers, and peers that start a run together, know nobody yet. Reports of strangers end no epoch by
+        themselves; a group does that the strangers have come to.
+        """
+        known = self._global
+        return not known.has_voices and get_dht_time() >= known.full_at
 
     @property
     def epoch_seconds(self) -> float:
@@ -208,7 +230,7 @@ class Progress:
     @property
     def seconds_left(self) -> float:
         """Until the epoch ends, at the rate of all; infinite if that is not known."""
-        return 0.0 if self.ready_to_update_epoch else self._global.ends_at - get_dht_time()
+        return 0.0 if self.ready_to_update_epoch else max(self._global.full_at - get_dht_time(), 0.0)
 
     def is_behind(self, epoch: int) -> bool:
         """Whether a peer at this epoch is so far back that ending the epoch does not bring it to where the others are.
@@ -218,17 +240,32 @@ class Progress:
         """
         if self._has_looked and not self._has_compared:
             self._has_compared = True
-            return epoch != self.global_epoch
-        return epoch < self.global_epoch - 1
+            return epoch != self.reported_epoch
+        return epoch < self.reported_epoch - 1
+
+    def doubt(self) -> None:
+        """No state was found of the epoch that others report: for a while, their reports of newer epochs do not count.
+
+        The pause doubles each time, until a state has come (`begin_epoch`).
+        """
+        self._doubted_until = get_dht_time() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, LONGEST_RETRY_SECONDS)
+        epoch = self._local.epoch
+        self._global = replace(self._global, epoch=epoch, reported=epoch, of_most=epoch)
+
+    def believe(self) -> None:
+        """A state of the others has come; see `doubt`."""
+        self._doubted_until, self._retry_seconds = -math.inf, RETRY_SECONDS
+        self.peers.trust_reports()
 
     def look_around(self) -> tuple[int, int]:
-        """Looks now: the newest epoch of all peers, and how many others train.
+        """Looks now: the newest epoch that the others report, and how many of them train.
 
         Raises:
             TimeoutError: If the node does not answer.
         """
         known = self._combine(self._look())
-        return known.epoch, max(self.lively_peers - 1, 0)
+        return known.reported, max(self.lively_peers - 1, 0)
 
     def look_who_stays(self) -> tuple[int, int]:
         """Looks now: the newest epoch that most peers have begun, and how many others train.
@@ -274,59 +311,47 @@ class Progress:
         with self._paused, self.performance.pause():
             yield
 
-    @contextmanager
-    def end_epoch(self) -> Iterator[None]:
-        """Pauses, and notes what the others have told of the epoch that ends; `note_average` compares."""
-        with self.pause():
-            self._claims.note_end(self._local.epoch, self._known_at_the_end())
-            yield
+    def reports_of(self, epoch: int) -> dict[bytes, float]:
+        """The samples of this epoch that each of the others should have by its reports; None for those that have
+        reported none, but live."""
+        now = get_dht_time()
+        reports = {one.peer_id: self._samples_by(now, one) if one.epoch == epoch else 0.0 for one in self._others}
+        return {peer: samples for peer, samples in reports.items() if samples or self._is_lively(peer)}
 
-    def _known_at_the_end(self) -> Ending:
-        now, epoch = get_dht_time(), self._local.epoch
-        is_led = self._global.epoch <= epoch < self._global.newest
-        return Ending(
-            told={one.peer_id: self._samples_by(now, one) for one in self._others if one.epoch == epoch},
-            leaders=frozenset(
-                one.peer_id
-                for one in self._leaders(self._others, now)
-                if is_led and one.epoch > epoch and self._claims.may_lead(one.peer_id)
-            ),
-            present=frozenset(one.peer_id for one in self._others if self._is_lively(one, now)),
-        )
-
-    def note_average(self, epoch: int, report: RoundReport, members: Collection[PeerID], *, own_samples: float) -> None:
-        """The average of an epoch has ended: what its members have brought says how far their words count.
+    def note_average(
+        self, reports: Mapping[bytes, float], brought: Mapping[bytes, float | None], lost: Collection[bytes]
+    ) -> None:
+        """An average has ended.
 
         Args:
-            epoch: That was ended within `end_epoch`.
-            report: Of the average.
-            members: Who took part, without the peers that were lost.
-            own_samples: That this peer has brought.
+            reports: From `reports_of`, when the epoch ended.
+            brought: Samples of each of the others that were there to the end; None: this peer cannot tell.
+            lost: Those that were not.
         """
-        self._claims.note_average(
-            epoch,
-            brought={PeerID.from_base58(peer).to_bytes(): samples for peer, samples in report.brought.items()},
-            members={peer.to_bytes() for peer in members} - {self.dht.peer_id.to_bytes()},
-            lost={PeerID.from_base58(peer).to_bytes() for peer in report.lost},
-            own_samples=own_samples,
-        )
-
-    def believe_all(self) -> None:
-        """The others have gone on while this peer expected more samples; see `claims`."""
-        self._claims.believe_all()
+        for peer, samples in brought.items():
+            self.peers.brought(peer, samples, reported=reports.get(peer))
+        if brought:
+            # In a large run a peer may be in another group: it should have been here only by so much.
+            chance = len(brought) / len(reports.keys() | brought.keys())
+            for peer in reports.keys() - brought.keys() - set(lost):
+                self.peers.failed(peer, Fault.MISSED, chance)
 
     def begin_epoch(self, epoch: int) -> None:
         """This peer goes on with another epoch; call it while paused."""
-        if epoch > self._global.epoch:
-            newest = max(epoch, self._global.newest)
-            self._global = replace(self._global, epoch=epoch, newest=newest, samples=0, ends_at=math.inf)
+        known = self._global
+        if epoch > known.epoch:
+            reported = max(epoch, known.reported)
+            ends = dict(ends_at=math.inf, full_at=math.inf)
+            self._global = replace(known, epoch=epoch, reported=reported, samples=0, **ends)
         self.report(epoch, 0)
         self._epochs_begun += 1
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
         """Notes that these peers were lost in an average: groups do not wait for them until they report again."""
-        self._give_up(PeerID.from_base58(peer).to_bytes() for peer in peers)
+        for peer in peers:
+            self.peers.failed(PeerID.from_base58(peer).to_bytes(), Fault.LOST)
+        self.lively_peers = self._count_lively()
 
     def give_up_the_silent(
         self, silent_seconds: float, answer_seconds: float, *, slow_seconds: float = math.inf
@@ -341,26 +366,25 @@ class Progress:
             slow_seconds: So is one that takes longer than this, and much longer than most.
         """
         now = get_dht_time()
-        heard_of = {peer: then for peer, then in self._heard_of.items() if then <= now}
-        heard = {record.peer_id: max(record.time, heard_of.get(record.peer_id, 0.0)) for record in self._others}
         asked = {
-            record.peer_id
-            for record in self._others
-            if self._is_lively(record, now) and not record.client_mode and now - heard[record.peer_id] > silent_seconds
-        } | {record.peer_id for record in self._others if record.peer_id in self._silent}
+            one.peer_id
+            for one in self._others
+            if self.peers.is_silent(one.peer_id)
+            or (
+                self._is_lively(one.peer_id)
+                and not one.client_mode
+                and now - self.peers.heard_at(one.peer_id) > silent_seconds
+            )
+        }
         if not asked:
             return
         with suppress(TimeoutError):  # this peer's own node is busy; that says nothing of the others
             silent = silent_peers(self.dht, asked, answer_seconds, slow_seconds=slow_seconds)
-            self._heard_of = dict.fromkeys(asked - silent, get_dht_time())
-            for peer in self._silent & asked - silent:
-                self._given_up.pop(peer, None)
-            self._silent = silent
-            self._give_up(silent)
-
-    def _give_up(self, peers: Iterable[bytes]) -> None:
-        self._given_up |= dict.fromkeys(peers, get_dht_time())
-        self.lively_peers = self._count_lively(get_dht_time())
+            for peer in asked - silent:
+                self.peers.heard(peer)
+            for peer in silent:
+                self.peers.failed(peer, Fault.LOST, is_silent=True)
+            self.lively_peers = self._count_lively()
 
     def shutdown(self) -> None:
         """Ends the threads and tells the others that this peer is gone."""
@@ -427,7 +451,16 @@ class Progress:
     def _look(self, timeout: float | None = LOOK_SECONDS) -> dict | None:
         """What the DHT has of all peers."""
         found = self.dht.get(self.key, latest=True, return_future=True).result(timeout=timeout)
-        return found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else None
+        if not isinstance(found, ValueWithExpiration) or not isinstance(found.value, dict):
+            return None
+        self._note_accounts(found.value)
+        return found.value
+
+    def _note_accounts(self, found: Mapping[bytes, object]) -> None:
+        """Asks this peer's node for the tickets that came with the records."""
+        if admission_of(self.dht) is not None:
+            signers = [peer for subkey in found if (peer := peer_id_of(subkey)) is not None]
+            self.peers.note_accounts(accounts_of(self.dht, signers))
 
     def _look_if_answered(self) -> dict | None:
         with suppress(TimeoutError):  # a busy node; the threads look again
@@ -445,12 +478,14 @@ class Progress:
             if value and (record := _read(value)) and self._is_of(subkey, record) and not self._is_left_out(record)
         ]
         records = self._of_right_clocks(records, now, own)
+        for record in records:
+            self.peers.heard(record.peer_id, record.time)
         others = sum(record.peer_id != own for record in records)
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
         if not (others or said_goodbye) and abs(now - self._others_seen) < self.lively_seconds:
             return replace(self._global, look_at=known.look_at)
         self._others = [record for record in records if record.peer_id != own]
-        self.lively_peers = self._count_lively(now)
+        self.lively_peers = self._count_lively()
         if others:
             self._others_seen = now
         return known
@@ -478,21 +513,19 @@ class Progress:
         self._first_seen_ahead = first
         return right + [record for record in ahead if record.time > first[record.peer_id]]
 
-    def _count_lively(self, now: float) -> int:
-        return 1 + sum(self._is_lively(record, now) for record in self._others)
+    def _count_lively(self) -> int:
+        return 1 + sum(self._is_lively(record.peer_id) for record in self._others)
 
-    def _is_lively(self, record: PeerProgress, now: float) -> bool:
-        lost = self._given_up.get(record.peer_id, -math.inf)
-        is_lost = record.time <= lost <= now  # not if it was lost by a clock that was ahead then
-        return record.time >= now - self.lively_seconds and not is_lost
+    def _is_lively(self, peer: bytes) -> bool:
+        return self.peers.is_alive(peer, self.lively_seconds)
 
-    def _leaders(self, records: list[PeerProgress], now: float) -> list[PeerProgress]:
+    def _leaders(self, records: list[PeerProgress]) -> list[PeerProgress]:
         """The others that can lead a group.
 
         Those count that live and have trained, if there are any: a newcomer at epoch 0 does not know better.
         """
         leaders = [record for record in records if not record.client_mode and record.peer_id != self._local.peer_id]
-        leaders = [record for record in leaders if self._is_lively(record, now)] or leaders
+        leaders = [record for record in leaders if self._is_lively(record.peer_id)] or leaders
         return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
 
     def _samples_by(self, now: float, record: PeerProgress) -> float:
@@ -502,36 +535,57 @@ class Progress:
 
     def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
         """What the records say together; without any, this peer's own progress counts."""
-        local = self._local
-        leaders = self._leaders(records, now)
-        epoch = max(local.epoch, agreed_epoch([record.epoch for record in leaders]))
-        of_most = max(local.epoch, begun_by_most([record.epoch for record in leaders]))
-        newest = max([epoch, *(one.epoch for one in leaders if self._claims.may_lead(one.peer_id))])
-        samples, sources = 0.0, []
-        for record in records or [local.copy(update={"time": now})]:
-            share, is_at_epoch = self._claims.share(record.peer_id), record.epoch == epoch
-            samples += share * min(record.samples_accumulated, self.target_batch_size) if is_at_epoch else 0.0
-            # Peers of older epochs count for the rate, since they soon catch up.
-            sources.append(
-                Source(
-                    have=share * self._samples_by(now, record) if is_at_epoch else 0.0,
-                    rate=share * record.samples_per_second,
-                    most=share * self.target_batch_size,
-                )
-            )
-        seconds_left = seconds_until(self.target_batch_size, sources)
-        soon = seconds_left * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
-        look_in = min(max(soon, self._refresh.least), self._refresh.most) if records else self._refresh.alone
+        local, leaders = self._local, self._leaders(records)
+        heard = {} if now < self._doubted_until else {one.peer_id: one.epoch for one in leaders}
+        voices, has_voices = self.peers.voices(heard), self.peers.any_voice([one.peer_id for one in leaders])
+        reported = max(local.epoch, agreed_epoch(voices))
+        epoch = reported if has_voices else local.epoch
+        if all(record.peer_id != local.peer_id for record in records):
+            records = [*records, local.copy(update={"time": now})]
+        counted = self._sources(records, now, epoch, self.peers.counted_samples)
+        expected = self._sources(records, now, epoch, self.peers.expected_samples)
+        seconds_left = seconds_until(self.target_batch_size, counted)
+        full_in = seconds_until(self.target_batch_size, expected)
+        soon = full_in * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
+        look_in = min(max(soon, self._refresh.least), self._refresh.most) if num_peers else self._refresh.alone
+        rates = counted if has_voices else expected
         return GlobalProgress(
             epoch=epoch,
-            newest=newest,
-            of_most=of_most,
-            samples=samples,
+            reported=reported,
+            of_most=max(local.epoch, begun_by_most(voices)),
+            has_voices=has_voices,
+            samples=sum(source.told for source in counted),
             num_peers=num_peers,
-            epoch_seconds=seconds_until(self.target_batch_size, [replace(source, have=0.0) for source in sources]),
+            epoch_seconds=seconds_until(self.target_batch_size, [replace(source, have=0.0) for source in rates]),
             ends_at=now + seconds_left,
+            full_at=now + full_in,
             look_at=now + look_in,
         )
+
+    def _sources(
+        self, records: Iterable[PeerProgress], now: float, epoch: int, counts: Callable[[bytes, float], float]
+    ) -> list[Source]:
+        """Where the epoch's samples come from.
+
+        Args:
+            records: Of all peers.
+            now: DHT time.
+            epoch: Peers at older ones count for the rate, since they soon catch up.
+            counts: How many of a peer's samples count.
+        """
+        sources = []
+        for record in records:
+            peer, is_own, is_at_epoch = record.peer_id, record.peer_id == self._local.peer_id, record.epoch == epoch
+            count = partial(counts, peer) if not is_own else float
+            sources.append(
+                Source(
+                    told=count(min(record.samples_accumulated, self.target_batch_size)) if is_at_epoch else 0.0,
+                    have=count(self._samples_by(now, record)) if is_at_epoch else 0.0,
+                    rate=count(record.samples_per_second),
+                    most=count(self.target_batch_size),
+                )
+            )
+        return sources
 
 
 def _read(value: object) -> PeerProgress | None:
@@ -549,9 +603,12 @@ class Source:
     """Where samples come from: one peer."""
 
     have: float
+    """That it should have by now."""
     rate: float
     """A second."""
     most: float
+    told: float = 0.0
+    """That its record reports."""
 
 
 def seconds_until(target: float, sources: Sequence[Source]) -> float:

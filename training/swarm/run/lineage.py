@@ -123,7 +123,7 @@ def run_prefix(run_id: str, lineage: Lineage | None) -> str:
 
 def choose(words: Iterable[Word], trusted: Collection[str]) -> Word | None:
     """The word that a peer goes by: a trusted one if there is any, not of a lineage that another one has branched off,
-    of the newest epoch, of the smallest id.
+    of the newest epoch, of the smallest id. Without a trusted one, a lineage that more peers name comes first.
 
     >>> a, b = Word(lineage=Lineage(id="a" * 16), epoch=7, signer="A"), Word(lineage=Lineage(id="b" * 16), epoch=5)
     >>> choose([a, b], trusted=[]) is a, choose([a, b], trusted=[""]) is b
@@ -133,7 +133,9 @@ def choose(words: Iterable[Word], trusted: Collection[str]) -> Word | None:
     believed = [word for word in said if word.signer in trusted] or said
     left_behind = {ancestor for word in believed for ancestor, _ in word.lineage.ancestors}
     newest = [word for word in believed if word.lineage.id not in left_behind] or believed
-    return min(newest, key=lambda word: (-word.epoch, word.lineage.id), default=None)
+    has_trusted = any(word.signer in trusted for word in believed)
+    named = Counter(lineage for lineage, _ in {(word.lineage.id, word.signer) for word in newest if not has_trusted})
+    return min(newest, key=lambda word: (-named[word.lineage.id], -word.epoch, word.lineage.id), default=None)
 
 
 # -- words in the DHT --------------------------------------------------------------------------------------------------

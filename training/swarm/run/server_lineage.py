@@ -14,7 +14,7 @@ from training.config import RunConfig
 from training.errors import TrainingError, reason_of
 from training.swarm.node.dht import WORD_SECONDS
 from training.swarm.node.identity import Identity
-from training.swarm.node.metrics import PeerRecord, believable, read_records
+from training.swarm.node.metrics import PeerRecord, accounts_of_records, of_voices, read_believable
 from training.swarm.peers.progress import progress_validator
 from training.swarm.run.lineage import (
     BRANCH_FILE,
@@ -133,9 +133,11 @@ class ServerLineage:
             time.sleep(0.5)
         trusted = [word for word in said if word.signer in self._trusted]
         with suppress(TimeoutError):
-            records = believable(read_records(self._dht, self._run.run_id), self._run.schedule.total_epochs)
-            return choose(trusted, self._trusted) or taken_over(said, records)
+            return choose(trusted, self._trusted) or self._taken_over(said, read_believable(self._dht, self._run))
         return choose(trusted, self._trusted)
+
+    def _taken_over(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> Word | None:
+        return taken_over(said, of_voices(records, accounts_of_records(self._dht, records)))
 
     def _posted_words(self) -> list[Word]:
         return posted_lineages(self._dht, self._run.run_id, total_epochs=self._run.schedule.total_epochs)
@@ -177,7 +179,7 @@ class ServerLineage:
         believed = [own, *(word for word in others if word.signer in self._trusted)]
         choice = choose(believed, [word.signer for word in believed])
         if choice.lineage.id == self.lineage.id and not self.epoch:
-            found = taken_over(others, records)
+            found = self._taken_over(others, records)
             choice = own if found is None or self.lineage.descends_from(found.lineage.id) else found
         if choice.lineage.id == self.lineage.id:
             self._note_strangers(others)

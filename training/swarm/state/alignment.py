@@ -8,7 +8,8 @@ DRIFTED   same epoch, other weights: it trains, but gives its own weights next t
           next updates differ from the others'. For `MOMENTS_UPDATES`, and until the round of parameters after these,
           its weights count for next to nothing even when it is ALIGNED again, or they would change the others'.
 BEHIND    the others have begun a later epoch, so its gradients are of no use to them: it drops them. It goes on with
-          their epoch if it missed a few updates only (DRIFTED), or downloads their state.
+          their epoch if it missed a few updates only (DRIFTED), or downloads their state. If nobody sends one it
+          trains on (DRIFTED): a report of an epoch without a state of it may be false.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Event(Enum):
     """It has a state that lacks updates, or one whose donor's weights or moments lacked some."""
     PARAMETERS_AVERAGED = auto()
     """A whole round of parameters with others has ended."""
+    NO_STATE = auto()
+    """It has heard of a newer state, and nobody has sent it."""
     NOBODY_ELSE = auto()
     """Nobody else trains any more: there is nobody to be behind."""
 
@@ -55,6 +58,7 @@ TRANSITIONS: dict[Event, dict[Alignment, Alignment]] = {
     Event.LOADED_STATE: {_A: _A, _D: _A, _B: _A},
     Event.LOADED_OLDER_STATE: {_A: _D, _D: _D, _B: _D},
     Event.PARAMETERS_AVERAGED: {_A: _A, _D: _A, _B: _B},
+    Event.NO_STATE: {_A: _D, _D: _D, _B: _D},
     Event.NOBODY_ELSE: {_A: _A, _D: _D, _B: _A},
 }
 """What each event leads to, from each state."""
@@ -67,6 +71,8 @@ class AlignmentState:
 
     def __init__(self) -> None:
         self.now = Alignment.ALIGNED
+        self.skipped = 0
+        """Epochs to which it went on by reports alone, since its weights were those of others."""
         self._lacking = 0
         self._has_lacked = False
         """Whether its weights have updates by moments that lacked some, and were in no round of parameters since."""
@@ -78,6 +84,7 @@ class AlignmentState:
         self._lacking = _LACKING.get(event, self._lacking)
         if event in (Event.LOADED_STATE, Event.PARAMETERS_AVERAGED):
             self._was_alone = self._has_lacked = False
+            self.skipped = 0
 
     def updated_alone(self) -> None:
         """An update is of this peer's gradients alone."""

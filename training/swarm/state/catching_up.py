@@ -17,6 +17,7 @@ from training.optim.groups import parameter_groups
 from training.optim.saved import load_optimizer_tensors
 from training.swarm.engine.quoted import quoted
 from training.swarm.peers.progress import Progress
+from training.swarm.peers.table import furthest_epoch
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.download import download_newer_state
@@ -24,8 +25,8 @@ from training.swarm.state.host import Host
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
-"""How often a peer that needs the others' state and gets none asks again, and how often it warns."""
+COMPLAIN_SECONDS = 30.0
+"""How often a peer that needs the others' state and gets none warns of that."""
 CATCH_UP_EPOCHS = 3
 """A peer that has missed at most this many updates takes only the others' parameters, not their whole state."""
 
@@ -76,20 +77,24 @@ class CatchingUp:
         if not epoch:  # its weights are random ones, of which no update is part: it needs the whole state
             return False
         try:
-            newest_epoch, others = self._progress.look_around()
+            newest_epoch, others = self._progress.look_who_stays()
         except TimeoutError:
             return False
-        if not others or not 0 < newest_epoch - epoch <= CATCH_UP_EPOCHS:
+        skipped = newest_epoch - epoch
+        # Reports alone take a peer no further than this from the weights that it holds, and not to the schedule's end.
+        most = min(CATCH_UP_EPOCHS - self._alignment.skipped, self._run.schedule.total_epochs - 1 - epoch)
+        if not others or not self._progress.has_voices or not 0 < skipped <= most:
             return False
         self._let_rounds_end()
+        self._alignment.skipped += skipped
         self._go_on(newest_epoch, Event.SKIPPED_EPOCHS)
         return True
 
     def load_state_from_peers(self, oldest_epoch: int) -> bool:
         """Downloads the run's state from a peer; returns whether that succeeded. Every wait has a time-out.
 
-        A download may take longer than an epoch. The peer then continues with the epoch that the others have reached,
-        and takes over their parameters with the next update (see `skip_epochs`).
+        A download may take longer than an epoch. The peer then continues with the epoch that the others have reached
+        meanwhile (`furthest_epoch`), and takes over their parameters with the next update (see `skip_epochs`).
 
         Args:
             oldest_epoch: An older state is not accepted.
@@ -98,7 +103,12 @@ class CatchingUp:
         self._let_rounds_end()
         try:
             state = download_newer_state(
-                self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch, lineage=self._lineage
+                self._dht,
+                self._run,
+                shapes=self._host.shapes,
+                first_epoch=oldest_epoch,
+                lineage=self._lineage,
+                peers=self._progress.peers,
             )
         except TrainingError as error:
             self._go_without_state(str(error))
@@ -112,10 +122,26 @@ class CatchingUp:
         # The others may have gone on during the download; for an epoch that they have ended there is no group.
         newest_epoch = state.epoch
         with suppress(TimeoutError):
-            newest_epoch = max(newest_epoch, self._progress.look_around()[0])
+            newest_epoch = furthest_epoch(
+                state.epoch,
+                self._progress.look_who_stays()[0],
+                seconds=time.monotonic() - state.ended + state.seconds,
+                shortest_epoch_seconds=self._run.swarm.matchmaking_seconds,
+                total_epochs=self._run.schedule.total_epochs,
+            )
         is_older = newest_epoch > state.epoch or state.wants_weights
         self._go_on(newest_epoch, Event.LOADED_OLDER_STATE if is_older else Event.LOADED_STATE)
+        self._alignment.skipped = newest_epoch - state.epoch
         return True
+
+    def train_on(self) -> None:
+        """No peer has sent the state of the epoch that others report: trains on, and asks again after a pause.
+
+        A report without a state behind it may be false.
+        """
+        if self._alignment.behind:
+            self._alignment.note(Event.NO_STATE)
+            self._progress.doubt()
 
     def load_checkpoint(
         self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool
@@ -139,12 +165,12 @@ class CatchingUp:
         self._host.copy_to_model()
         # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
         with self._progress.pause():
-            self._progress.believe_all()
+            self._progress.believe()
             self._begin_epoch(epoch)
         self._alignment.note(event)
 
     def _go_without_state(self, reason: str) -> None:
-        """Warns now and then that no peer sends its state; waits a moment, or continues alone if nobody else trains.
+        """Warns now and then that no peer sends its state; continues alone if nobody else trains.
 
         It comes to that if the others were ahead of this peer, and left before it could download their state.
         """
@@ -154,11 +180,9 @@ class CatchingUp:
         newest_epoch, others = 0, 1  # a node that does not answer says nothing of them: they are taken to be there
         with suppress(TimeoutError):
             newest_epoch, others = self._progress.look_around()
-        if others:
-            if newest_epoch > self._host.epoch:
-                # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
-                # further, against the only donor that could help them.
-                self._alignment.note(Event.OVERTAKEN)
-            time.sleep(RETRY_SECONDS)
-        else:
+        if not others:
             self._alignment.note(Event.NOBODY_ELSE)
+        elif newest_epoch > self._host.epoch:
+            # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
+            # further, against the only donor that could help them.
+            self._alignment.note(Event.OVERTAKEN)

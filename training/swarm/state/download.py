@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connec
 from training.swarm.engine.quoted import quoted
 from training.swarm.node.admission import Admission, Guest, admission_of
 from training.swarm.node.dht import announced_peer
+from training.swarm.node.record_tickets import accounts_of
+from training.swarm.peers.table import Peers
 from training.swarm.round.serving import DOWNLOAD_SECONDS, StateService, offers_key
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.parameters import state_prefix
@@ -148,6 +150,7 @@ def download_newer_state(
     shapes: Sequence[torch.Size],
     first_epoch: int,
     lineage: Lineage | None = None,
+    peers: Peers | None = None,
 ) -> TrainingState:
     """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
     return download_state(
@@ -159,6 +162,7 @@ def download_newer_state(
         total_seconds=DOWNLOAD_SECONDS,
         max_bytes=most_state_bytes(shapes),
         epochs=range(first_epoch, run.schedule.total_epochs + 1),
+        peers=peers,
     )
 
 
@@ -185,6 +189,7 @@ def download_state(
     service: type[ServicerBase] = StateService,
     inspect: Callable[[int, torch.Tensor], None] = lambda number, tensor: None,
     asked_last: Container[str] = (),
+    peers: Peers | None = None,
     on_fault: Callable[[str, Exception], None] = lambda donor, error: None,
 ) -> TrainingState:
     """The state of the first donor that sends a sound one.
@@ -202,6 +207,8 @@ def download_state(
         inspect: Called with the number of each tensor and the tensor as soon as it has come; an error ends this donor's
             download. Each donor's first tensor has the number 0.
         asked_last: Donors that are asked only if no other sends a sound state.
+        peers: What this peer knows of the others. If donors with a voice are there, they are asked first, and only they
+            say whether a state is that of the run; None: it knows only what their tickets say.
         on_fault: Called with each donor that sends none, and why.
 
     Raises:
@@ -211,6 +218,8 @@ def download_state(
     donors = [donor for donor in find_donors(dht, prefix, oldest_epoch=epochs.start) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
+    peers = peers or Peers()
+    peers.note_accounts(accounts_of(dht, donors))
     download = _Download(
         prefix=prefix,
         lineage=lineage,
@@ -221,8 +230,9 @@ def download_state(
         epochs=epochs,
         inspect=inspect,
         admission=admission_of(dht),
+        peers=peers,
     )
-    in_turn = sorted(donors, key=lambda donor: str(donor) in asked_last)
+    in_turn = sorted(donors, key=lambda one: (str(one) in asked_last, peers.voice(one.to_bytes()) is None))
     return _ask_in_turn(partial(download.ask, dht), in_turn, total_seconds, on_fault)
 
 
@@ -291,6 +301,7 @@ class _Download:
     epochs: range
     inspect: Callable[[int, torch.Tensor], None]
     admission: Admission | None
+    peers: Peers = field(default_factory=Peers)
 
     async def ask(self, dht: DHT, donor: PeerID, donors: Sequence[PeerID], total_seconds: float) -> TrainingState:
         """One donor's state, over a connection of its own; most of the other donors must have its weights.
@@ -300,19 +311,23 @@ class _Download:
         p2p = await open_connection(dht)
         try:
             state = await asyncio.wait_for(self.fetch(p2p, donor), total_seconds)
-            await self._compare(p2p, state, [other for other in donors if other != donor])
+            await self._compare(p2p, state, donor, donors)
             return state
         finally:
             await p2p.shutdown()
 
-    async def _compare(self, p2p: P2P, state: TrainingState, witnesses: Sequence[PeerID]) -> None:
+    async def _compare(self, p2p: P2P, state: TrainingState, donor: PeerID, donors: Sequence[PeerID]) -> None:
+        """Asks one donor for each voice, the sender's apart, whether this is the run's state."""
+        voices = list(self.peers.by_voice([donor.to_bytes() for donor in donors]).values())
+        own = [voice for voice in voices if donor.to_bytes() in voice]
+        witnesses = [PeerID(random.choice(voice)) for voice in voices if voice not in own]
         if not witnesses:
             return
         namespace = state_prefix(self.prefix)
         seed, samples = await ask_witnesses(p2p, self.service, namespace, witnesses, self.shapes, self.admission)
         values = draw(state.tensors[: len(self.shapes)], seed)
-        own = Sample(epoch=state.epoch, drifted=state.wants_weights, values=values)
-        if not is_believed(own, samples, sizes(self.shapes)):
+        sample = Sample(epoch=state.epoch, drifted=state.wants_weights, values=values)
+        if not is_believed(sample, samples, sizes(self.shapes), donor_counts=bool(own)):
             raise OtherWeights("sent other weights than the others have", cure="Nothing: another peer is asked.")
 
     async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:

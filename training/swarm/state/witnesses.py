@@ -104,17 +104,23 @@ def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
     return True
 
 
-def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int]) -> bool:
-    """Whether most of the peers that can tell, the donor included, have its weights; so if nobody else can.
+def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int], *, donor_counts: bool = True) -> bool:
+    """Whether most of the peers that can tell have a donor's weights; so if nobody else can, and the donor counts.
 
     A witness that is far ahead cannot tell: the run has gone on while the state came. One that is far behind can: the
     run is not where the donor says that it is. Only a newcomer, at epoch 0, does not know where the run is.
+
+    Args:
+        own: Of the donor.
+        others: Of witnesses.
+        sizes_: See `sizes`.
+        donor_counts: Whether the donor is one of the peers that can tell.
     """
     others = [one for one in others if not one.drifted]
     near = [one for one in others if abs(one.epoch - own.epoch) <= EPOCHS_APART]
     behind = [one for one in others if 0 < one.epoch < own.epoch - EPOCHS_APART]
-    agreeing = 1 + sum(agree(own, one, sizes_) for one in near)
-    return 2 * agreeing > 1 + len(near) + len(behind)
+    agreeing = donor_counts + sum(agree(own, one, sizes_) for one in near)
+    return 2 * agreeing > donor_counts + len(near) + len(behind)
 
 
 async def ask(

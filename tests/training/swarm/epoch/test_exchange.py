@@ -16,6 +16,7 @@ from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import Announcement
 from training.swarm.peers.progress import Progress
 from training.swarm.peers.standing import Standing
+from training.swarm.peers.table import Peers
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import MOMENTS_UPDATES, TRANSITIONS, Alignment, AlignmentState, Event
 
@@ -83,7 +84,9 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         awaited_peers=peers,
         num_peers=peers,
         give_up=lambda peers: None,
-        note_average=lambda *average, **own: NOTED.append((*average, own)),
+        dht=SimpleNamespace(peer_id=PeerID(b"0")),
+        peers=Peers(),
+        note_average=lambda *average: NOTED.append(average),
         look_around=lambda: (7, others()),
         look_who_stays=lambda: (7, others()),
         seconds_left=0.0,
@@ -102,11 +105,14 @@ def average(exchange, epoch=7):
     return end
 
 
-def test_the_progress_is_told_what_came_of_the_words_of_others():
-    group = averaged([7, False, 0], [7, False, 0], brought={"ada": 3.0})
+@pytest.mark.parametrize("brought, samples", [({}, None), ({str(PeerID(b"1")): 3.0}, 3.0), ({"another": 3.0}, 0.0)])
+def test_what_the_others_have_brought_is_compared_with_their_reports(brought, samples):
+    """A peer that averages no part sees nobody's samples."""
+    group = averaged([7, False, 0], [7, False, 0], brought=brought, lost=(str(PeerID(b"2")),), group_size=3)
     exchange, _, _ = exchange_of(group)
-    average(exchange)
-    assert NOTED.pop() == (7, group.report, group.told, {"own_samples": SAMPLES})
+    end = EpochEnd(epoch=7, others=1, reports={b"1": 4.0})
+    exchange.finish(exchange.begin(end), end)
+    assert NOTED.pop() == ({b"1": 4.0}, {b"1": samples}, [b"2"])
 
 
 def test_an_average_is_of_the_gradients_of_its_epoch_with_their_weight():
@@ -122,7 +128,8 @@ def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_av
 
     It would look for a group that the others look for an epoch later, and be nobody's groupmate until then.
     """
-    exchange, averager, alignment = exchange_of(averaged(Announcement(9, False, 0).packed()))
+    told = [Announcement(epoch, False, 0).packed() for epoch in (7, 9)]  # the first one is the peer's own
+    exchange, averager, alignment = exchange_of(averaged(*told))
     assert average(exchange).round is not None and alignment.behind
     end = EpochEnd(epoch=8, others=1, samples=20)
     with pytest.raises(LeftBehindError):

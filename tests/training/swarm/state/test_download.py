@@ -20,7 +20,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from tests.programs import run_program
 from training.errors import TrainingError
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.state import catching_up, download
+from training.swarm.state import download
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.catching_up import CatchingUp
 from training.swarm.state.download import SMALLEST_PART_BYTES, TrainingState, _check_count, _Download
@@ -391,7 +391,6 @@ def test_a_peer_that_waits_for_the_state_of_others_that_are_ahead_is_behind(
     newest_epoch, others, is_behind, monkeypatch
 ):
     """Others that also wait would believe its weights otherwise, and not those of who is ahead."""
-    monkeypatch.setattr(catching_up, "RETRY_SECONDS", 0.0)
     alignment, progress = AlignmentState(), SimpleNamespace(look_around=lambda: (newest_epoch, others))
     host = SimpleNamespace(epoch=90)
     peer = CatchingUp(None, None, host, progress, alignment, let_rounds_end=None, begin_epoch=None)
