@@ -90,16 +90,6 @@ def test_config_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["parameters"] == 81_912_576  # distilgpt2
 
 
-@pytest.mark.parametrize("command", [[], ["fit", "--gpu", "t4"], ["inference"]])
-def test_a_config_file_with_null_is_named(command, tmp_path, capsys):
-    path = tmp_path / "config.json"
-    path.write_text("null")
-    assert main([*command, "--config", str(path)]) == 2
-    assert (
-        capsys.readouterr().err == f"{path} has null in it, no config. Give the path of a JSON file with an object.\n"
-    )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -116,36 +106,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
     assert captured.err.count("\n") == 1 and captured.err.rstrip().endswith(".")
 
 
-@pytest.mark.parametrize(
-    "flag, meant",
-    [
-        (["--compile"], "torch.compile is not counted"),
-        (["--torch-compile=true"], "torch.compile is not counted"),
-        (["--float8"], "FP8 is the field fp8"),
-        (["--batch", "-3"], "Did you mean --micro-batch-size?"),
-        (["--sequence-lenght=9"], "Did you mean --sequence-length?"),
-        (["--zzz"], "Unrecognized arguments: --zzz. `python -m calculator --help` lists all flags."),
-    ],
-)
-def test_unknown_flags_name_what_may_be_meant(flag, meant, capsys):
-    assert main(["gpt2", *flag]) == 2
-    assert meant in capsys.readouterr().err
-
-
 def test_runs_as_a_program():
     done = run_program([sys.executable, "-m", "calculator", "gpt2", "--json"])
     assert json.loads(done.stdout)["parameters"] == 124_439_808
-
-
-def test_a_reader_that_has_read_enough_ends_the_program(programs):
-    """As `head` does."""
-    running = programs.start(
-        [sys.executable, "-m", "calculator", "batch"], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
-    )
-    running.stdout.close()
-    running.stdin.write('{"model": "gpt2"}\n' * 3)
-    running.stdin.close()
-    assert running.stderr.read() == "" and running.wait(60) == 1
 
 
 def test_a_batch_goes_on_after_a_line_that_is_no_text(programs):
@@ -178,17 +141,6 @@ def test_the_pages_command_gives_the_same_answer(capsys):
     command = json.loads(browser.answer(json.dumps({"setup": setup})))["texts"]["command"]
     assert main([*shlex.split(command)[3:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpu"] == estimate(Setup(**setup)).as_dict()["gpu"]
-
-
-def test_a_pasted_model_keeps_a_null_that_means_something():
-    """Layers of a recipe's model share weights in four groups, unless it says `null`."""
-    config = {
-        "model_type": "text-to-image", "hidden_size": 64, "num_layers": 8, "num_heads": 2, "head_dim": 32,
-        "text_vocab_size": 64, "text_seq_len": 8, "image_grid": 4, "image_vocab_size": 32, "shared_groups": None,
-    }  # fmt: skip
-    kept = json.loads(json.loads(browser.read_config(json.dumps({"text": json.dumps(config)})))["config"])
-    assert estimate(Setup(config=kept)).parameters == estimate(Setup(config=config)).parameters
-    assert estimate(Setup(config={**config, "shared_groups": 4})).parameters < estimate(Setup(config=kept)).parameters
 
 
 def test_browser_refuses_in_words():

@@ -92,29 +92,6 @@ def test_training_of_a_hybrid_model_is_refused_in_a_sentence(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"linear_num_value_heads": 24}, "linear_num_value_heads in config is a multiple of the 16 heads of keys"),
-        (
-            {"layer_types": ["full_attention"] * 47 + ["sliding_attention"]},
-            "full_attention or linear_attention for each",
-        ),
-        ({"num_experts_per_tok": 513}, "num_experts_per_tok in config is at most the 512 experts"),
-        ({"model_type": "qwen3_5", "text_config": [1]}, "text_config in config is an object"),
-    ],
-)
-def test_a_wrong_hybrid_config_is_refused_in_a_sentence(values, sentence):
-    with pytest.raises(BadSetup, match=sentence):
-        from_config(QWEN3_NEXT | values)
-
-
-def test_states_in_32_bits_stay_so_beside_a_cache_in_8():
-    model = from_config(QWEN3_NEXT)
-    half, eighth = (inference_memory(model, length=1000, cache=cache).cache for cache in ("bf16", "fp8"))
-    assert half - eighth == 12 * 1000 * 2 * 2 * 256  # half of what 12 layers keep of each token
-
-
-@pytest.mark.parametrize(
     ("model", "length", "reported"),
     [("qwen3-0.6b", 40_960, 4.38), ("gemma-3-27b", 131_072, 10.41), ("deepseek-v3", 163_840, 10.72)],
 )

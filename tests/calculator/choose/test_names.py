@@ -8,7 +8,6 @@ from calculator import BadSetup, Setup, estimate
 from calculator.choose.devices import DEVICES, device_named
 from calculator.choose.names import HUB, gpu_of, preset_of
 from calculator.models.architectures import PRESETS
-from calculator.reports.swarm_report import kind_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -55,14 +54,3 @@ def test_who_errs_is_told_what_is_near():
         device_named("a100")
     with pytest.raises(BadSetup, match=r"The nearest: llama-3\.1-8b.*config\.json"):
         estimate(Setup(model="meta-llama/Llama-3.1-8B-Instruct"))
-
-
-def test_a_volunteers_card_is_no_number_of_samples():
-    assert kind_of("10:4090:100/100")["gpu"] == "rtx-4090"
-    assert kind_of("10:12:100/100")["samples_per_second"] == 12
-
-
-def test_series_and_memory_may_be_left_out():
-    assert [gpu_of(name) for name in ("4090", "GTX 1080 Ti", "1080ti", "H100", "CUDA 20GB")] == [
-        "rtx-4090", "gtx-1080-ti", "gtx-1080-ti", "h100-80gb", "cuda-20gb"
-    ]  # fmt: skip

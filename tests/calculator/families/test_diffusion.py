@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from calculator import BadSetup, Setup, estimate
-from calculator.choose.devices import device_named
-from calculator.choose.fit import advice, longest_sequence
 from calculator.choose.flops import forward_flops
 from calculator.models.architectures import PRESETS, from_config
-from calculator.page.models import own_values, used_part
-from calculator.page.search import understood
-from calculator.page.sweep import swept
 from calculator.parts.parameters import count_parameters, parameter_tensors
 from tests.calculator.retraced import assert_equal_when_traced_again
 
@@ -97,13 +92,6 @@ def test_a_recorded_step_is_traced_again(name, kind, tmp_path):
     steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
     of_this_class = [step for step in steps if step["setup"]["config"]["_class_name"] == kind]
     assert_equal_when_traced_again(of_this_class[:2], "picture_steps.py", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])
-def test_enough_steps_of_each_class_were_drawn(name):
-    steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
-    kinds = [step["setup"]["config"]["_class_name"] for step in steps]
-    assert all(kinds.count(config["_class_name"]) >= 20 for config in (FLUX, SD3))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -206,34 +194,3 @@ def test_a_picture_is_cut_to_whole_patches_and_eager_attention_makes_no_differen
     assert estimate(Setup(model="flux-dev", image_size=527, checkpointing=True)).gpu == plain.gpu
     eager = estimate(Setup(model="flux-dev", image_size=512, checkpointing=True, attention="eager"))
     assert eager.gpu == plain.gpu and any("make no difference" in note for note in eager.notes)
-
-
-def test_the_page_offers_sizes_of_pictures_and_lengths_of_texts():
-    own = own_values(PRESETS["flux-dev"])
-    assert own["mixed"] and "mixed" not in own_values(PRESETS["gpt2"])
-    assert own["pictures"] and own["texts"]
-    assert own["placeholders"]["image_size"] == "1024" and own["placeholders"]["sequence_length"] == "512"
-    assert used_part({**FLUX, "_diffusers_version": "0.30.0"}) == FLUX
-    quantized = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
-    kept = FLUX | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    assert used_part({**FLUX, "quantization_config": quantized}) == kept
-    for along in ("image_size", "sequence_length", "micro_batch_size"):
-        assert len(swept(Setup(model="sd3-medium"), along)["points"]) > 2
-
-
-def test_search_understands_the_models():
-    found = understood("flux dev 512 px checkpointing 80 gb")
-    assert found["setup"] == {"model": "flux-dev", "image_size": 512, "checkpointing": True}
-    assert understood("finetune sd3 medium batch 4")["setup"] == {"model": "sd3-medium", "micro_batch_size": 4}
-
-
-def test_advice_leaves_texts_as_they_are():
-    setup, device = Setup(model="sd3-medium", micro_batch_size=8), device_named("rtx-4090")
-    assert longest_sequence(setup, device) is None
-    titles = " ".join(str(suggestion) for suggestion in advice(setup, device)["suggestions"])
-    assert "checkpointing" in titles and "tokens" not in titles and "every" not in titles
-
-
-def test_an_unknown_model_of_diffusers_has_a_nearest_one():
-    with pytest.raises(BadSetup, match="the nearest is FluxTransformer2DModel"):
-        from_config({"_class_name": "ChromaTransformer2DModel", "num_single_layers": 38})

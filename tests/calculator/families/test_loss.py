@@ -9,12 +9,8 @@ import pytest
 
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.devices import device_named
-from calculator.choose.fit import need_bytes, suggestions, verdict
-from calculator.choose.training_code import LOSS_OF_LIGER, training_code
+from calculator.choose.fit import suggestions, verdict
 from calculator.models.architectures import PRESETS
-from calculator.page.search import said, understood
-from calculator.reports.fit_report import best
-from calculator.tape.sizes import Formulas, power_of_two_from
 
 LLAMA = "llama-3.2-1b"
 LONG = Setup(model=LLAMA, sequence_length=8192, checkpointing=True, lora_rank=16, base_bits=4)
@@ -90,13 +86,6 @@ def test_what_is_not_counted_is_refused(message):
         estimate(Setup(**{"model": LLAMA, "loss": "liger", **REFUSED[message]}))
 
 
-@pytest.mark.parametrize("words", ["liger", "liger kernel", "fused cross entropy", "loss in pieces", "chunked loss"])
-def test_a_reader_may_ask_for_it(words):
-    found = understood(f"llama 3.2 1b {words} 24 gb")
-    assert found["setup"] == {"model": LLAMA, "loss": "liger"} and not found["ignored"]
-    assert "loss in pieces" in said(found)
-
-
 def test_it_is_advised_where_logits_take_most_and_costs_no_other_training():
     setup, device = replace(LONG, sequence_length=16384), device_named("cuda-20gb")
     assert verdict(setup, device).standing == "does not fit"
@@ -108,30 +97,3 @@ def test_it_is_advised_where_logits_take_most_and_costs_no_other_training():
     whole = Setup(model=LLAMA, precision="fp16", loss="liger")
     notes = [verdict(whole, device_named(name)).notes for name in ("t4", "rtx-4090")]
     assert ["a piece of the loss takes up to 1.47 GiB more" in " ".join(one) for one in notes] == [True, False]
-
-
-def test_the_code_of_fit_asks_for_the_loss_alone():
-    pytest.importorskip("transformers")
-    import transformers
-
-    device = device_named("cuda-20gb")
-    setup, judged, changed = best(replace(LONG, sequence_length=16384), device)
-    assert changed.techniques == ("a loss in pieces",) and judged.need_bytes == need_bytes(setup, device)
-    code = training_code(setup, "path")
-    assert "pip install liger-kernel" in code
-    written = code[code.index("TrainingArguments(") : code.index(")\n# Each sample") + 1]
-    arguments = eval(written.replace("bf16=True,", ""), {"TrainingArguments": transformers.TrainingArguments})
-    assert arguments.use_liger_kernel and arguments.liger_kernel_config == LOSS_OF_LIGER
-    assert not any(LOSS_OF_LIGER.values()) and "use_liger_kernel" not in training_code(LONG, "path")
-
-
-def test_a_power_of_two_is_a_formula():
-    formulas = Formulas([5, 3])
-    first, second = formulas.given
-    piece = power_of_two_from(first * second)
-    assert int(piece) == 16  # a comparison of sizes would be noted
-    for given in ((1, 1), (4, 4), (31, 33), (32, 32), (1, 1025)):
-        expected = 1
-        while expected < given[0] * given[1]:
-            expected *= 2
-        assert formulas.evaluate(given)[piece.number] == expected

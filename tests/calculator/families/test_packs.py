@@ -10,7 +10,6 @@ import pytest
 
 from calculator import Setup, estimate
 from calculator.models.architectures import PRESETS
-from calculator.page.search import said, understood
 from tests.calculator.retraced import BENCHMARKS, assert_equal_when_traced_again
 
 QWEN = PRESETS["qwen3-0.6b"]
@@ -38,13 +37,6 @@ def test_separate_operations_have_a_mask_anyway():
     plain, packed = (estimate(replace(PACKS, packed=packed, attention="eager")) for packed in (False, True))
     assert plain.gpu.total < packed.gpu.total < 1.01 * plain.gpu.total
     assert not any("flash-attn" in note for note in packed.notes)
-
-
-@pytest.mark.parametrize("words", ["packing", "packed", "sequence packing", "packed samples"])
-def test_a_reader_may_ask_for_packs(words):
-    found = understood(f"qwen3 8b {words} 4096 tokens")
-    assert found["setup"] == {"model": "qwen3-8b", "packed": True, "sequence_length": 4096} and not found["ignored"]
-    assert "packed samples" in said(found)
 
 
 @pytest.mark.exhaustive

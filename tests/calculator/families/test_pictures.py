@@ -1,6 +1,5 @@
 """Models of pictures: parameters equal those of transformers, and so does what ViT keeps for backward."""
 
-import dataclasses
 import json
 import random
 from pathlib import Path
@@ -10,8 +9,6 @@ import pytest
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.flops import forward_flops
 from calculator.models.architectures import PRESETS, from_config
-from calculator.page.models import own_values, used_part
-from calculator.page.search import understood
 from calculator.parts.parameters import count_parameters
 from tests.calculator.retraced import assert_equal_when_traced_again
 
@@ -142,29 +139,3 @@ def test_what_pictures_decide_is_refused_as_a_choice():
         estimate(Setup(model="gpt2", image_size=224))
     with pytest.raises(BadSetup, match="FSDP2 is not counted for vit-base; choose sharding zero-1 or none"):
         estimate(Setup(model="vit-base", gpus=2, sharding="zero-3"))
-
-
-def test_the_page_offers_a_size_of_pictures_and_no_length():
-    own = own_values(PRESETS["vit-large"])
-    assert own["pictures"] and own["placeholders"]["image_size"] == "224"
-    assert "pictures" not in own_values(PRESETS["gpt2"])
-
-
-def test_an_address_has_the_number_of_classes_and_not_their_names():
-    names = {str(number): f"class {number}" for number in range(1000)}
-    used = used_part({**SMALL, "num_labels": None, "id2label": names})
-    assert "id2label" not in used and used["num_labels"] == 1000
-    assert dataclasses.replace(from_config(used), num_labels=7) == from_config(SMALL)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("vit large 8 gb", {"model": "vit-large"}),
-        ("vit large 384 px", {"model": "vit-large", "image_size": 384}),
-        ("finetune vit-base on 512x512 pictures", {"model": "vit-base", "image_size": 512}),
-        ("vit large image size 448 batch 16", {"model": "vit-large", "image_size": 448, "micro_batch_size": 16}),
-    ],
-)
-def test_search_reads_the_size_of_pictures(text, expected):
-    assert understood(text)["setup"] == expected

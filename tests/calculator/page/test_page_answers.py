@@ -12,7 +12,6 @@ from calculator.choose.fit import verdict
 from calculator.choose.flops import UTILISATION, forward_flops
 from calculator.choose.inference import inference_memory, largest_batch, longest_context
 from calculator.reports.units import show_bytes, show_count
-from tests.calculator.generating import QWEN3_NEXT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,18 +53,6 @@ def test_several_gpus_train_faster_together(sharding):
     assert float(row["speed"]) == pytest.approx(1e9 / 4096 / (float(amount) * 3600), rel=0.05)
     assert found["note"].startswith("Each row is for 8 such GPUs") and "at most" not in found["note"]
     assert json.loads(gpus('{"setup": {"model": "llama-3.1-8b"}}'))["note"] == ""
-
-
-def test_gpus_that_compute_a_sample_together_are_at_most_as_fast():
-    """They share its operations, but each launches the kernels of all layers."""
-    asked = {"model": "llama-3.1-8b", "precision": "bf16", "gpus": 8}
-    apart, together = (
-        json.loads(gpus(json.dumps({"setup": asked | {"sharding": way}}))) for way in ("zero-3", "tensor")
-    )
-    name = "h100-80gb"
-    fast, slow = (next(float(row["speed"]) for row in one["rows"] if row["name"] == name) for one in (apart, together))
-    assert fast / 8 < slow < fast
-    assert "at most" in together["note"]
 
 
 def test_a_run_costs_the_price_of_all_gpus_for_its_time():
@@ -135,21 +122,6 @@ def test_a_sweep_along_no_number_is_refused_in_a_sentence():
     for along in (["micro_batch_size"], None, "precision"):
         asked = {"setup": {"model": "gpt2"}, "along": along}
         assert "A sweep goes along one of micro_batch_size" in json.loads(sweep(json.dumps(asked)))["error"]
-
-
-def test_a_model_generates_text_though_its_setup_is_refused():
-    refused = {"model": "llama-3.1-8b", "lora_rank": 8, "shared_groups": 2}
-    assert "error" in json.loads(gpus(json.dumps({"setup": refused})))
-    assert json.loads(generate(json.dumps({"setup": refused})))["rows"]
-
-
-def test_a_pasted_hybrid_model_generates_text_though_its_training_is_refused():
-    found = json.loads(generate(json.dumps({"setup": {"config": QWEN3_NEXT}, "weights": "fp8"})))
-    assert "weights 74.8" in found["note"] and len(found["rows"]) == len(DEVICES)
-
-
-def test_a_refused_setup_has_no_table():
-    assert "error" in json.loads(gpus('{"setup": {"model": "gpt2", "micro_batch_size": -1}}'))
 
 
 def test_the_picture_shows_the_parts_and_nothing_of_a_config_as_markup():

@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from calculator import PRESETS, BadSetup, Setup, estimate
-from calculator.__main__ import main
+from calculator import PRESETS, BadSetup, estimate
 from calculator.browser import search
 from calculator.choose.devices import DEVICES
-from calculator.page.search import COMMON, said, understood
+from calculator.page.search import COMMON, understood
 from calculator.step.setups import setup_from
 
 LORA, QLORA = {"lora_rank": 16, "base_bits": 16}, {"lora_rank": 16, "base_bits": 4}
@@ -237,26 +236,6 @@ def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
         assert (found["setup"]["model"], found["gpu"]) == (model, gpu)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("mixtral 8x7b qlora a100", "base_bits 4 is not counted for mixtral-8x7b"),
-        ("llama 3b apollo 24gb lora", "takes the gradients of whole matrices"),
-        ("llama 8b liger activation offloading", "is not counted with offload_activations"),
-        ("llama 8b zero-3 h100", "give gpus 2 or more"),
-        ("llama 8b 8bit lora", "base_bits 8 is not counted"),
-        ("llama 8b fp8 t4", "fp8 stands beside the precision bf16"),
-        ("llama 8b full finetune 4bit", "Full fine-tuning trains all weights"),
-        ("llama 8b 4 bit no lora", "LoRA, which weights of 4 or 8 bits need"),
-        ("llama 8b galore 8bit 24gb", "“AdamW, 8-bit” and “GaLore” are two optimizers; name one of them."),
-        ("llama 8b sgd adafactor", "“Adafactor” and “SGD with momentum” are two optimizers"),
-    ],
-)
-def test_words_that_exclude_each_other_are_refused(text, reason):
-    """The form would leave one of them out in silence."""
-    assert reason in json.loads(search(json.dumps({"text": text})))["error"]
-
-
 def test_each_word_of_the_page_is_understood_in_any_order():
     words = ["lora", "24 gb", "llama 8b", "batch 2", "1k tokens"]
     expected = understood(" ".join(words))
@@ -294,51 +273,8 @@ def test_what_is_not_understood_is_said(text, said):
     assert said in error and len(error) < 300 and "\n" not in error
 
 
-def test_the_command_for_generating_text_runs(capsys):
-    error = json.loads(search(json.dumps({"text": "llama 8b inference context 2048 on a colab"})))["error"]
-    command = re.search("`python -m calculator (.*)`", error)[1]
-    assert main(command.split()) == 0
-    assert "llama-3.1-8b: 1 x 2,048 tokens" in (out := capsys.readouterr().out) and "Tesla T4" in out
-
-
 def test_words_that_say_nothing_are_left_out_and_others_named():
     assert not understood("gpt2 " + " ".join(COMMON))["ignored"]
     answer = json.loads(search(json.dumps({"text": "gpt2 quickly batch 4 please"})))
     assert answer["said"] == "Understood: gpt2, micro-batch of 4. Not understood: quickly, please."
     assert answer["values"] == {"model": "gpt2", "micro_batch_size": "4"}
-
-
-@pytest.mark.parametrize(
-    "words", ["activation offloading", "offload activations", "activations offloaded", "activations on the host"]
-)
-def test_offloaded_activations_are_not_taken_for_the_optimizer(words):
-    found = understood(f"llama 8b {words} 24 gb")
-    assert (
-        found["setup"] == {"model": "llama-3.1-8b", "offload_activations": True, "checkpointing": False}
-        and not found["ignored"]
-    )
-    assert "activations on the host" in said(found)
-    assert understood("llama 8b offload")["setup"] == {"model": "llama-3.1-8b", "offload_optimizer": True}
-
-
-def test_an_impossible_setup_is_refused_by_the_calculator_itself():
-    found = understood("deepseek v3 qlora")
-    with pytest.raises(BadSetup, match="base_bits 4 is not counted for deepseek-v3"):
-        estimate(Setup(**found["setup"]))
-    assert estimate(Setup(**understood("deepseek v3 lora")["setup"])).trained_parameters
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("llama 8b torch.compile 24 gb", "torch.compile is not counted"),
-        ("gpt2 compiled", "torch.compile is not counted"),
-        ("llama 8b 8-bit muon t4", "8-bit Muon is not counted"),
-        ("llama 8b muon 8bit 24 gb", "8-bit Muon is not counted"),
-        ("llama 8b cce", "Cut Cross-Entropy is not counted"),
-    ],
-)
-def test_who_asks_for_what_is_not_counted_is_told_why(text, reason):
-    assert said(understood(text)).count(reason) == 1
-    assert ("muon" in text) == ("Muon, " in said(understood(text)))
-    assert "is not counted" not in said(understood("gpt2"))

@@ -230,17 +230,6 @@ def test_fewer_bits_take_less():
     assert wide == pytest.approx(2 * 128_256 * 2048, rel=0.01)  # the embedding, which is the head too
 
 
-def test_an_8b_qlora_takes_9_gib_where_another_estimator_said_21():
-    """unsloth pull request 10815: "Llama 3.1 8B with default settings [...] about 21 GB instead of 9 GB".
-
-    It gives neither batch nor length. This is one sequence of 2048 tokens with checkpointing, and an 8-bit AdamW.
-    """
-    setup = Setup(
-        model="llama-3.1-8b", lora_rank=16, base_bits=4, optimizer="adamw8bit", checkpointing=True, sequence_length=2048
-    )
-    assert 8.5 < estimate(setup).gpu.total / 2**30 < 9.5
-
-
 REFUSED = {
     "lora_rank is a whole number from 1": {"lora_rank": 0},
     "lora_targets is all-linear, or some of q_proj, k_proj, v_proj, o_proj, gate_proj": {
@@ -289,23 +278,3 @@ def test_what_is_not_counted_is_refused_in_a_sentence(sentence, values):
         estimate(Setup(**{"model": LLAMA, **values}))
     assert sentence in str(refused.value)
     assert str(refused.value).endswith(".")
-
-
-def test_no_dropout_of_adapters_is_written_as_null_too():
-    assert estimate(dataclasses.replace(QLORA, lora_dropout=None)) == estimate(QLORA)
-
-
-def test_a_short_4_bit_pass_is_said_to_be_an_upper_bound():
-    short, long = (estimate(dataclasses.replace(QLORA, sequence_length=length)).notes for length in (1536, 1537))
-    assert any("depending on the GPU" in note for note in short)
-    assert not any("depending on the GPU" in note for note in long)
-
-
-def test_the_notes_say_which_modules_of_t5_are_in_32_bits():
-    def notes(**changes):
-        return " ".join(estimate(Setup(model="t5-base", **changes)).notes)
-
-    assert "as half() makes them" in notes(precision="fp16")
-    assert "The modules wo of T5 are in 32 bits" in notes(precision="amp-fp16", lora_rank=8, base_bits=16)
-    for changes in ({"precision": "bf16"}, {}, {"precision": "amp-fp16"}, {"lora_rank": 8, "base_bits": 16}):
-        assert "wo of T5" not in notes(**changes)

@@ -7,7 +7,6 @@ import pytest
 
 from calculator import BadSetup, Setup, estimate
 from calculator.models.architectures import PRESETS
-from calculator.page.search import understood
 from calculator.parts.muon import is_hidden, muon_state
 from calculator.parts.parameters import parameter_tensors
 
@@ -51,7 +50,3 @@ REFUSED = {
 def test_what_is_not_counted_is_refused(message):
     with pytest.raises(BadSetup, match=message):
         estimate(Setup(**{"model": LLAMA, "optimizer": "muon", **REFUSED[message]}))
-
-
-def test_a_reader_may_ask_for_it():
-    assert understood("llama 3.2 1b muon")["setup"] == {"model": LLAMA, "optimizer": "muon"}

@@ -141,17 +141,6 @@ def test_larger_models_never_take_less(family, sizes, grown, by, precision, chec
     assert larger.saved_activations >= smaller.saved_activations
 
 
-@pytest.mark.parametrize("name", ["gpt2-large", "bert-large", "t5-base", "gpt-j-6b"])
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_checkpointing_saves_memory(name, precision):
-    kept, again = (
-        estimate(Setup(model=name, precision=precision, checkpointing=checkpointing, micro_batch_size=4))
-        for checkpointing in (False, True)
-    )
-    assert again.gpu.total <= kept.gpu.total
-    assert again.saved_activations < kept.saved_activations / 3
-
-
 @pytest.mark.parametrize(
     ("name", "number", "scales"),
     [
@@ -185,16 +174,6 @@ def test_8bit_state_has_scales_a_smallest_tensor_and_32bit_embeddings_if_asked(n
     )
 
 
-@pytest.mark.parametrize("embeddings_32bit", [False, True])
-@pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])
-def test_a_paged_optimizer_keeps_the_same_bytes_elsewhere(name, embeddings_32bit):
-    setup = Setup(model="t5-small", optimizer=name, embeddings_32bit=embeddings_32bit)
-    plain, paged = estimate(setup), estimate(_change(setup, optimizer=f"paged-{name}"))
-    assert paged.optimizer_state_bytes + paged.host.total == plain.optimizer_state_bytes
-    assert paged.host.optimizer_state > 0.9 * plain.optimizer_state_bytes
-    assert paged.gpu.total < plain.gpu.total
-
-
 @pytest.mark.parametrize(("delta_rule", "copies"), [(False, 2), (True, 3)])
 def test_host_memory_of_the_hivemind_stack(delta_rule, copies):
     """32-bit parameters and gradients and the state, one more copy by the delta rule; gradients down, parameters up."""
@@ -214,26 +193,6 @@ def test_accumulating_keeps_all_gradients_through_the_step():
     named = [sum(bool(instant.instant) for instant in result.timeline) for result in (once, twice)]
     assert named[0] == named[1] > 0, "the operations are named as without accumulation"
     assert ", at the " in twice.peak.instant
-
-
-def test_memory_outside_of_pytorchs_figures_is_named_apart():
-    """A parameter of 1 MiB shares a 2 MiB segment, one of 4 MiB a 20 MiB one; gradients have as many."""
-    config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 1, "n_head": 4, "n_positions": 256, "vocab_size": 4096}
-    result = estimate(Setup(config=config, precision="fp32"))
-    mib = 2**20
-    medium = 4 * mib  # the tokens' table
-    small = result.gradient_bytes - medium
-    assert all(4 * count <= mib for count in (256 * 1024, 256 * 768))
-    assert result.overhead["allocator_rounding"] == 2 * ((-small % (2 * mib)) + (20 * mib - medium))
-    assert result.overhead["total"] == sum(size for name, size in result.overhead.items() if name != "total")
-    assert set(result.overhead) == {"cuda_context", "cublas_workspace", "allocator_rounding", "total"}
-
-
-def test_wider_and_deeper_takes_more():
-    config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": 1000}
-    total = estimate(Setup(config=config)).gpu.total
-    for key, value in {"n_embd": 320, "n_layer": 5, "n_positions": 129, "vocab_size": 1100}.items():
-        assert estimate(Setup(config={**config, key: value})).gpu.total > total, key
 
 
 @st.composite

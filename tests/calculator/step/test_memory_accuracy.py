@@ -41,32 +41,6 @@ def test_a_wrong_calculator_is_shown_as_wrong():
     assert accuracy.summary([-4, 1, 2]) == {"median": 2, "p95": 4, "worst": 4}
 
 
-def test_program_prints_the_table_and_writes_it(tmp_path, capsys):
-    peer = tmp_path / "mem_calc.py"
-    peer.write_text(
-        "def calculate_memory(args):\n"
-        "    return dict(parameters=args.dmodel, grad=1, total_mem=2, optim=3, wgrad=4, cpu_mem=5)\n"
-    )
-    out = tmp_path / "accuracy.json"
-    accuracy.main(["--calculator-2021", str(peer), "--json", str(out)])
-    printed = capsys.readouterr().out
-    assert f"2021 calculator: {len(STEPS)} of {len(STEPS)} steps answered" in printed and "Worst peaks" in printed
-    recorded = json.loads(out.read_text())
-    assert set(recorded) >= {"name", "date", "machine", "versions", "results", "worst_cases", "cases"}
-    peak = next(entry for entry in recorded["results"] if entry["metric"] == "peak on the GPU: worst error")
-    assert peak["peer_name"] == "2021 calculator" and peak["peer"] > peak["ours"]
-    assert recorded["worst_cases"]["2021 calculator"][0]["error_percent"] != 0
-
-
-def test_program_names_what_it_needs(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        accuracy.main([])
-    assert ended.value.code == 2
-    assert "--ours-only" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"is not a file; give the path"):
-        accuracy.main(["--eleutherai", str(tmp_path / "none.py")])
-
-
 def test_recorded_result_is_of_these_steps():
     recorded = json.loads((ROOT / "benchmarks/results/memory_accuracy.json").read_text())
     steps = json.loads(accuracy.STEPS.read_text())

@@ -2,8 +2,7 @@
 
 import json
 import math
-from dataclasses import MISSING, fields, replace
-from typing import get_args
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,10 +13,9 @@ from calculator.__main__ import main
 from calculator.choose.devices import DEVICES
 from calculator.choose.flops import samples_per_second
 from calculator.models.architectures import PRESETS
-from calculator.swarm.collaboration import Collaboration, answer, collaboration_from
+from calculator.swarm.collaboration import answer, collaboration_from
 from calculator.swarm.exchange import CODECS, Link, all_reduce_seconds, balanced_parts, even_parts, load, vector_bytes
 from calculator.swarm.forecast import (
-    COSTS,
     GONE_SECONDS,
     MESSAGE_BYTES,
     PROGRESS_RECORD_BYTES,
@@ -25,7 +23,6 @@ from calculator.swarm.forecast import (
     Volunteers,
     forecast,
 )
-from training.config import Codec
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
 RUN = Exchange(parameters=20_000_000, target_batch_size=16_384)
@@ -189,37 +186,6 @@ def test_the_command_line_and_the_page_say_the_same(capsys):
     assert f"{printed['shares']['computing']:.1%}" in report and "125,894,244 parameters" in report
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"volunteers": []}, "list of 1 to 20"),
-        ({"volunteers": [{"count": 3}]}, "either a gpu or samples_per_second"),
-        ({"volunteers": [{"gpu": "t4"}]}, "count of a kind of volunteers is missing"),
-        ({"volunteers": [{"count": 3, "gpu": "none-such"}]}, "gpu is one of"),
-        ({"volunteers": [{"count": 3, "gpu": "t4", "up_megabits": 0}]}, "at least 1 byte per second"),
-        ({"volunteers": [{"count": 3, "samples_per_second": 1e-300}]}, "from 0.000001"),
-        ({"volunteers": [{"count": 3, "gpu": "t4", "present": 1e-300}]}, "from 0.000001"),
-        ({"volunteers": [{"count": 3, "gpu": "t4", "client_mode": True}]}, "at least one must be reachable"),
-        ({"volunteers": [{"count": 0, "gpu": "t4"}]}, "from 1 to"),
-        ({"volunteers": [{"count": True, "gpu": "t4"}]}, "whole number"),
-        ({"volunteers": [{"count": 3, "gpu": "t4", "session_hours": 1e-9}]}, "at least 60"),
-        ({"model": "none-such"}, "model is one of"),
-        ({"model": "t5-small"}, "Operations are counted for text-to-image"),
-        ({"model": None}, "either a model, a config or a number"),
-        ({"target_batch_size": -1}, "cannot be -1"),
-        ({"target_batch_size": 1.5}, "whole number"),
-        ({"gradient_codec": "zip"}, "gradient_codec is one of"),
-        ({"utilisation": 2}, "at most 1"),
-        ({"epochs": 0}, "epochs is"),
-        ({"local_updates": True, "delay_gradient_averaging": True}, "cannot be averaged with a delay"),
-        ({"surprise": 1}, "is not a key of a collaboration"),
-    ],
-)
-def test_what_is_wrong_gets_one_sentence(change, words):
-    refused = json.loads(browser.forecast(json.dumps(DESCRIBED | change)))
-    assert list(refused) == ["error"] and words in refused["error"]
-
-
 values = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
 
 
@@ -240,26 +206,6 @@ def test_no_value_breaks_the_page(value):
     for key in ("count", "gpu", "up_megabits", "present", "micro_batch_size"):
         kinds = [DESCRIBED["volunteers"][0] | {key: value}]
         assert isinstance(json.loads(browser.forecast(json.dumps(DESCRIBED | {"volunteers": kinds}))), dict)
-
-
-def test_bad_flags_get_one_sentence(capsys):
-    assert main(["swarm", "--volunteers", "3:t4:5"]) == 2
-    assert "COUNT:SPEED:UP/DOWN" in capsys.readouterr().err
-    assert main(["swarm", "--volunteers", f"{'1' * 5000}:t4:20/100"]) == 2
-    assert "COUNT:SPEED:UP/DOWN" in capsys.readouterr().err
-    assert COSTS.link_share <= 1
-
-
-def test_a_collaboration_leaves_unsaid_what_an_exchange_does():
-    """The same defaults stand in both: one is what readers type, the other what is computed with."""
-    typed, computed = ({field.name: field.default for field in fields(kind)} for kind in (Collaboration, Exchange))
-    shared = {name for name in typed.keys() & computed.keys() if computed[name] is not MISSING}
-    assert len(shared) == 11
-    assert {name: typed[name] for name in shared} == {name: computed[name] for name in shared}
-
-
-def test_the_codecs_are_those_of_a_recipe():
-    assert set(CODECS) == set(get_args(Codec))
 
 
 @pytest.mark.parametrize(

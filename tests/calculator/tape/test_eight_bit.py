@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 from calculator import Setup, estimate
-from calculator.__main__ import main
 from calculator.choose.devices import DEVICES
-from calculator.choose.fit import advice, answer, verdict
+from calculator.choose.fit import answer, verdict
 from calculator.models.architectures import PRESETS
-from calculator.page.search import said, understood
 from calculator.parts.parameters import odd_matrix
 from calculator.step.setups import FAMILIES_IN_FP8
 
@@ -44,13 +42,6 @@ def test_a_gpu_without_units_for_fp8_is_named(device, has):
     assert any("has no units for FP8" in note for note in notes) != has
 
 
-def test_the_advice_is_to_go_without_where_that_makes_it_fit():
-    setup = replace(LLAMA, checkpointing=True, loss="liger", optimizer="sgd", micro_batch_size=32)
-    assert verdict(setup, DEVICES["rtx-4090"]).standing == "tight"
-    first = advice(setup, DEVICES["rtx-4090"])["suggestions"][0]
-    assert first["changes"] == {"fp8": False} and first["verdict"]["standing"] == "fits"
-
-
 def test_the_largest_setups_have_a_multiple_of_16_tokens():
     """`LLAMA` fits with other numbers too, which the kernels do not multiply."""
     judged = answer(LLAMA, DEVICES["rtx-4090"])
@@ -61,17 +52,3 @@ def test_the_largest_setups_have_a_multiple_of_16_tokens():
     judged = answer(odd, DEVICES["h100-80gb"])
     assert judged["largest_micro_batch"] % 8 == 0 and judged["largest_micro_batch"] > 8
     assert judged["longest_sequence"] % 2 == 0
-
-
-@pytest.mark.parametrize("words", ["fp8", "FP-8 training", "float8", "torchao float8"])
-def test_a_reader_may_ask_for_fp8(words):
-    found = understood(f"llama 8b {words} h100")
-    assert found["setup"]["fp8"] is True and not found["ignored"]
-    assert "FP8" in said(found)
-
-
-def test_the_command_line_says_which_flag_to_leave_out(capsys):
-    flags = "llama-3.2-1b --fp8 --precision bf16 --checkpointing --loss liger --optimizer sgd --micro-batch-size 32"
-    assert main([*flags.split(), "--sequence-length", "2048", "--gpu", "rtx-4090"]) == 0
-    said = capsys.readouterr().out
-    assert "1. With matrix products in 16 bits it needs" in said and "   without --fp8\n" in said

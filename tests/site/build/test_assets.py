@@ -18,12 +18,6 @@ def test_npm_does_not_run_where_the_lock_has_not_changed(tmp_path):
     assert said == []
 
 
-def test_failing_npm_is_named_with_its_words(tmp_path):
-    (tmp_path / "package-lock.json").write_text("no JSON")
-    (tmp_path / "package.json").write_text("no JSON")
-    with pytest.raises(browser_files.BuildFailed, match=r"npm ci ended with exit code \d+:\n(?s:.)*package-lock"):
-        browser_files.fetch_packages(tmp_path, say=lambda line: None)
-    assert not (tmp_path / "node_modules" / ".fetched-lock").exists()
 
 
 def test_a_site_without_made_files_says_what_makes_them(tmp_path, monkeypatch):

@@ -29,17 +29,6 @@ def test_the_words_stay_what_they_were(block):
     assert plain(wrapping(block)) == plain(block).rstrip("\n")
 
 
-def test_commands_are_cut_between_words_and_code_into_lines():
-    made = wrapping(SHELL)
-    words = [plain(word) for word in re.findall(r'<span class="word">(.*?)</span>(?=<span class="w">|\n|</)', made)]
-    assert words == ["-m", '"a red-hot circle"', "--checkpoint", "runs/my-run"]
-    assert made.count('class="line"') == 2
-    indents = re.findall(r'<span class="line"(?: style="--indent:(\d+)")?>', wrapping(PYTHON))
-    assert indents == ["", "4", "", "8"]
-    assert 'class="word"' not in wrapping(PYTHON)
-    assert wrapping("<code>--client-mode</code>") == '<code class="whole">--client-mode</code>'
-    long = "<code>training/a-name/that/is/longer/than/a/phone</code>"
-    assert wrapping(long) == long
 
 
 WRAPPED = """() => [...document.querySelectorAll("main pre .line")].flatMap((line) => {

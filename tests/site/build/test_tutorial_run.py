@@ -139,12 +139,3 @@ def test_sizes_of_the_two_models():
     assert tutorial.exchange_of(gpt2).parameters == 774_030_080  # of openai-community/gpt2-large's safetensors
 
 
-def test_gpt2s_lines_are_those_of_the_tutorial():
-    _, gpt2 = tutorial.runs_together().values()
-    settings = next(
-        code for language, code in tutorial.code_blocks(tutorial.SOURCE.read_text()) if language == "python"
-    )
-    assert f"learning_rate = {gpt2.schedule.peak_learning_rate:g}\n".replace("e-05", "e-5") in settings
-    assert f"sequence_length = {gpt2.model.block_length}\n" in settings
-    assert gpt2.swarm.inner_batch_size == tutorial.TUTORIAL_SETUP.accumulation_steps
-    assert f'model_name = "{tutorial._own_lines()["model"]["from"]}"\n' in settings

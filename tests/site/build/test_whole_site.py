@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 
 from builder.learn import glossary
 from builder.reference import changes
-from tests.site.pages.test_every_page import violations
 from tests.programs import ROOT
+from tests.site.pages.test_every_page import violations
 
 pytestmark = pytest.mark.browser
 
@@ -117,56 +117,7 @@ def test_pages_print_without_what_only_a_screen_can_use(open_page):
     expect(page.locator("[data-slot=command]")).to_be_visible()
 
 
-def test_readers_have_their_colours_from_the_start(open_page):
-    """Those of the system while they have chosen none, and before the theme's script has run."""
-    page = open_page("join/", dark=True)
-    body = page.locator("body")
-    expect(body).to_have_attribute("data-md-color-scheme", "slate")
-    page.emulate_media(color_scheme="light")
-    expect(body).to_have_attribute("data-md-color-scheme", "default")
-    switch = page.get_by_role("button", name="Switch to dark colours")
-    switch.focus()
-    page.keyboard.press("Enter")
-    expect(body).to_have_attribute("data-md-color-scheme", "slate")
-    expect(page.get_by_role("button", name="Switch to light colours")).to_be_focused()
-    paper = body.evaluate("body => getComputedStyle(body).getPropertyValue('--paper')")
-    expect(page.locator("meta[name=theme-color]")).to_have_attribute("content", paper)
-    page.route("**/*.*js", lambda route: route.abort())
-    page.expected_complaint = "net::ERR_FAILED"
-    page.reload()
-    expect(body).to_have_attribute("data-md-color-scheme", "slate")
-    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
 
 
-def test_the_index_is_worked_in_when_something_is_searched(open_page, server):
-    page = open_page("join/")
-    page.wait_for_load_state("networkidle")
-    begun = [path for path in server.requests if path.startswith("/assets/javascripts/workers/")]
-    assert begun == []
-    page.keyboard.press("s")
-    page.keyboard.type("reversible")
-    results = page.locator(".md-search-result__item")
-    expect(results.first).to_contain_text("eversible")
-    page.keyboard.press("Control+A")
-    page.keyboard.type("bandwidth")
-    expect(results.first).to_contain_text("andwidth")
-    page.keyboard.press("Control+A")
-    page.keyboard.type("xyzzy")
-    expect(page.locator(".md-search-result__meta")).to_have_text("No matching documents")
 
 
-def test_the_tabs_are_there_again_at_the_top(open_page):
-    """The theme hides them as they are scrolled away; nothing jumps, and what unfolds below leaves them free."""
-    page = open_page("calculator/")
-    tabs, title = page.locator(".md-tabs"), page.locator("main h1")
-    expect(tabs).to_be_visible()
-    place = "title => title.getBoundingClientRect().top + scrollY"
-    before = title.evaluate(place)
-    page.evaluate("scrollTo({ top: 600, behavior: 'instant' })")
-    expect(tabs).to_have_attribute("hidden", "")
-    assert title.evaluate(place) == before
-    page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
-    page.wait_for_timeout(200)
-    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
-    expect(tabs).not_to_have_attribute("hidden", "")
-    expect(tabs).to_be_visible()

@@ -205,22 +205,6 @@ def test_a_setup_in_own_words(open_page):
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
 
 
-def test_words_are_taken_only_once_the_script_is_there(open_page):
-    """Enter did nothing before, and the words stood there without an answer."""
-    page, held = open_page("join/"), []
-    page.route("**/calculator/page.mjs*", lambda route: held.append(route))
-    page.goto(page.origin + "calculator/")
-    words = page.get_by_role("searchbox", name="In your own words")
-    expect(words).to_be_disabled()
-    for route in held:
-        route.continue_()
-    assert held
-    page.unroute("**/calculator/page.mjs*")
-    words.fill("gpt2 batch 4")
-    words.press("Enter")
-    expect(page.locator("[data-slot=search-said]")).to_have_text("Understood: gpt2, micro-batch of 4.")
-
-
 TEXTS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
 
 
@@ -243,23 +227,6 @@ def test_generating_text_on_each_gpu(open_page):
     page.get_by_role("combobox", name="Model").press("Enter")
     expect(page.get_by_text("does not generate text token by token")).to_be_visible()
     expect(table).to_be_hidden()
-
-
-def test_the_tables_are_of_the_form_even_if_its_setup_is_refused(open_page):
-    page = open_page("calculator/")
-    page.get_by_text("Generating text with this model").click()
-    page.get_by_text("Which GPU do I need?").click()
-    note = page.locator("[data-slot=generate] [data-slot=table-note]")
-    expect(note).to_contain_text("1\u202f024 tokens")
-    fits = page.get_by_role("region", name="GPUs, table")
-    expect(fits).to_be_visible()
-    page.get_by_label("Micro-batch").first.fill("0")
-    expect(message(page)).to_contain_text("“Micro-batch” is a whole number")
-    choose_model(page, "llama-3.1-8b")
-    wanted = generate(json.dumps({"setup": {"model": "llama-3.1-8b"}}))
-    expect(note).to_have_text(json.loads(wanted)["note"])
-    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("“Micro-batch” is a whole number")
-    expect(fits).to_be_hidden()
 
 
 def test_the_gpus_that_a_setup_fits(open_page):
@@ -286,19 +253,6 @@ def test_the_gpus_that_a_setup_fits(open_page):
     page.get_by_label("Price of one GPU for an hour").fill("")
     page.get_by_role("button", name="A100, 80 GB").click()
     shows(page, setup, "a100-80gb")
-
-
-def test_the_gpus_are_shown_also_if_the_reader_was_faster_than_the_script(open_page):
-    page, held = open_page("join/"), []
-    page.route("**/calculator/page.mjs*", lambda route: held.append(route))
-    page.goto(page.origin + "calculator/")
-    page.get_by_text("Which GPU do I need?").click()
-    expect(page.locator("details[data-slot=gpus]")).to_have_attribute("open", "")
-    for route in held:
-        route.continue_()
-    assert held
-    expect(page.locator("[data-slot=gpus] tbody tr")).to_have_count(len(DEVICES))
-    page.unroute("**/calculator/page.mjs*")
 
 
 def test_in_a_frame_the_page_is_the_calculator_alone(open_page):
@@ -411,19 +365,6 @@ def test_host_memory_is_a_sentence_until_something_is_on_the_host(open_page):
     expect(page.get_by_text("Only the program itself")).to_be_hidden()
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_names_of_gpus_are_not_cut_off(open_page, width):
-    page = open_page("calculator/", width=width)
-    gpu = page.get_by_label("GPU to fit")
-    lengths = """select => {
-        const pen = document.createElement("canvas").getContext("2d");
-        pen.font = getComputedStyle(select).font;
-        return [...select.options].map((option) => pen.measureText(option.text).width);
-    }"""
-    arrow_and_padding = 40
-    assert max(gpu.evaluate(lengths)) < gpu.evaluate("select => select.clientWidth") - arrow_and_padding
-
-
 def test_what_has_the_focus_is_not_under_the_bars(open_page):
     """Backwards through the page, where the browser scrolls just so far that the focus comes into sight."""
     page = open_page("calculator/?micro_batch_size=2", width=360)
@@ -466,29 +407,6 @@ def test_models_take_only_what_applies_to_them(open_page):
     assert violations(page) == []
 
 
-def test_each_other_gpu_has_a_bar(open_page):
-    page = open_page("calculator/")
-    others, label = page.locator("[data-slot=others]"), page.locator("[data-slot=bar-others]")
-    shows(page, DEFAULT)
-    expect(others).to_be_hidden()
-    expect(label).to_be_hidden()
-    for number, sharding, bars, said in [
-        ("8", "zero-3", 7, "The 7 others, at most"),
-        ("2", "none", 1, "The other"),
-        ("64", "none", 15, "15 of 63 others"),
-    ]:
-        page.goto(f"{page.origin}calculator/?model=llama-3.1-8b&precision=bf16&gpus={number}&sharding={sharding}")
-        expect(label).to_have_text(said)
-        expect(others.locator("i")).to_have_count(bars)
-        expect(others).to_be_visible()
-        # As long as the first bar's, in the same colours.
-        one, first = others.locator("i").first, page.locator("[data-bar]").first
-        assert one.bounding_box()["width"] == pytest.approx(first.bounding_box()["width"], abs=1)
-        assert "linear-gradient" in one.evaluate("one => getComputedStyle(one).backgroundImage")
-    page.get_by_label("GPUs", exact=True).fill("1")
-    expect(others).to_be_hidden()
-
-
 def test_gpus_compute_a_sample_together(open_page):
     """Tensor parallelism; what it is not counted with is said in the answer's place."""
     page = open_page("calculator/")
@@ -508,22 +426,6 @@ def test_gpus_compute_a_sample_together(open_page):
     assert violations(page) == []
 
 
-def test_a_sharding_that_is_not_counted_for_a_model_is_refused_and_another_one_answered(open_page):
-    page = open_page("calculator/?model=flux-dev&gpus=8&sharding=zero-3")
-    expect(page.get_by_text("FSDP2 is not counted for flux-dev; choose sharding zero-1 or none.")).to_be_visible()
-    divided = page.get_by_label("Divided among GPUs")
-    expect(divided).to_be_enabled()
-    expect(divided).to_have_value("zero-3")
-    expect(divided).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("[data-slot=total]")).to_have_text("…")
-    divided.select_option("zero-1")
-    shows(page, {**DEFAULT, "model": "flux-dev", "optimizer": "adamw", "gpus": 8, "sharding": "zero-1"})
-    expect(divided).not_to_have_attribute("aria-invalid", "true")
-    page.get_by_text("Which GPU do I need?").click()
-    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("Each row is for 8 such GPUs")
-    assert violations(page) == []
-
-
 def test_a_model_is_frozen_beside_adapters(open_page):
     page = open_page("calculator/?model=dalle-2021")
     expect(page.get_by_label("LoRA, rank")).to_be_hidden()
@@ -535,19 +437,6 @@ def test_a_model_is_frozen_beside_adapters(open_page):
     expect(page.locator("[data-slot=command]")).to_contain_text("--lora-rank 16 --base-bits 4")
     choose_model(page, "dalle-2021")
     expect(page.get_by_label("LoRA, rank")).to_be_hidden()
-
-
-def test_an_optimizer_that_projects_has_a_rank(open_page):
-    page = open_page("calculator/")
-    expect(page.get_by_label("Optimizer's rank")).to_be_hidden()
-    choose_model(page, "llama-3.2-1b")
-    page.get_by_label("Optimizer", exact=True).select_option("galore")
-    page.get_by_label("Optimizer's rank").fill("64")
-    shows(page, {**DEFAULT, "model": "llama-3.2-1b", "optimizer": "galore", "optimizer_rank": 64})
-    expect(page.locator("[data-slot=command]")).to_contain_text("--optimizer galore --optimizer-rank 64")
-    expect(page.get_by_label("Offload the optimizer")).to_be_disabled()
-    choose_model(page, "gpt2")
-    expect(page.get_by_text("gpt2 is of another family")).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -638,17 +527,6 @@ def test_what_comes_late_is_said_once_and_moves_nothing(open_page):
     assert page.evaluate("window.said") == [spoken]
 
 
-@pytest.mark.parametrize("broken", ["calculator/page.mjs", "site.mjs"])
-def test_a_script_that_fails_to_load_once_is_asked_for_again(open_page, broken):
-    page = open_page("404.html")
-    page.expected_complaint = "ERR_FAILED"
-    page.route(f"**/javascripts/{broken}*", lambda route: route.abort(), times=1)
-    with page.expect_event("requestfailed"):
-        page.goto(page.url.replace("404.html", "calculator/"))
-    page.get_by_label("Offload the optimizer").check()
-    shows(page, {**DEFAULT, "offload_optimizer": True})
-
-
 def test_a_script_that_cannot_be_had_is_said_to_be_missing(open_page):
     page = open_page("404.html")
     page.expected_complaint = "ERR_FAILED"
@@ -705,24 +583,6 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     ended = run_program(["bash", "-c", command.replace("python -m", f"{sys.executable} -m") + " --json"])
     assert ended.returncode == 0, ended.stderr
     assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == expected["total"]
-
-
-def test_a_pasted_config_is_said_to_be_in_use_only_while_it_is(open_page):
-    page = open_page("calculator/")
-    page.get_by_text("Paste a config.json").click()
-    text, note = page.get_by_label("of a model on Hugging Face"), page.locator("[data-slot=config-note]")
-    words = page.get_by_role("searchbox", name="In your own words")
-    for leave in (
-        lambda: page.get_by_role("button", name="Start over").click(),
-        lambda: words.fill("gpt2") or words.press("Enter"),
-        lambda: text.fill("{}"),
-    ):
-        text.fill(json.dumps(GPT2))
-        page.get_by_role("button", name="Use it").click()
-        expect(note).to_have_text("It is in use.")
-        page.wait_for_url("**config=*")
-        leave()
-        expect(note).to_have_text("")
 
 
 def test_what_would_make_it_fit_is_one_click(open_page):
@@ -829,30 +689,6 @@ def test_files_and_paper_say_what_the_command_line_says(open_page, tmp_path):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     held = [row["bytes"] for row in on_cpython({**DEFAULT, "micro_batch_size": 3})["timeline"]]
     expect(page.locator("[data-slot=timeline] td:nth-child(3)")).to_have_text(held)
-
-
-def test_a_file_that_cannot_be_made_is_refused_in_the_pages_words(open_page):
-    page = open_page("calculator/?micro_batch_size=0")
-    expect(message(page)).to_contain_text("“Micro-batch” is a whole number")
-    page.get_by_role("button", name="Save as JSON").click()
-    page.get_by_text("Which GPU do I need?").click()  # Python answers one after the other
-    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("“Micro-batch” is a whole number")
-    assert "“Micro-batch” is a whole number" in message(page).inner_text()
-
-
-def test_the_worker_outlives_the_page(open_page, server):
-    """On the origin that the site was built for, the theme swaps pages and Python stays."""
-    page = open_page("calculator/?model=gpt2")
-    expect(page.get_by_text("Computed in your browser")).to_be_visible()
-    page.get_by_role("link", name="Join", exact=True).first.click()
-    page.wait_for_url(server.url + "join/")
-    expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
-    fetched = len([path for path in server.requests if path.startswith("/runtime/")])
-    page.get_by_role("link", name="Calculator", exact=True).first.click()
-    page.wait_for_url(server.url + "calculator/")
-    page.get_by_label("Micro-batch").first.fill("2")
-    shows(page, {**DEFAULT, "micro_batch_size": 2})
-    assert len([path for path in server.requests if path.startswith("/runtime/")]) == fetched
 
 
 def test_by_keyboard_alone_from_landing_to_a_copied_command(open_page):
@@ -1001,23 +837,3 @@ def test_the_settings_go_along_to_the_join_page(open_page, server):
     page.goto(server.url + "join/?micro_batch_size=5%3B%20rm%20-rf")
     expect(page.locator("[data-slot=status-label]")).to_have_text("General")
     assert "rm" not in page.locator("[data-slot=command]").inner_text()
-
-
-def test_the_gpu_goes_along_to_the_join_page_and_another_models_batch_does_not(open_page, server):
-    page = open_page("calculator/?model=gpt2-xl&micro_batch_size=1&gpu=rtx-3060")
-    setup = {"model": "gpt2-xl", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
-    shows(page, setup, "rtx-3060")
-    page.get_by_role("link", name="How to join a run").click()
-    expect(page.locator("[data-slot=other]")).to_contain_text("gpt2-xl")
-    assert page.locator("input[name=device]:checked").get_attribute("value") == "nvidia"
-    assert page.locator("input[name=gpu]:checked").get_attribute("value") == "12"
-    assert "--micro-batch-size 1 " not in page.locator("[data-slot=command]").inner_text() + " "
-
-
-def test_a_refused_setup_has_no_verdict(open_page):
-    page = open_page("calculator/?micro_batch_size=0")
-    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "refused", timeout=30_000)
-    bar = page.locator(".total-bar")
-    assert message(page).bounding_box()["y"] - bar.bounding_box()["y"] < page.locator(".total").bounding_box()["height"]
-    for part in (".total", ".verdict-line", ".advice"):
-        expect(page.locator(part)).to_be_hidden()

@@ -144,17 +144,6 @@ def test_a_live_run_is_shown_and_grows(open_page, live):
     assert violations(page) == []
 
 
-def test_a_newcomer_may_have_a_name_that_every_object_has(open_page, live):
-    page = open_page("dashboard/")
-    _wait_for_points(page, "all", 20)
-    grown = live_run(epochs=21)
-    grown["losses"]["peers"] |= {"constructor": [[21, 2.9]], "__proto__": [[21, 2.8]]}
-    live.live = grown
-    expect(page.locator("[data-slot=epoch]")).to_have_text("21 of 40")
-    _wait_for_points(page, "all", 21)
-    assert set(_drawn_names(page)) == {"ada", "<b>bob</b>", "cy", "all", "constructor", "__proto__"}
-
-
 def test_a_volunteer_who_leaves_is_shown_as_gone(open_page, live):
     page = open_page("dashboard/")
     expect(page.locator("[data-slot=active]")).to_have_text("3")
@@ -203,16 +192,6 @@ def test_a_run_before_its_first_epoch(open_page, server):
     page = open_page("dashboard/")
     expect(page.locator("[data-slot=status-text]")).to_contain_text("the first epoch has not finished yet")
     expect(page.locator("[data-slot=pictures-text]")).to_contain_text("No pictures yet")
-
-
-def test_charts_follow_the_palette(open_page, live):
-    page = open_page("dashboard/")
-    expect(page.locator("[data-slot=loss-chart][data-drawn]")).to_be_visible()
-    colours = """() => [...document.querySelector("[data-slot=loss-chart]").querySelectorAll("[data-name], span")]
-        .map((part) => getComputedStyle(part)[part.localName === "span" ? "color" : "stroke"])"""
-    light = page.evaluate(colours)
-    page.get_by_role("button", name="Switch to dark colours").click()
-    page.wait_for_function(f"light => ({colours})().every((colour, place) => colour !== light[place])", arg=light)
 
 
 def test_the_pointer_tells_the_values_of_an_epoch(open_page, live):
@@ -268,12 +247,6 @@ def test_the_last_epochs_are_chosen_by_a_button(open_page, server):
     expect(button).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_role("button", name="Last 1\u202f000 epochs")).to_have_count(0)
     assert violations(page) == []
-
-
-def test_a_short_run_has_no_last_epochs_to_choose(open_page, live):
-    page = open_page("dashboard/")
-    assert _drawn_points(page, "loss-chart", "all") == 20
-    expect(page.get_by_role("button", name="Whole run")).to_be_hidden()
 
 
 def test_a_line_is_switched_off_by_its_name(open_page, live):
@@ -369,31 +342,6 @@ def test_a_large_run_is_shown_piece_by_piece(open_page, server):
     assert max(task["rows"] for task in tasks) <= 25
 
 
-def test_rows_that_stand_already_stay(open_page, live):
-    """A reader's selection, and the browser's layout, would be lost with them."""
-    page = open_page("dashboard/")
-    row = page.get_by_role("region", name="Leaderboard").get_by_role("row", name=re.compile("^cy"))
-    row.evaluate("row => (row.kept = true)")
-    expect(row.get_by_role("cell").last).to_have_text("50 samples/s")
-    live.live = live_run(epochs=21, gone=("cy",))
-    live.live["leaderboard"]["volunteers"].reverse()
-    expect(row.get_by_role("cell").last).to_contain_text("gone")
-    assert page.locator("[data-slot=board] th").all_inner_texts() == ["cy", "<b>bob</b>", "ada"]
-    assert row.evaluate("row => row.kept && row.dataset.active") == "false"
-
-
-def test_a_new_epoch_is_shown_before_its_numbers_come(open_page, live):
-    page = open_page("dashboard/")
-    expect(page.locator("[data-slot=epoch]")).to_have_text("20 of 40")
-    news = live_run(epochs=21)
-    live.live = {name: news[name] for name in ("run", "state")}
-    expect(page.locator("[data-slot=epoch]")).to_have_text("21 of 40")
-    assert _drawn_points(page, "loss-chart", "all") == 20
-    live.live = news
-    _wait_for_points(page, "all", 21)
-    page.complaints.clear()  # The browser reports each answer that was missing.
-
-
 def test_home_shows_the_run_at_a_glance(open_page, live):
     page = open_page()
     glance = page.get_by_role("region", name="Shapes & co")
@@ -414,17 +362,6 @@ def test_join_command_is_the_runs_own(open_page, live):
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == f"{JOIN} --device cpu"
     expect(page.locator("[data-slot=members]")).to_be_hidden()
-
-
-def test_join_command_is_there_again_when_the_reader_comes_back(open_page, live):
-    """Browsers would restore the choice of the live run, of which the page does not know yet."""
-    page = open_page("join/")
-    for _ in range(2):
-        expect(page.locator("input[name=recipe]:checked")).to_have_value("live")
-        expect(page.locator("[data-slot=command]")).to_contain_text(JOIN)
-        page.goto(page.origin + "tutorial/")
-        page.go_back()
-    expect(page.locator("[data-slot=command]")).to_contain_text(JOIN)
 
 
 def test_newcomers_of_a_run_for_members_are_told_where_their_invitation_goes(open_page, live):

@@ -67,30 +67,6 @@ def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(op
     expect(link).to_have_attribute("href", re.compile("^data:"))
 
 
-HOLD_QUESTIONS = """() => {
-    const post = Worker.prototype.postMessage;
-    const held = [];
-    Worker.prototype.postMessage = function (...given) { held.push([this, given]); };
-    window.letThrough = () => { const [worker, given] = held.shift(); post.apply(worker, given); };
-}"""
-
-
-def test_the_recipe_of_values_that_were_changed_meanwhile_is_not_offered(open_page):
-    page = open_page(PAGE)
-    model, link = page.get_by_label("Model", exact=True), page.locator("[data-figure=designer] [data-slot=file]")
-    model.select_option("small")
-    expect(caption(page)).to_have_text(answer_of("designer", {"model": "small"})["caption"])
-    page.evaluate(HOLD_QUESTIONS)
-    model.select_option("middle")
-    model.select_option("large")
-    page.evaluate("letThrough()")
-    expect(caption(page)).to_have_text(answer_of("designer", {"model": "middle"})["caption"])
-    assert link.get_attribute("href") is None
-    page.evaluate("letThrough()")
-    expect(caption(page)).to_have_text(answer_of("designer", {"model": "large"})["caption"])
-    expect(link).to_have_attribute("href", re.compile("^data:"))
-
-
 def test_without_python_no_recipe_is_promised(open_page):
     page = open_page(PAGE)
     page.expected_complaint = "runtime/"
@@ -139,13 +115,6 @@ def test_the_other_kind_has_its_own_settings_and_gives_a_recipe_of_that_kind(ope
     assert shown() == pictures
 
 
-def test_an_address_names_the_kind(open_page):
-    page = open_page(PAGE + f"?designer.task={CAUSAL_LM}&designer.block=2048")
-    expect(page.get_by_label("Block length", exact=True)).to_be_visible()
-    expect(page.get_by_label("Model", exact=True)).to_be_hidden()
-    expect(caption(page)).to_have_text(answer_of("designer", {"task": CAUSAL_LM, "block": "2048"})["caption"])
-
-
 def test_what_does_not_work_says_so_and_offers_no_recipe(open_page):
     page = open_page(PAGE + "?designer.first_count=10000&designer.second_count=0&designer.hours=24")
     expect(caption(page)).to_contain_text("Not feasible. All peers' progress is one record of the DHT")
@@ -153,12 +122,3 @@ def test_what_does_not_work_says_so_and_offers_no_recipe(open_page):
     page.locator("[data-figure=designer]").get_by_role("button", name="Start over").click()
     expect(page.get_by_role("link", name="Download the recipe")).to_be_visible()
     expect(caption(page)).to_contain_text("Feasible:")
-
-
-def test_the_batch_can_be_set(open_page):
-    page = open_page(PAGE)
-    page.locator("summary", has_text="By numbers").click()
-    page.get_by_label("Samples per update").select_option("512")
-    expect(caption(page)).to_contain_text("updates of 512 samples")
-    file = page.get_by_role("link", name="Download the recipe")
-    expect(file).to_have_attribute("href", re.compile("target_batch_size%20%3D%20512%0A"))

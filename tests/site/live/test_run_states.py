@@ -226,21 +226,6 @@ def test_every_status_is_shown():
     assert {"alone", "unmet", "one unmet", "spoiled", "server away", *STATUSES} == set(STATES)
 
 
-def test_a_page_with_a_stream_does_not_ask_for_the_state(monitor, look):
-    monitor.observe(all_at(EPOCHS))
-    page = look(monitor.url)
-    expect(page.locator("[data-slot=status-label]")).to_have_text("Live")
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    began = time.monotonic()
-    for epoch in range(EPOCHS + 1, EPOCHS + 4):
-        monitor.observe(all_at(epoch))
-        expect(page.locator("[data-slot=epoch]")).to_contain_text(f"{epoch} of")
-    expect(page.locator("[data-slot=age]")).to_have_text(re.compile(r"^Last update [0-4] s ago$"))
-    page.wait_for_timeout(max(0, 5000 - 1000 * (time.monotonic() - began)))
-    assert not [url for url in asked if "state.json" in url]
-
-
 def test_the_page_counts_how_old_its_news_are_and_says_when_nobody_answers(monitor, look):
     monitor.observe(all_at(EPOCHS))
     page = look(monitor.url)

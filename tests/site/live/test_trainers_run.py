@@ -119,22 +119,6 @@ def test_scripts_show_the_same_run_as_stopped(open_page):
     assert violations(page) == []
 
 
-def test_the_recorded_plot_stays_until_the_run_is_known(open_page):
-    page = open_page("join/")
-    page.route("**/live/*.json", lambda route: (time.sleep(0.7), route.continue_()))
-    page.goto(page.url.replace("join/", "dashboard/"))
-    chart = page.locator("[data-slot=loss-chart]")
-    expect(chart.locator("polyline").first).to_be_visible()
-    expect(chart).to_have_attribute("data-drawn", "true")
-    expect(page.get_by_role("main")).not_to_contain_text("cannot be drawn")
-
-
-def test_its_join_command_is_not_offered(open_page):
-    page = open_page("join/")
-    page.wait_for_load_state("networkidle")
-    expect(page.locator("[data-slot=command]")).to_contain_text("--initial-peers ADDRESS")
-
-
 def test_the_monitor_serves_site_and_run_together(chromium, monitor):
     page = chromium.new_page()
     errors = []

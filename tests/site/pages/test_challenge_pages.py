@@ -150,28 +150,6 @@ def test_gradients_are_dragged_by_pointer_and_keys(open_page):
     shows(page, "outliers", {**moved, "x1": "-10"})
 
 
-def test_speeds_and_outliers_are_dragged_along_one_way(open_page):
-    page = open_page("challenges/uneven-devices/")
-    handle = figure(page, "uneven").get_by_role("slider", name="Speed of the Laptop")
-    handle.scroll_into_view_if_needed()
-    x, y = middle(handle)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 2000, y + 30, steps=4)
-    page.mouse.up()
-    shows(page, "uneven", {"speed1": "20"})
-    handle.press("ArrowDown")
-    shows(page, "uneven", {"speed1": "19.5"})
-    page = open_page("challenges/memory/")
-    handle = figure(page, "quantization").get_by_role("slider", name="Size of the outliers")
-    handle.press("ArrowUp")
-    shows(page, "quantization", {"size": "256"})
-    handle.press("ArrowLeft")
-    handle.press("PageDown")
-    shows(page, "quantization", {"size": "1"})
-    expect(handle).to_have_attribute("aria-orientation", "vertical")
-
-
 def test_fingers_drag_without_scrolling_the_page(open_page):
     page = open_page("challenges/security/", width=360)
     handle = figure(page, "outliers").get_by_role("slider", name="Hostile gradient 2")
@@ -187,25 +165,6 @@ def test_fingers_drag_without_scrolling_the_page(open_page):
     assert float(values["x2"]) > -6 and float(values["y2"]) > -7
     shows(page, "outliers", values)
     assert page.evaluate("scrollY") == scrolled
-
-
-def test_attacks_end_where_the_caption_says(open_page):
-    page = open_page("challenges/security/?tickets.attack=stolen")
-    shows(page, "tickets", {"attack": "stolen"})
-    expect(figure(page, "tickets").locator("[data-slot=caption]")).to_contain_text("It fails at check 3 of 6")
-    figure(page, "tickets").get_by_label("Attack").select_option("replayed")
-    shows(page, "tickets", {"attack": "replayed"})
-
-
-def test_readers_faster_than_the_script_are_answered(open_page, server):
-    """The slider is moved while its script is still on its way."""
-    page = open_page("")
-    page.route("**/figures/page.mjs", lambda route: (page.wait_for_timeout(1500), route.continue_()))
-    page.goto(server.url + "challenges/communication/")
-    figure(page, "ring").get_by_role("slider", name="Step").press("End")
-    shows(page, "ring", {"step": "6"})
-    figure(page, "ring").get_by_role("button", name="Start over").click()
-    shows(page, "ring", {})
 
 
 def test_hostile_addresses_get_a_sentence(open_page):
@@ -229,19 +188,6 @@ def test_accessible_after_use(open_page, address):
         shows(page, name, {ends.name: ends.text(last)})
     open_all(page)
     assert faults(page, [(360, "slate")]) == []
-
-
-def test_drawings_follow_the_palette_and_the_width(open_page):
-    page = open_page("challenges/communication/")
-    bar = figure(page, "ring").locator("svg:visible .fill-1").first
-    colour = "bar => getComputedStyle(bar).fill"
-    before = bar.evaluate(colour)
-    page.evaluate("document.body.dataset.mdColorScheme = 'slate'")
-    assert bar.evaluate(colour) != before
-    figure(page, "ring").get_by_role("slider", name="Step").press("ArrowRight")
-    shows(page, "ring", {"step": "3"})
-    page.set_viewport_size({"width": 360, "height": 800})
-    page.wait_for_function("document.querySelector('[data-figure=ring] svg').viewBox.baseVal.width === 340")
 
 
 def test_python_is_kept_across_pages(open_page, server):

@@ -230,19 +230,6 @@ MOVING = """() => [...document.querySelectorAll("*")].flatMap((element) =>
     }))"""
 
 
-def test_charts_are_redrawn_without_motion(open_page):
-    page = open_page("dashboard/")
-    chart = page.locator("[data-slot=loss-chart]")
-    expect(chart).to_have_attribute("data-drawn", "true")
-    page.evaluate("document.body.dataset.mdColorScheme = 'slate'")
-    page.wait_for_timeout(SETTLED_MS)
-    lines = "document.querySelector('[data-slot=loss-chart]').innerHTML"
-    before = page.evaluate(lines)
-    page.wait_for_timeout(SETTLED_MS)
-    assert page.evaluate(lines) == before
-    assert page.evaluate("document.getAnimations().filter((one) => one.playState === 'running').length") == 0
-
-
 def test_titles_name_the_page_once(open_page):
     assert open_page("").title() == "Training Transformers Together"
     assert open_page("calculator/").title() == "Memory calculator - Training Transformers Together"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import json
 import re
@@ -14,7 +13,6 @@ from playwright.sync_api import expect
 from builder.join import choices
 from builder.reference import messages
 from tests.programs import ROOT, run_program
-from training import errors
 from training.config import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -151,14 +149,6 @@ def test_every_message_says_what_to_do_where_it_is_raised():
             continue
         assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
         assert not (failure.cure_argument and messages.CURE.search(failure.text)), (failure.module, failure.line)
-
-
-def test_a_message_without_a_cure_gets_the_usual_one_of_its_exception():
-    lines = ("raise BadInput(f'{path} is odd.')", "raise TrainingError('It broke.', cure='Mend it.')")
-    source = "\n".join([*lines, "raise BadInput('Two came; give one.')"])
-    odd, broke, two = messages._failures_of("training.nothing", ast.parse(source))
-    assert (odd.own_cure, odd.cure) == ("", errors.BadInput.usual_cure)
-    assert (broke.text, broke.cure) == ("It broke.", "Mend it.") and two.cure == "Give one."
 
 
 def test_messages_of_join_are_those_that_it_can_reach(open_page):

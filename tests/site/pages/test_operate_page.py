@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from builder.learn.recipes import changeable_fields
 from tests.programs import ROOT, run_program, until
 from tests.random_shards import write_shards
 from tests.site.guide import TRAINER, Guide, Machine, environment
@@ -233,11 +232,3 @@ def test_every_state_that_the_dashboard_shows_is_explained():
     table = PAGE.split("## What the dashboard says\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([\w, ]+) \|", table, re.MULTILINE)[1:]
     assert shown - {"Looking", "No run"} == {state for row in rows for state in row.split(", ")}  # those are of no run
-
-
-def test_the_fields_that_may_change_are_named():
-    fields = (
-        "`title`, `description`, `data.order`, `data.shards`, `swarm.max_epochs_alone`, everything in `[monitor]` and "
-        "everything in `[membership]`"
-    )
-    assert changeable_fields() == fields

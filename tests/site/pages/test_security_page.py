@@ -60,27 +60,6 @@ def test_the_table_shows_the_recorded_runs(open_page):
         assert back >= 0
 
 
-BROKEN = """cells => cells.filter((cell) => {
-    const text = document.createRange();
-    text.selectNodeContents(cell);
-    return text.getClientRects().length > 1;
-}).map((cell) => cell.textContent)"""
-"""The texts of cells that take more than a line."""
-
-
-def test_all_columns_of_the_table_are_in_sight(open_page):
-    page = open_page("challenges/security/", scripts=False)
-    page.set_viewport_size({"width": 1280, "height": 900})
-    region = page.get_by_role("region", name="Loss with hostile peers, compared with a run without")
-    region.scroll_into_view_if_needed()
-    page.wait_for_function("element => element.querySelector('tbody tr').offsetHeight > 0", arg=region.element_handle())
-    last = region.locator("thead th").last
-    assert last.inner_text() == "7 of 16: updates until recovered"
-    broken = region.locator("tbody td").evaluate_all(BROKEN)
-    seen, column = region.bounding_box(), last.bounding_box()
-    assert column["x"] + column["width"] <= seen["x"] + seen["width"] + 1 and broken == []
-
-
 HARD_TO_CATCH = "reducer, silent"
 """Nobody can prove that these have lied."""
 SELDOM = "reducer, every other time"

@@ -403,6 +403,7 @@ def leader_of_two(monkeypatch, most=64):
         (gather("hm"), True),
         (b"?", False),
     ],
+    ids=["the same epoch", "an earlier one", "a later one", "none", "garbage"],
 )
 def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
     """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
