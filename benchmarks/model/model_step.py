@@ -106,18 +106,19 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     """The calculator's peak above the built model, and the kernels that compute attention."""
     from calculator import estimate
     from training.compute.machine import this_machine
-    from training.compute.plan import setup_of, stored_bytes
+    from training.compute.plan import PRECISIONS, layers_of, training_of
     from training.config import load_recipe
     from training.task import task_of
 
     device = model.final_norm.weight.device
     run = load_recipe("dalle-2021").model_copy(update={"model": model.config})
-    setup = setup_of(run, this_machine(str(device)), batch_size, precision=str(dtype).removeprefix("torch."))
+    precision = PRECISIONS[str(dtype).removeprefix("torch.")]
+    setup = training_of(run).setup(this_machine(str(device)), batch_size, precision=precision)
     memory = estimate(setup).gpu
     return {
         "estimated_bytes": memory.total
         - memory.weights
-        + stored_bytes(task_of(run), model, batch_size, activation_budget_bytes, dtype),
+        + layers_of(task_of(run), model).stored_bytes(batch_size, activation_budget_bytes, precision),
         "kernels": model.kernel_choice(dtype).kernels,
     }
 

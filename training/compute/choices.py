@@ -6,26 +6,23 @@ A choice never changes what is trained, only the speed and the memory: the recip
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from calculator.choose.advice import MOST_SAMPLES, advised_micro_batch, sizes_to_advise
+from calculator.choose.advice import MOST_SAMPLES, sizes_to_advise
 from calculator.choose.devices import Device
-from calculator.choose.fit import ADVISED_SHARE
+from calculator.choose.largest import Choice, largest_that_fits
 from calculator.reports.units import show_bytes
 from training.compute.machine import this_machine, torch_device
-from training.compute.plan import Precision, dtype_of, needed_bytes, refusal_of, setup_of
+from training.compute.plan import PRECISIONS, Precision, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.errors import BadInput
 from training.model.kernels.pointwise import PLAIN
 from training.task import Task, TrainedModel, task_of
 
-HOST_SHARE = 0.5
-"""Share of the host's free memory up to which a processor keeps activations that it could recompute; the volunteer's
-other programs use the same memory."""
 MEASURING_SECONDS = 3.0
 """After this time, no further size is timed."""
 LONGEST_STEP_SECONDS = 1.0
@@ -98,18 +95,25 @@ def choose(
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
-    memory = _Memory(run, machine, wishes)
-    timer = _Timer(task_of(run), here, memory, build)
+    task, peer = task_of(run), peer_of(run)
+
+    def largest(sizes: Sequence[int], precision: Precision) -> Choice:
+        return largest_that_fits(
+            peer, machine, sizes, precision=PRECISIONS[precision], checkpointing=wishes.checkpointing
+        )
+
+    timer = _Timer(task, here, largest, build)
     free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
-    precision, why_precision = _precision(task_of(run), machine, wishes, timer)
-    samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
-    budget, kept = memory.most_generous(samples, precision)
-    layers, needed = task_of(run).num_layers, memory.need(samples, precision, budget)
+    precision, why_precision = _precision(task, machine, wishes, timer)
+    samples, why_samples = _micro_batch(run, wishes, precision, largest, timer)
+    choice, layers = largest([samples], precision), task.num_layers
+    kept, needed = choice.kept_layers, choice.need_bytes
+    traced = "; measured by a traced step, since the calculator does not know this model" if choice.traced else ""
     return Choices(
         machine=machine,
         micro_batch_size=samples,
         precision=precision,
-        activation_budget_bytes=budget,
+        activation_budget_bytes=choice.activation_budget_bytes,
         need_bytes=needed,
         settings=(
             _setting("device", machine.title, wishes.device, free),
@@ -120,65 +124,10 @@ def choose(
                 "activations",
                 f"kept for {kept} layers, recomputed for {layers - kept}" if kept < layers else "all kept",
                 wishes.checkpointing,
-                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}{memory.why_traced}",
+                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}{traced}",
             ),
         ),
     )
-
-
-class _Memory:
-    """What the calculator says about this recipe on this machine, or a traced step if it does not know the model."""
-
-    def __init__(self, run: RunConfig, machine: Device, wishes: Wishes):
-        self._run, self._machine, self._checkpointing = run, machine, wishes.checkpointing
-        self._task = task_of(run)
-        self._model = self._task.on_paper()
-        traced = refusal_of(run, machine) is not None
-        self.source = "a traced step" if traced else "the calculator"
-        self.why_traced = "; measured by a traced step, since the calculator does not know this model" if traced else ""
-        """The end of a sentence about memory."""
-
-    def need(self, samples: int, precision: Precision, budget: int | None) -> int:
-        """Bytes needed if activations are kept within this budget; see `TrainedModel.stored_layers`."""
-        return needed_bytes(self._run, self._machine, self._model, samples, budget, precision=precision)
-
-    def largest(self, sizes: list[int], precision: Precision) -> int:
-        """The largest of these sizes that is advised when as few activations as possible are kept; 0 if none is."""
-        least = None if self._checkpointing is False else 0
-        return advised_micro_batch(sizes, lambda samples: self.need(samples, precision, least), self._machine)
-
-    def fits(self, samples: int, precision: Precision) -> bool:
-        """Whether this many samples would be advised."""
-        return bool(self.largest([samples], precision))
-
-    def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
-        """The largest activation budget that fits, and for how many layers it keeps them."""
-        most = int((HOST_SHARE if self._machine.unified else ADVISED_SHARE) * self._machine.usable_bytes)
-        dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
-        if self._checkpointing is not None:
-            budget = 0 if self._checkpointing else None
-        elif self.need(samples, precision, None) <= max(most, self.need(samples, precision, 0)):
-            # Also where keeping all takes no more than keeping none, as when the optimizer's step takes the most.
-            budget = None
-        elif self._task.keeps_some:
-            budget = self._within(most, samples, precision, dtype)
-        else:
-            # Such layers keep all or nothing: the calculator has no case in between.
-            budget = 0
-        kept = self._model.stored_layers(samples, budget, dtype)
-        # A budget too small for any layer is the same as 0, and messages should say so.
-        return (budget if kept else 0), kept
-
-    def _within(self, most: int, samples: int, precision: Precision, dtype: torch.dtype) -> int:
-        """The largest activation budget with which a step takes at most so many bytes, which are too few for all."""
-        least = self.need(samples, precision, 0)
-        room = max(0, most - least)
-        if self._task.reversible:
-            return room
-        # The peak of a step is at another operation if layers are recomputed, so that not all that is kept adds to it.
-        # With each layer it grows, the more the more are kept: a line from none to all lies above it.
-        layers = self._task.num_layers * room // (self.need(samples, precision, None) - least)
-        return sum(self._model.activation_bytes(samples, dtype)[:layers])
 
 
 class _Timer:
@@ -188,10 +137,10 @@ class _Timer:
         self,
         task: Task,
         device: torch.device | None,
-        memory: _Memory,
+        largest: Callable[[Sequence[int], Precision], Choice],
         build: Callable[[], TrainedModel] | None,
     ):
-        self._task, self._memory, self._device, self._build = task, memory, device, build
+        self._task, self._largest, self._device, self._build = task, largest, device, build
         # 2 FLOPs for each weight and token in forward and 4 in backward (Kaplan et al. 2020, arXiv:2001.08361, section
         # 2.1).
         self._flops_per_sample = 6 * task.computing_parameters * task.seq_len
@@ -215,15 +164,19 @@ class _Timer:
 
     def step(self, samples: int, precision: Precision) -> float | None:
         """Seconds of a step that keeps as many activations as fit; None if too long, or out of memory or time."""
-        too_long = self.expected_seconds(precision) > LONGEST_STEP_SECONDS
-        if self._build is None or too_long or not self._memory.fits(samples, precision):
+        if self._build is None or self.expected_seconds(precision) > LONGEST_STEP_SECONDS:
             return None
-        model, (budget, _) = self._build(), self._memory.most_generous(samples, precision)
+        choice = self._largest([samples], precision)
+        if not choice.fits:
+            return None
+        model = self._build()
         # The time starts with the first step, after the model is built: building alone can take longer than all steps.
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
         if time.monotonic() > self._deadline:
             return None
-        return step_seconds(model, self._task.example(samples), precision, activation_budget_bytes=budget)
+        return step_seconds(
+            model, self._task.example(samples), precision, activation_budget_bytes=choice.activation_budget_bytes
+        )
 
 
 def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
@@ -256,6 +209,10 @@ def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tu
     return lower, rates
 
 
+def _according_to(choice: Choice) -> str:
+    return f"according to {'a traced step' if choice.traced else 'the calculator'}"
+
+
 def _kernels(model: TrainedModel, precision: Precision, wishes: Wishes) -> list[Setting]:
     dtype = getattr(torch, precision)
     choice = model.kernel_choice(dtype)
@@ -269,18 +226,22 @@ def _kernels(model: TrainedModel, precision: Precision, wishes: Wishes) -> list[
 
 
 def _micro_batch(
-    run: RunConfig, wishes: Wishes, precision: Precision, memory: _Memory, timer: _Timer
+    run: RunConfig,
+    wishes: Wishes,
+    precision: Precision,
+    largest: Callable[[Sequence[int], Precision], Choice],
+    timer: _Timer,
 ) -> tuple[int, str]:
     if wishes.micro_batch_size is not None:
-        fits = memory.fits(wishes.micro_batch_size, precision)
-        return wishes.micro_batch_size, "it fits" if fits else f"according to {memory.source} it does not fit"
+        choice = largest([wishes.micro_batch_size], precision)
+        return choice.micro_batch_size, "it fits" if choice.fits else f"{_according_to(choice)} it does not fit"
     a_sample = timer.expected_seconds(precision)
     target, window = run.swarm.target_batch_size, run.swarm.matchmaking_seconds
     sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
-    largest = memory.largest(sizes, precision)
-    fitting = [size for size in sizes if size <= largest]
-    if not fitting:
-        return 1, f"according to {memory.source} not even one fits; it is tried all the same"
+    choice = largest(sizes, precision)
+    if not choice.fits:
+        return 1, f"{_according_to(choice)} not even one fits; it is tried all the same"
+    fitting = [size for size in sizes if size <= choice.micro_batch_size]
     speeds: dict[int, float] = {}
     for size in fitting:
         seconds = timer.step(size, precision)

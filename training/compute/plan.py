@@ -10,14 +10,15 @@ its decisions on this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from calculator import BadSetup, Estimate, Setup, estimate
-from calculator.choose.advice import PeerTraining, advised_micro_batch, sizes_to_advise
+from calculator import Estimate, Setup
+from calculator.choose.advice import PeerTraining, sizes_to_advise
 from calculator.choose.devices import Device
 from calculator.choose.fit import Suggestion, suggestions
+from calculator.choose.largest import Layers, PeerSetup, largest_that_fits, peer_step
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.parts.parameters import ParameterTensor
 from calculator.reports.units import show_bytes
@@ -26,13 +27,13 @@ from training.config import RunConfig
 from training.model.trained import count_trained
 from training.task import Task, TrainedModel, shape_of, task_of
 
-if TYPE_CHECKING:  # who only asks the calculator needs no PyTorch
+if TYPE_CHECKING:  # a question to the calculator alone needs no PyTorch
     from training.compute.traced import TracedSteps
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
-_PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
-"""The calculator's names."""
+PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
+"""The calculator's names of these types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def make_plan(
         run: The recipe.
         device: Where it is trained; see `training.compute.machine`.
         micro_batch_size: Samples per forward pass; None: as many as are advised.
-        precision: See `setup_of`.
+        precision: Type in which layers compute; None: 16 bits on a GPU, float32 on a processor.
         activation_budget_bytes: Bytes of activations that the model may keep, see
             `training.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
@@ -96,17 +97,15 @@ def make_plan(
         BadInput: If the calculator does not know such a model and its step cannot be traced.
     """
     task, budget = task_of(run), activation_budget_bytes
-    model = task.on_paper()
+    peer, model = peer_of(run), task.on_paper()
     if budget == "usual":
         budget = task.usual_activation_budget
-
+    theirs = None if precision is None else PRECISIONS[precision]
     # The smallest amount with which a peer could train: no activations are kept unless the budget asks for all.
-    def least(samples: int) -> int:
-        return needed_bytes(run, device, model, samples, None if budget is None else 0, precision=precision)
-
-    advised = advised_micro_batch(sizes_to_advise(run.swarm.target_batch_size), least, device)
-    samples = micro_batch_size or advised or 1
-    step = _step_of(run, device, model, samples, budget, precision)
+    sizes, recomputed = sizes_to_advise(run.swarm.target_batch_size), budget is not None
+    largest = largest_that_fits(peer, device, sizes, precision=theirs, checkpointing=recomputed)
+    samples = micro_batch_size or largest.micro_batch_size
+    step = peer_step(peer, device, samples, budget, precision=theirs)
     needed, known = step.need_bytes(device), step.refusal is None
     local, more = step.training.bytes_of_the_mode(step.estimate)
     return Plan(
@@ -122,14 +121,19 @@ def make_plan(
         host_bytes=step.estimate.host.total + more,
         device=device,
         need_bytes=needed,
-        advised_micro_batch=advised,
+        advised_micro_batch=largest.micro_batch_size if largest.fits else 0,
         suggestions=tuple(suggestions(step.setup, device)) if known and needed > device.usable_bytes else (),
     )
 
 
 def training_of(run: RunConfig) -> PeerTraining:
-    """The settings of a recipe on which a peer's memory depends."""
+    """The settings of a recipe on which a peer's memory depends; needs no PyTorch."""
     return _known_of(run).training
+
+
+def peer_of(run: RunConfig) -> PeerSetup:
+    """A recipe's training as the calculator asks for it: the settings, the model's layers, and steps to trace."""
+    return _known_of(run).peer
 
 
 class _Known:
@@ -148,10 +152,16 @@ class _Known:
         )
 
     @cached_property
-    def steps(self) -> TracedSteps:
+    def peer(self) -> PeerSetup:
         from training.compute.traced import TracedSteps
 
-        return TracedSteps(task_of(self._run))
+        task = task_of(self._run)
+        model, steps = task.on_paper(), TracedSteps(task)
+        return PeerSetup(
+            training=self.training,
+            layers=layers_of(task, model),
+            traced=lambda setup, stored: _traced(self._run, model, steps, setup, stored),
+        )
 
 
 _LAST: dict[str, _Known] = {}
@@ -167,120 +177,27 @@ def _known_of(run: RunConfig) -> _Known:
     return _LAST[recipe]
 
 
-def setup_of(
-    run: RunConfig,
-    device: Device,
-    micro_batch_size: int,
-    *,
-    precision: Precision | None = None,
-    checkpointing: bool = False,
-) -> Setup:
-    """The calculator's setup for training a recipe's model; see `calculator.choose.advice.PeerTraining.setup`."""
-    theirs = None if precision is None else _PRECISIONS[precision]
-    return training_of(run).setup(device, micro_batch_size, precision=theirs, checkpointing=checkpointing)
-
-
-def needed_bytes(
-    run: RunConfig,
-    device: Device,
-    model: TrainedModel,
-    micro_batch_size: int,
-    activation_budget_bytes: int | None,
-    *,
-    precision: Precision | None = None,
-) -> int:
-    """Device memory that training takes in total.
-
-    Args:
-        run: The recipe.
-        device: Where it is trained.
-        model: From `Task.on_paper`.
-        micro_batch_size: Samples per forward pass.
-        activation_budget_bytes: Bytes of activations to keep; see `TrainedModel.stored_layers`.
-        precision: See `setup_of`.
-
-    Raises:
-        BadInput: If the calculator does not know such a model and its step cannot be traced.
-    """
-    return _step_of(run, device, model, micro_batch_size, activation_budget_bytes, precision).need_bytes(device)
-
-
-def refusal_of(run: RunConfig, device: Device) -> str | None:
-    """Why the calculator does not know a recipe's model; None if it does."""
-    try:
-        estimate(setup_of(run, device, 1))
-    except BadSetup as error:
-        return str(error)
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A step with so many samples; fields as in `Plan`."""
-
-    training: PeerTraining
-    setup: Setup
-    estimate: Estimate
-    refusal: str | None
-    stored_layers: int
-    stored_bytes: int
-
-    def need_bytes(self, device: Device) -> int:
-        return self.training.need_of(self.estimate, device) + self.stored_bytes
-
-
-def _step_of(
-    run: RunConfig,
-    device: Device,
-    model: TrainedModel,
-    samples: int,
-    budget: int | None,
-    precision: Precision | None,
-) -> _Step:
-    """By the calculator, or traced where it does not know the model; arguments as for `needed_bytes`."""
-    task, training = task_of(run), training_of(run)
-    recomputed = budget is not None if task.keeps_some else budget == 0
-    theirs = None if precision is None else _PRECISIONS[precision]
-    setup = training.setup(device, samples, precision=theirs, checkpointing=recomputed)
-    dtype = dtype_of(setup)
-    stored = model.stored_layers(samples, budget, dtype)
-    try:
-        result = estimate(setup)
-    except BadSetup as error:
-        tensors, frozen = _tensors(run, model)
-        result = _traced(run, setup, samples, stored, tensors, frozen)
-        training = replace(training, tensors=tensors)
-        return _Step(
-            training=training, setup=setup, estimate=result, refusal=str(error), stored_layers=stored, stored_bytes=0
-        )
-    kept = stored_bytes(task, model, samples, budget, dtype) if task.keeps_some else 0
-    if kept and not task.reversible:
-        # See `training.compute.choices`: the line from none to all lies above the peak.
-        whole = estimate(replace(setup, checkpointing=False)).gpu.total
-        kept = min(kept, (whole - result.gpu.total) * stored // task.num_layers)
-    return _Step(
-        training=training,
-        setup=setup,
-        estimate=result,
-        refusal=None,
-        stored_layers=stored if task.keeps_some else 0,
-        stored_bytes=kept,
+def layers_of(task: Task, model: TrainedModel) -> Layers:
+    """The layers of a task's model, for the calculator."""
+    return Layers(
+        count=task.num_layers,
+        keep_some=task.keeps_some,
+        reversible=task.reversible,
+        stored=lambda samples, budget, precision: model.stored_layers(samples, budget, dtype_of(precision)),
+        activation_bytes=lambda samples, precision: model.activation_bytes(samples, dtype_of(precision)),
     )
 
 
 def _traced(
-    run: RunConfig,
-    setup: Setup,
-    samples: int,
-    stored: int,
-    tensors: tuple[ParameterTensor, ...],
-    frozen: tuple[int, ...],
-) -> Estimate:
-    step = _known_of(run).steps.peak(samples, stored, dtype_of(setup))
+    run: RunConfig, model: TrainedModel, steps: TracedSteps, setup: Setup, stored: int
+) -> tuple[Estimate, tuple[ParameterTensor, ...]]:
+    """A step of a model that the calculator does not know, and the tensors that it trains."""
+    tensors, frozen = _tensors(run, model)
+    step = steps.peak(setup.micro_batch_size, stored, dtype_of(setup.precision))
     parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
     largest = sorted((parts | {"temporary": step.temporary}).items(), key=lambda part: -part[1])[:2]
     words = " and ".join(f"{name} ({show_bytes(size)})" for name, size in largest)
-    return estimate_around(
+    result = estimate_around(
         GpuMemory(**parts, optimizer_state=0, temporary=step.temporary),
         setup,
         tensors,
@@ -289,6 +206,7 @@ def _traced(
         peak=Peak(phase=step.phase, instant=f"In {step.phase}, in {step.operation}; the largest parts are {words}."),
         note="The calculator does not know this model: a step of the model itself was traced.",
     )
+    return result, tensors
 
 
 def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
@@ -305,32 +223,11 @@ def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[
     return tuple(trained), tuple(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
 
 
-def stored_bytes(
-    task: Task, model: TrainedModel, micro_batch_size: int, activation_budget_bytes: int | None, dtype=None
-) -> int:
-    """Bytes of activations that a model keeps of some layers within a budget; the calculator does not count these.
-
-    Args:
-        task: Of the model.
-        model: From `Task.on_paper`.
-        micro_batch_size: Samples per forward pass.
-        activation_budget_bytes: See `TrainedModel.stored_layers`.
-        dtype: Type in which layers compute; None: the current autocast type.
-    """
-    # Of layers that are not reversible, the calculator counts the case that all keep their activations.
-    if not task.keeps_some or (activation_budget_bytes is None and not task.reversible):
-        return 0
-    stored = model.stored_layers(micro_batch_size, activation_budget_bytes, dtype)
-    layers = model.activation_bytes(micro_batch_size, dtype)
-    # Not `layers[-stored:]`, which would be all layers if none is stored.
-    return sum(layers[len(layers) - stored :])
-
-
-def dtype_of(setup: Setup):
-    """The type in which layers compute."""
+def dtype_of(precision: str):
+    """The type in which layers compute, of the calculator's name."""
     import torch
 
-    return getattr(torch, {name: precision for precision, name in _PRECISIONS.items()}[setup.precision])
+    return getattr(torch, {name: ours for ours, name in PRECISIONS.items()}[precision])
 
 
 def _count(model) -> int:

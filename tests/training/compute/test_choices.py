@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from calculator.choose.devices import device_named
+from calculator.choose.largest import HOST_SHARE, peer_step
 from training.cli import build_app
 from training.compute import choices as module
 from training.compute import speed
 from training.compute.choices import Wishes, choose
 from training.compute.machine import group_bytes, this_machine, usable_cores
-from training.compute.plan import needed_bytes
+from training.compute.plan import peer_of
 from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe, run_of
 from training.errors import BadInput, TrainingError
@@ -56,6 +57,11 @@ def rates(monkeypatch):
     return give
 
 
+def need(run, machine, samples, **options):
+    """Bytes of a step that keeps no activations which it could recompute."""
+    return peer_step(peer_of(run), machine, samples, 0, **options).need_bytes(machine)
+
+
 @pytest.mark.parametrize("gib", [4, 8, 20, 200])
 def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
     run, machine = load_recipe("dalle-2021"), machine_with(gib * GIB)
@@ -64,8 +70,7 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
     assert chosen.need_bytes <= 0.9 * machine.usable_bytes
     assert chosen.micro_batch_size in (1, 2, 4, 8, 16, 32)
     if chosen.micro_batch_size < 32:
-        paper = task_of(run).on_paper()
-        assert needed_bytes(run, machine, paper, 2 * chosen.micro_batch_size, 0) > 0.9 * machine.usable_bytes
+        assert need(run, machine, 2 * chosen.micro_batch_size) > 0.9 * machine.usable_bytes
         assert "would not" in reasons_of(chosen)["micro-batch"].reason
     assert all(setting.reason for setting in chosen.settings)
 
@@ -155,9 +160,9 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
         model = task_of(run).on_paper()
         layers = model.stored_layers(1, chosen.activation_budget_bytes, torch.float32)
         one_more = sum(model.activation_bytes(1, torch.float32)[-layers - 1 :])
-        room = module.HOST_SHARE * machine.usable_bytes - needed_bytes(run, machine, model, 1, 0, precision="float32")
+        room = HOST_SHARE * machine.usable_bytes - need(run, machine, 1, precision="fp32")
         assert chosen.activation_budget_bytes <= room < one_more
-        assert chosen.need_bytes <= module.HOST_SHARE * machine.usable_bytes
+        assert chosen.need_bytes <= HOST_SHARE * machine.usable_bytes
         assert f"kept for {layers} layers" in reasons_of(chosen)["activations"].value
         kept.append(layers)
     assert 0 < kept[0] < kept[1] < run.model.num_layers
@@ -169,10 +174,10 @@ def test_a_model_whose_optimizer_takes_more_than_its_activations(machine_with):
     recipe["model"]["block_length"] = 2
     recipe["model"]["architecture"] |= {"num_hidden_layers": 1, "hidden_size": 512, "max_position_embeddings": 2}
     run, machine = run_of(recipe), device_named("t4")
-    need = needed_bytes(run, machine, task_of(run).on_paper(), 1, 0)
-    for room in (need // 2, 2 * need):
+    least = need(run, machine, 1)
+    for room in (least // 2, 2 * least):
         chosen = choose(run, Wishes(micro_batch_size=1), machine=replace(machine, usable_bytes=room))
-        assert (chosen.activation_budget_bytes, chosen.need_bytes) == (None, need)
+        assert (chosen.activation_budget_bytes, chosen.need_bytes) == (None, least)
 
 
 def test_the_plan_is_what_join_chooses(machine_with, rates):

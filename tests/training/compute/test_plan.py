@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 from calculator import estimate
 from calculator.choose.devices import device_named
+from calculator.choose.largest import peer_step
 from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute.machine import this_machine
-from training.compute.plan import make_plan, needed_bytes, setup_of, stored_bytes, training_of
+from training.compute.plan import layers_of, make_plan, peer_of, training_of
 from training.config import OptimizerConfig, load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
@@ -101,9 +102,9 @@ def test_advice_is_the_largest_that_fits_with_a_margin():
 def test_stored_layers_shrink_as_samples_grow():
     run = load_recipe("demo")
     model, budget = build_model(run.model, seed=0), usual_activation_budget(run.model)
-    for samples in (1, 16, 32, 64, 500):
-        assert stored_bytes(task_of(run), model, samples, budget) <= budget
-    assert stored_bytes(task_of(run), model, 500, budget) == 0 < stored_bytes(task_of(run), model, 32, budget)
+    layers = layers_of(task_of(run), model)
+    kept = {samples: layers.stored_bytes(samples, budget, "fp32") for samples in (1, 16, 32, 64, 500)}
+    assert max(kept.values()) <= budget and kept[500] == 0 < kept[32]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -115,7 +116,7 @@ def test_what_each_optimizer_keeps_and_takes_is_estimated(name, tied, machine):
     model = build_model(run.model, seed=0)
     optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=0.1)
     kept = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
-    result = estimate(setup_of(run, machine, SAMPLES))
+    result = estimate(training_of(run).setup(machine, SAMPLES))
     assert result.host.optimizer_state == pytest.approx(kept, rel=0.02)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -132,13 +133,11 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     inner = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=0.1)
     moments = sum(t.nbytes for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor))
 
-    paper = task_of(run).on_paper()
-
     def taken(device, **swarm):
         there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
-        result = estimate(setup_of(there, device, SAMPLES))
+        result = estimate(training_of(there).setup(device, SAMPLES))
         _, more = training_of(there).bytes_of_the_mode(result)
-        return needed_bytes(there, device, paper, SAMPLES, 0), result.host.total + more
+        return peer_step(peer_of(there), device, SAMPLES, 0).need_bytes(device), result.host.total + more
 
     blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
     for device, local, product in (

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from calculator import estimate
 from calculator.choose.devices import device_named
+from calculator.choose.largest import HOST_SHARE, peer_step
 from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute import choices as module
 from training.compute.choices import Wishes, choose
 from training.compute.machine import this_machine
-from training.compute.plan import make_plan, needed_bytes, refusal_of, setup_of
+from training.compute.plan import PRECISIONS, make_plan, peer_of, training_of
 from training.compute.traced import TracedSteps
 from training.config import LanguageModelConfig, load_recipe, read_recipe
 from training.errors import BadInput
@@ -120,9 +121,9 @@ def test_where_the_calculator_knows_the_model_it_says_nearly_the_same(family, dt
     No matrix is at both ends: fake tensors add its two gradients in new memory, PyTorch adds one to the other.
     """
     run = language(family, vocab_size=words, tie_word_embeddings=False)
-    device, precision = this_machine("cpu"), str(dtype).removeprefix("torch.")
+    device, precision = this_machine("cpu"), PRECISIONS[str(dtype).removeprefix("torch.")]
     for checkpointing, stored in ((False, 3), (True, 0)):
-        known = estimate(setup_of(run, device, 8, precision=precision, checkpointing=checkpointing)).gpu
+        known = estimate(training_of(run).setup(device, 8, precision=precision, checkpointing=checkpointing)).gpu
         traced = TracedSteps(task_of(run)).peak(8, stored, dtype)
         assert traced.total == pytest.approx(known.total, rel=0.1)
         assert known.weights == pytest.approx(traced.weights, rel=0.01)
@@ -135,7 +136,8 @@ def test_a_model_larger_than_any_memory_is_traced():
 
 
 def test_the_calculator_knows_all_families_but_these():
-    refused = [family for family in FAMILIES if refusal_of(language(family), device_named("t4")) is not None]
+    steps = {family: peer_step(peer_of(language(family)), device_named("t4"), 1, 0) for family in FAMILIES}
+    refused = [family for family, step in steps.items() if step.refusal is not None]
     assert sorted(refused) == sorted(UNKNOWN)
 
 
@@ -147,7 +149,7 @@ def test_what_the_host_keeps_is_counted_by_tensors(optimizer, monkeypatch):
     for device in (device_named("t4"), this_machine("cpu")):
         known = make_plan(run, device, micro_batch_size=2)
         refused = partial(replace, config={"model_type": "none"})
-        monkeypatch.setattr("training.compute.plan.estimate", lambda setup, to=refused: estimate(to(setup)))
+        monkeypatch.setattr("calculator.choose.largest.estimate", lambda setup, to=refused: estimate(to(setup)))
         traced = make_plan(run, device, micro_batch_size=2)
         monkeypatch.undo()
         assert known.refusal is None and "none" in traced.refusal
@@ -201,15 +203,15 @@ def test_what_does_not_fit_is_told_with_its_largest_part_and_what_fits(tmp_path)
 def test_as_many_layers_keep_their_activations_as_there_is_room_for(family, monkeypatch):
     run = language(family, num_hidden_layers=6)
     paper, device = task_of(run).on_paper(), this_machine("cpu")
-    least, most = (needed_bytes(run, device, paper, 4, budget, precision="float32") for budget in (0, None))
+    least, most = (peer_step(peer_of(run), device, 4, kept, precision="fp32").need_bytes(device) for kept in (0, None))
     kept = []
     for share in (0.1, 0.4, 0.8):
-        room = int((least + share * (most - least)) / module.HOST_SHARE)
+        room = int((least + share * (most - least)) / HOST_SHARE)
         monkeypatch.setattr(module, "this_machine", lambda name, room=room: replace(device, usable_bytes=room))
         chosen = choose(run, Wishes(device="cpu", micro_batch_size=4, precision="float32"))
         kept.append(paper.stored_layers(4, chosen.activation_budget_bytes, torch.float32))
         step = TracedSteps(task_of(run)).peak(4, kept[-1], torch.float32)
-        assert step.total <= chosen.need_bytes <= module.HOST_SHARE * room + 1
+        assert step.total <= chosen.need_bytes <= HOST_SHARE * room + 1
         words = {setting.name: setting.value for setting in chosen.settings}["activations"]
         assert words == f"kept for {kept[-1]} layers, recomputed for {6 - kept[-1]}"
     assert kept == [0, 2, 4]
