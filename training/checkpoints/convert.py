@@ -12,17 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, recipe_of, save_checkpoint, write_tensors
-from training.config import LanguageRun, RunConfig, parse_recipe, read_recipe
+from training.config import LanguageRun, parse_recipe, read_recipe
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
-from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
+from training.model.convert import from_dalle_pytorch, to_dalle_pytorch
 from training.model.language.adapters import ADAPTER_CONFIG, load_adapters
 from training.model.language.folders import build_language_model, export_adapters
-from training.model.transformer import TextToImageTransformer, build_model
-from training.optim.build import build_optimizer
-from training.optim.groups import parameter_groups
-from training.optim.saved import optimizer_tensors
-from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
+from training.model.transformer import build_model
 from training.storage.whole import whole_file
 from training.task import task_of
 
@@ -35,9 +31,8 @@ def import_weights(
     folder: Path,
     *,
     recipe: str | None,
-    epoch: int | None = None,
+    epoch: int = 0,
     shards: str | None = None,
-    optimizer: Path | None = None,
 ) -> Path:
     """Makes a checkpoint of dalle-pytorch's weights.
 
@@ -45,9 +40,8 @@ def import_weights(
         source: A `.pt` (read without running any code in it) or `.safetensors`.
         folder: Receives the checkpoint.
         recipe: Name, path or URL of the recipe that the weights were trained with.
-        epoch: Global updates that they have received; None: as `optimizer` says, or 0.
+        epoch: Global updates that they have received.
         shards: Folder or URL of the shards; None: the recipe's.
-        optimizer: The 2021 run's `optimizer_state.pt` for these weights; training then continues with its moments.
 
     Returns:
         The checkpoint's folder.
@@ -64,16 +58,14 @@ def import_weights(
     config = parse_recipe(text, source=recipe)
     model = build_model(config.model, seed=0)
     model.load_state_dict(from_dalle_pytorch(state, model))
-    moments, noted = (None, None) if optimizer is None else _read_moments(optimizer, source, state, model, config)
     return save_checkpoint(
         folder,
         model=model,
         recipe_toml=text,
-        epoch=epoch if epoch is not None else noted or 0,
+        epoch=epoch,
         metrics={},
         shards=shards or config.data.shards,
         codec_digest=_codec_of(shards) if shards is not None else None,
-        extra_tensors=moments,
     )
 
 
@@ -148,44 +140,6 @@ def _codec_of(shards: str) -> str | None:
     with suppress(BadInput):
         return open_manifest(shards, kind=None).codec_digest
     return None
-
-
-def _read_moments(
-    file: Path, source: Path, state: dict[str, Tensor], model: TextToImageTransformer, config: RunConfig
-) -> tuple[dict[str, Tensor], int | None]:
-    """The optimizer's tensors for a checkpoint, and the epoch in the file."""
-    if source.suffix == ".safetensors":
-        raise BadInput(
-            f"{source} does not keep the order of the weights, which numbers the moments in {file}; "
-            "give the .pt that was saved with them."
-        )
-    try:
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(
-            f"{file} cannot be read as an optimizer's state: {_why(error)}.",
-            cure="Check that the file is there, whole, and readable for you.",
-        ) from None
-    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-        raise BadInput(
-            f"{file} holds no optimizer's state.",
-            cure="Give the file of the optimizer's state that was saved beside the weights.",
-        )
-    if config.optimizer.name == "muon":
-        raise BadInput(
-            f"{file} has moments of LAMB, and the recipe's optimizer is muon, which has others. Omit the file, so that "
-            "its moments start at zero, or use a recipe with lamb8bit or adamw8bit."
-        )
-    parameters = dict(model.named_parameters())
-    theirs = order_of_2021(names_in_order(state, model))
-    # Two optimizers share the parameters: this one has them in the 2021 run's order, by which the file numbers its
-    # moments; `ours` has our order, by which a checkpoint numbers them.
-    optimizer = build_optimizer(config.optimizer, [parameters[name] for name in theirs], lr=0.0)
-    load_2021_state(optimizer, saved)
-    ours = build_optimizer(config.optimizer, parameter_groups(model, config.optimizer), lr=0.0)
-    for parameter in parameters.values():
-        ours.state[parameter] = optimizer.state[parameter]
-    return optimizer_tensors(ours), saved_epoch(saved)
 
 
 def export_checkpoint(source: Path, file: Path) -> None:

@@ -95,20 +95,6 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
     return {name: taken[name].contiguous() for name in ours}
 
 
-def names_in_order(state: Mapping[str, Tensor], model: TextToImageTransformer) -> list[tuple[str, str]]:
-    """dalle-pytorch's and our name of every parameter, without duplicates, in the order of their `parameters()`.
-
-    Args:
-        state: As for `from_dalle_pytorch`, in its own order, which a `.pt` keeps and a `.safetensors` does not.
-        model: A model of the recipe.
-    """
-    first_names: dict[str, str] = {}
-    for name in _without_prefix(state):
-        if not name.startswith("vae.") and name != _ANGLES:
-            first_names.setdefault(_our_name(name, model), name)
-    return [(theirs, ours) for ours, theirs in first_names.items()]
-
-
 def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
     """dalle-pytorch 1.6.6's state dictionary of a model, with shared weights under the name of every layer."""
     config, ours = model.config, model.state_dict()

@@ -24,10 +24,6 @@ from training.generate.pictures import Sampling, draw_prompts, load_codec_and_to
 from training.generate.small_clip import decoded_samples, run_clip
 from training.model.codecs.codec import digest_of, load_codec
 from training.model.transformer import build_model
-from training.optim.build import build_optimizer
-from training.optim.eight_bit import blockwise
-from training.optim.groups import parameter_groups
-from training.optim.saved import load_optimizer_tensors
 from training.publish.keeper import codec_of_run
 from training.swarm.run.lineage import Lineage
 from training.volunteer import arrival
@@ -369,68 +365,6 @@ def test_convert_there_and_back(run_dir, tmp_path):
         assert all(torch.equal(back.model.state_dict()[key], tensor) for key, tensor in weights.items())
     state = torch.load(tmp_path / "theirs.pt", weights_only=True)
     assert state["transformer.layers.blocks.4.f.net.fn.fn.fn.fn.fn.to_qkv.weight"].shape == (384, 128)
-
-
-def state_of_2021(weights):
-    """What the 2021 run's optimizer saves to these weights: the first moment of a parameter tells which one it is."""
-    seen, named = set(), []
-    for name, tensor in weights.items():
-        if name != "transformer.pos_emb" and tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            named.append((name, tensor))
-    decayed = [(name, tensor) for name, tensor in named if "bias" not in name]
-    state = {
-        number: {"step": 9, "state1": tensor.float() / 100, "state2": tensor.float() ** 2}
-        for number, (_, tensor) in enumerate([*decayed, *(pair for pair in named if "bias" in pair[0])])
-    }
-    return {"state": {**state, "local_epoch": 9}, "param_groups": []}
-
-
-def test_convert_takes_the_2021_optimizer_with_its_weights(run_dir, tmp_path):
-    """Every moment comes to the parameter whose it was, and a peer resumes from the checkpoint."""
-    source = run_dir / "checkpoints" / "epoch-000012"
-    command("convert", source, tmp_path / "model_state.pt")
-    weights = torch.load(tmp_path / "model_state.pt", weights_only=True)
-    config = load_checkpoint(source).config
-    torch.save(state_of_2021(weights), tmp_path / "optimizer_state.pt")
-    flags = ("--recipe", "demo", "--optimizer", tmp_path / "optimizer_state.pt")
-    said = command("convert", tmp_path / "model_state.pt", tmp_path / "ours", *flags)
-    assert "with its optimizer moments" in said.output
-    loaded = load_checkpoint(tmp_path / "ours" / "epoch-000009")
-    groups = parameter_groups(loaded.model, config.optimizer)
-    optimizer = build_optimizer(config.optimizer, groups, lr=0.0)
-    load_optimizer_tensors(optimizer, loaded.extra_tensors)
-    for name, parameter in loaded.model.named_parameters():
-        state = optimizer.state[parameter]
-        moment = state["moment1"]
-        if "moment1_scales" in state:
-            moment, codes = torch.empty(parameter.numel()), moment
-            form = {"block_size": config.optimizer.block_size, "signed": True}
-            blockwise.dequantize(codes, state["moment1_scales"], moment, **form)
-        expected = parameter.detach().flatten() / 100
-        assert state["step"] == 9 and float((moment - expected).norm()) <= 0.02 * float(expected.norm()), name
-
-
-def test_convert_refuses_an_optimizer_that_does_not_fit(run_dir, tmp_path):
-    source = run_dir / "checkpoints" / "epoch-000012"
-    for name in ("theirs.pt", "theirs.safetensors"):
-        command("convert", source, tmp_path / name)
-    torch.save({"state": {}}, tmp_path / "empty.pt")
-    (tmp_path / "no.pt").write_bytes(b"nothing")
-    for weights, optimizer, words in (
-        (tmp_path / "theirs.pt", "empty.pt", "0 parameters' moments"),
-        (tmp_path / "theirs.pt", "no.pt", "cannot be read"),
-        (tmp_path / "theirs.pt", "theirs.pt", "holds no optimizer's state"),
-        (tmp_path / "theirs.safetensors", "empty.pt", "does not keep the order"),
-        (source, "empty.pt", "is a checkpoint of this project"),
-    ):
-        with pytest.raises(BadInput, match=words):
-            command("convert", weights, tmp_path / "out", "--recipe", "demo", "--optimizer", tmp_path / optimizer)
-    muon = (RECIPES / "demo.toml").read_text(encoding="utf-8").replace('"lamb8bit"', '"muon"')
-    (tmp_path / "muon.toml").write_text(muon, encoding="utf-8")
-    flags = ("--recipe", tmp_path / "muon.toml", "--optimizer", tmp_path / "empty.pt")
-    with pytest.raises(BadInput, match="recipe's optimizer is muon"):
-        command("convert", tmp_path / "theirs.pt", tmp_path / "out", *flags)
 
 
 def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):

@@ -29,14 +29,7 @@ def run(
         str | None,
         typer.Option(help="Recipe of the checkpoint to write: a name, file or URL."),
     ] = None,
-    epoch: Annotated[
-        int | None,
-        typer.Option(min=0, help="Epoch to record in the checkpoint. Default: the one in --optimizer's file, or 0."),
-    ] = None,
-    optimizer: Annotated[
-        Path | None,
-        typer.Option(help="The 2021 run's optimizer_state.pt, saved with these weights. From dalle-pytorch only."),
-    ] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch to record in the checkpoint.")] = 0,
     shards: Annotated[
         str | None, typer.Option(help="Folder or URL of the shards, for codec and tokenizer. Default: the recipe's.")
     ] = None,
@@ -49,21 +42,10 @@ def run(
     ] = False,
 ) -> None:
     """Convert weights between dalle-pytorch, transformers or peft and this project; IN decides the direction."""
-    if adapters or source.is_dir():
-        _refuse_optimizer(optimizer)
-    print(_convert(source, out, recipe=recipe, epoch=epoch, optimizer=optimizer, shards=shards, adapters=adapters))
+    print(_convert(source, out, recipe=recipe, epoch=epoch, shards=shards, adapters=adapters))
 
 
-def _convert(
-    source: Path,
-    out: Path,
-    *,
-    recipe: str | None,
-    epoch: int | None,
-    optimizer: Path | None,
-    shards: str | None,
-    adapters: bool,
-) -> str:
+def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards: str | None, adapters: bool) -> str:
     """Converts; says in a sentence what was written."""
     from training.checkpoints.checkpoint import find_checkpoint, recipe_of
     from training.checkpoints.convert import (
@@ -79,7 +61,7 @@ def _convert(
         export_adapters_of(source, out)
         return f"Wrote {out} for peft: PeftModel.from_pretrained(base, {str(out)!r})."
     if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
-        path = import_language_model(source, out, recipe=recipe, epoch=epoch or 0, shards=shards)
+        path = import_language_model(source, out, recipe=recipe, epoch=epoch, shards=shards)
         return f"Wrote the checkpoint {path}."
     if source.is_dir() and task_of(recipe_of(find_checkpoint(source))).kind == "text":
         export_texts(source, out, shards)
@@ -87,17 +69,5 @@ def _convert(
     if source.is_dir():
         export_checkpoint(source, out)
         return f"Wrote {out} for dalle-pytorch 1.6.6."
-    path = import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards, optimizer=optimizer)
-    return f"Wrote the checkpoint {path}{' with its optimizer moments' if optimizer else ''}."
-
-
-def _refuse_optimizer(optimizer: Path | None) -> None:
-    """Raises BadInput if a state of the optimizer was given with weights that have none."""
-    from training.errors import BadInput
-
-    if optimizer is not None:
-        raise BadInput(
-            "--optimizer only applies to dalle-pytorch's weights, and IN is a checkpoint of this project or of "
-            "transformers.",
-            cure="Omit --optimizer.",
-        )
+    path = import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards)
+    return f"Wrote the checkpoint {path}."
