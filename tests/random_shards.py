@@ -39,6 +39,8 @@ def write_manifest(folder: Path, run: RunConfig, names: tuple[str, ...], samples
         codec_digest="b" * 64,
         reconstruction_error=0.0,
         pictures=samples,
+        picture_bytes=0,
+        near_duplicates=0,
         left_out={},
         splits={
             "train": SplitEntry(samples=samples, shards=names),

@@ -101,6 +101,8 @@ def make_set(folder: Path, samples: int) -> None:
         codec_digest="0" * 64,
         reconstruction_error=0.0,
         pictures=samples,
+        picture_bytes=0,
+        near_duplicates=0,
         left_out={},
         splits={"train": SplitEntry(samples=samples, shards=tuple(names))},
         files={path.name: describe_file(path) for path in folder.iterdir()},

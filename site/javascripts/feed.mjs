@@ -57,8 +57,6 @@ export function mergedLosses(peers, news) {
 export function takeLists(feed, documents) {
   for (const document of documents) {
     for (const list of LISTS) if (list in document) feed[list] = document[list];
-    // A server of an earlier release sends all volunteers, and does not say how many they are.
-    if ("volunteers" in document && !("total" in document)) feed.total = document.volunteers.length;
   }
 }
 
@@ -130,7 +128,7 @@ function describeLost({ offline, age }) {
 
 /** {kind, text} by the page's own words, for states whose cause the server does not say. */
 function describeOwn(feed) {
-  const { status, epoch, last_epoch_at, cause } = feed.state;
+  const { status, epoch, last_epoch_at } = feed.state;
   const ended = last_epoch_at ? ` on ${showDate(last_epoch_at)}` : "";
   const after = epoch === null ? "before its first epoch" : `after epoch ${showCount(epoch)}`;
   switch (status) {
@@ -141,32 +139,16 @@ function describeOwn(feed) {
     case "waiting":
       return { kind: "waiting", text: "No volunteer is active now. The run goes on as soon as somebody joins." };
     case "running":
-      return cause === undefined ? describeOld(feed) : describeRunning(feed);
+      return describeRunning(feed);
     default:
       return { kind: status, text: "" };
   }
-}
-
-/** A run whose monitor, of an earlier release, does not say when it is slow. */
-function describeOld(feed) {
-  const { state } = feed;
-  const quiet = state.last_epoch_at ? feed.now - state.last_epoch_at : 0;
-  if (quiet <= slowAfter(feed.epochs)) return describeRunning(feed);
-  const text = `No epoch was finished for ${showDuration(quiet)}, longer than usual: volunteers may be leaving or joining.`;
-  return { kind: "slow", text };
 }
 
 function describeRunning({ run, state }) {
   const goal = run.total_epochs ? ` of ${showCount(run.total_epochs)}` : "";
   const where = state.epoch === null ? "the first epoch has not finished yet" : `epoch ${showCount(state.epoch)}${goal}`;
   return { kind: "running", text: `Training now: ${where}.` };
-}
-
-/** Seconds without a finished epoch after which a run counts as slow: six times the recent mean, at least a minute. */
-function slowAfter(epochs) {
-  const times = epochs.slice(-20).map((row) => row.time);
-  if (times.length < 3) return 180;
-  return Math.max(60, (6 * (times.at(-1) - times[0])) / (times.length - 1));
 }
 
 /** Seconds without an answer after which the monitor counts as lost: three of its updates, at least eight seconds. */

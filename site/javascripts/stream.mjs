@@ -1,5 +1,5 @@
 // The stream of a live run's states, from the monitor's /live/events. It only saves requests and time: a page without a
-// stream, because the monitor is an old one or has too many readers, asks for the state at intervals.
+// stream, because the monitor has too many readers, asks for the state at intervals.
 
 import { siteURL } from "./address.mjs";
 

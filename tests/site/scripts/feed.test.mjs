@@ -29,7 +29,6 @@ test("the server's cause and remedy stand in place of the page's own words", () 
   }
   assert.match(describe(known({ status: "stopped", cause: "On purpose." }, { kept: true })).text, /^On purpose\. The server does not answer: this is the copy/);
   assert.match(describe(known({ status: "stopped", cause: "" }, { kept: true, offline: true })).text, /You are offline: this is the copy/);
-  assert.equal(kind({ status: "running", cause: "" }, { now: 1000 }), "running", "a server that knows causes says itself when it is slow");
 });
 
 test("nobody answers: what is not known is not said to be absent", () => {
@@ -40,15 +39,6 @@ test("nobody answers: what is not known is not said to be absent", () => {
   assert.deepEqual([gone.kind, gone.label], ["lost", "No answer"]);
   for (const { text } of [offline, gone]) assert.doesNotMatch(text, /recorded/);
   assert.equal(describe(known({}, { lost: true, age: 60, offline: true })).kind, "offline");
-});
-
-test("a run is slow after six times its usual pause, and at least a minute", () => {
-  assert.equal(kind({}, { now: 40 + 59 }), "running");
-  assert.equal(kind({}, { now: 40 + 61 }), "slow");
-  const seldom = rows(1, 2, 3, 4).map((row) => ({ ...row, time: 100 * row.epoch }));
-  assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 599 }), "running");
-  assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 601 }), "slow");
-  assert.equal(kind({}, { epochs: rows(3, 4), now: 40 + 179 }), "running", "two epochs are too few for a usual pause");
 });
 
 test("a run without answers is lost, unless it is over", () => {

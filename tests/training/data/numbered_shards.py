@@ -16,7 +16,7 @@ def captions_of(numbers):
     return [f"a {COLOURS[number % 3]} circle" for number in numbers]
 
 
-def write_numbered(folder, *, has_index=True):
+def write_numbered(folder):
     """Six shards of 40 samples, in row groups as `training.data.store.shards.ROW_GROUP` says."""
     folder.mkdir()
     names = [f"train-{shard:05d}.parquet" for shard in range(SHARDS)]
@@ -36,13 +36,15 @@ def write_numbered(folder, *, has_index=True):
         codec_digest="b" * 64,
         reconstruction_error=0.0,
         pictures=SAMPLES,
+        picture_bytes=0,
+        near_duplicates=0,
         left_out={},
         splits={
             "train": SplitEntry(samples=SAMPLES, shards=tuple(names)),
             "held-out": SplitEntry(samples=0, shards=()),
         },
         files={path.name: describe_file(path) for path in folder.iterdir()},
-        index={name: describe_shard(folder / name) for name in names} if has_index else {},
+        index={name: describe_shard(folder / name) for name in names},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
     return folder

@@ -15,7 +15,7 @@ from tests.programs import Programs, until
 from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.config import RECIPES, load_recipe
-from training.data.store.shards import Manifest, SplitEntry, describe_file
+from training.data.store.shards import Manifest, ShardIndex, SplitEntry, describe_file
 from training.doctor.checks import peers
 from training.doctor.checks.clock import check_clock
 from training.doctor.checks.peers import check_node, check_peers, check_port, check_reachable
@@ -48,9 +48,14 @@ def manifest(tmp_path_factory):
         codec_digest="b" * 64,
         reconstruction_error=0.0,
         pictures=64,
+        picture_bytes=0,
+        near_duplicates=0,
         left_out={},
         splits={"train": SplitEntry(samples=64, shards=("train-00000.parquet",))},
         files={path.name: describe_file(path) for path in folder.iterdir()},
+        index={
+            "train-00000.parquet": ShardIndex(rows=64, group_rows=64, footer_bytes=1024, footer_sha256="c" * 64),
+        },
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
     return folder, manifest

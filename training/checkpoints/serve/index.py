@@ -58,7 +58,7 @@ def _entry(path: Path) -> ServedCheckpoint | None:
             name=path.name,
             epoch=facts["epoch"],
             lineage=facts.get("lineage"),
-            # Not the recorded digest: earlier versions counted other fields of the recipe in it.
+            # Not the recorded digest: a later version of this program may count other fields in it.
             recipe_digest=_digest((path / RECIPE_FILE).read_text(encoding="utf-8")),
             written_at=facts["written_at"],
             files={name: facts["files"][name] for name in FILES if name in facts["files"]}

@@ -163,9 +163,7 @@ def prepare(
         table = source.open_rows(Path(folder), run.data)
         images = source.images if source.hub is None else Path(folder)
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
-        # What was made before there was a choice keeps its digest.
-        choice = [NEAR_DUPLICATE] if drops_near_duplicates else []
-        files, settings = [codec_file, tokenizer_file], [codec_steps, seed, *choice]
+        files, settings = [codec_file, tokenizer_file], [codec_steps, seed, drops_near_duplicates]
         digest = _input_digest(source, table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False

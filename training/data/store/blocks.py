@@ -1,9 +1,7 @@
 """The blocks of a set: what is fetched, checked, kept and decoded as a whole.
 
-A block is a row group of a shard; of sets without an index (see `training.data.store.shards`) it is a whole shard.
-Whatever a
-server sends is compared with a digest, and with what a block can need at most, before anything is allocated for it. A
-block that fails is skipped by whoever reads it.
+A block is a row group of a shard. Whatever a server sends is compared with a digest, and with what a block can need at
+most, before anything is allocated for it. Readers skip a block that fails.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import io
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -28,24 +25,20 @@ from training.data.store.shards import (
     DIGEST_DIGITS,
     DIGESTS_KEY,
     LARGEST_FOOTER_BYTES,
-    MOST_GROUP_ROWS,
     Manifest,
     ShardIndex,
     TextManifest,
 )
-from training.data.store.source import MissingError, Source, UnreachableError
+from training.data.store.source import MissingError, Source
 from training.errors import BadInput, reason_of
 
 LARGEST_BLOCK_BYTES = 1 << 26
-"""Of a row group, or a whole shard of a set without an index."""
+"""Largest row group, compressed."""
 LARGEST_SHARD_BYTES = 1 << 28
 MOST_BLOCKS = 1 << 22
 """Of a split: a billion samples."""
-MOST_BLOCK_ROWS = 1 << 16
-"""Of a whole shard that is a block."""
 BLOCK_SUFFIX = ".block"
 FOOTERS_IN_MEMORY = 64
-FOOTERS_AT_A_TIME = 8
 SHARD_LOCKS = 64
 """Threads that read different shards seldom wait for each other."""
 
@@ -64,7 +57,7 @@ class Footer:
 
     metadata: pq.FileMetaData
     digests: tuple[str, ...]
-    """Of the row groups; empty in sets without an index."""
+    """First hex digits of each row group's SHA-256."""
 
     @classmethod
     def parse(cls, content: bytes, wanted: pa.Schema) -> Footer:
@@ -113,7 +106,7 @@ class Blocks:
         cache: Keeps what is fetched; None: nothing is kept.
 
     Raises:
-        BadInput: If the set has no index, and its shards cannot be asked what they hold.
+        BadInput: If there are more row groups than any set has.
     """
 
     def __init__(self, manifest: Manifest | TextManifest, shards: Sequence[str], source: Source, cache: Cache | None):
@@ -122,14 +115,12 @@ class Blocks:
         self._footers: OrderedDict[str, Footer] = OrderedDict()
         # Reentrant: whoever fetches a whole shard may need its footer again, which is not in memory for ever.
         self._lock, self._shard_locks = threading.Lock(), [threading.RLock() for _ in range(SHARD_LOCKS)]
-        index = [manifest.index.get(name) for name in self._names]
-        self.has_index = all(index)
-        """Whether a block is a row group; otherwise it is a whole shard."""
-        if self.has_index and sum(-(-one.rows // one.group_rows) for one in index) > MOST_BLOCKS:
+        index = [manifest.index[name] for name in self._names]
+        if sum(-(-one.rows // one.group_rows) for one in index) > MOST_BLOCKS:
             raise BadInput(
                 f"The shards claim more than {MOST_BLOCKS} row groups.", cure="Fetch or prepare the shards again."
             )
-        counts = [_group_rows(one) for one in index] if self.has_index else [[rows] for rows in self._rows_of_shards()]
+        counts = [_group_rows(one) for one in index]
         self.rows = np.array([rows for groups in counts for rows in groups], dtype=np.int64)
         """Samples of each block."""
         self._firsts = np.cumsum([0, *(len(groups) for groups in counts)])
@@ -142,7 +133,7 @@ class Blocks:
     def name(self, block: int) -> str:
         """What messages call a block."""
         shard, group = self.locate(block)
-        return f"row group {group} of {shard}" if self.has_index else shard
+        return f"row group {group} of {shard}"
 
     def read(self, block: int, *, is_offline: bool = False) -> Rows | TextRows:
         """The samples of a block.
@@ -158,9 +149,6 @@ class Blocks:
         """
         shard, group = self.locate(block)
         rows, file = int(self.rows[block]), self._manifest.files[shard]
-        if not self.has_index:
-            whole = _Part(name=shard, shard=shard, start=0, length=file.bytes, digest=file.sha256)
-            return self._decode_shard(self._get(whole, is_offline), rows)
         footer = self._footer(shard, is_offline)
         part = _part_of(shard, group, footer, last=file.bytes - self._manifest.index[shard].footer_bytes)
         return self._decode(self._get(part, is_offline), part.start, footer, group, rows)
@@ -171,9 +159,7 @@ class Blocks:
         found = []
         for name in self._cache.names() if self._cache is not None else ():
             stem, _, group = name.removesuffix(BLOCK_SUFFIX).rpartition("-")
-            if not self.has_index:
-                found += [numbers[name]] if name in numbers else []
-            elif name.endswith(BLOCK_SUFFIX) and f"{stem}.parquet" in numbers:
+            if name.endswith(BLOCK_SUFFIX) and f"{stem}.parquet" in numbers:
                 found.append(numbers[f"{stem}.parquet"] + int(group))
         return sorted(found)
 
@@ -235,9 +221,7 @@ class Blocks:
                 self._footers.move_to_end(shard)
                 return self._footers[shard]
         footer = Footer.parse(self._get(self._footer_part(shard), is_offline), self._layout.schema)
-        index = self._manifest.index.get(shard)
-        if index is not None:
-            _check_footer(footer, index)
+        _check_footer(footer, self._manifest.index[shard])
         with self._lock:
             self._footers[shard] = footer
             while len(self._footers) > FOOTERS_IN_MEMORY:
@@ -245,38 +229,9 @@ class Blocks:
         return footer
 
     def _footer_part(self, shard: str) -> _Part:
-        size, index = self._manifest.files[shard].bytes, self._manifest.index.get(shard)
-        if index is not None:
-            length, digest = index.footer_bytes, index.footer_sha256
-        else:
-            ending = self._source.read(shard, start=max(size - 8, 0), length=min(8, size))
-            length, digest = min(int.from_bytes(ending[:4], "little") + 8, size), ""
-            if length > LARGEST_FOOTER_BYTES:
-                raise DamagedError(f"its end claims {length} bytes; {LARGEST_FOOTER_BYTES} are the most")
-        name = f"{PurePath(shard).stem}.footer"
-        return _Part(name=name, shard=shard, start=size - length, length=length, digest=digest)
-
-    def _rows_of_shards(self) -> list[int]:
-        """Samples of each shard of a set without an index, by the shards' ends."""
-        try:
-            with ThreadPoolExecutor(FOOTERS_AT_A_TIME) as pool:
-                rows = [footer.metadata.num_rows for footer in pool.map(self._footer, self._names)]
-            if not all(0 < count <= MOST_BLOCK_ROWS for count in rows):
-                raise DamagedError(f"one has {max(rows)} samples, one {min(rows)}; 1 to {MOST_BLOCK_ROWS} are possible")
-        except (DamagedError, MissingError, UnreachableError) as error:
-            raise BadInput(
-                f"A shard without an index cannot be read: {error}.", cure="Fetch or prepare the shards again."
-            ) from None
-        return rows
-
-    def _decode_shard(self, content: bytes, rows: int) -> Rows | TextRows:
-        footer = Footer.parse(content, self._layout.schema)
-        counts = [footer.metadata.row_group(group).num_rows for group in range(footer.metadata.num_row_groups)]
-        if sum(counts) != rows or not all(0 < count <= MOST_GROUP_ROWS for count in counts):
-            raise DamagedError(f"it has row groups of {counts[:9]} samples, {rows} together were said")
-        return self._layout.joined(
-            [self._decode(content, 0, footer, group, count) for group, count in enumerate(counts)]
-        )
+        size, index = self._manifest.files[shard].bytes, self._manifest.index[shard]
+        start, name = size - index.footer_bytes, f"{PurePath(shard).stem}.footer"
+        return _Part(name=name, shard=shard, start=start, length=index.footer_bytes, digest=index.footer_sha256)
 
     def _decode(self, content: bytes, start: int, footer: Footer, group: int, rows: int) -> Rows | TextRows:
         """Samples of a row group from bytes that begin at `start` of its file."""
@@ -306,7 +261,7 @@ class _Part:
     start: int
     length: int
     digest: str
-    """First hex digits of its SHA-256; empty if they are not known."""
+    """First hex digits of its SHA-256."""
 
     def is_whole(self, content: bytes) -> bool:
         """Whether these are its bytes."""

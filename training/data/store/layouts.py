@@ -6,7 +6,6 @@ refuses samples that are not as the manifest says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,9 +62,6 @@ class Layout(Protocol):
     def rows_of(self, table: pa.Table, rows: int) -> Rows | TextRows:
         """The samples of a table; raises ValueError if they are not `rows` samples as the manifest says."""
 
-    def joined(self, parts: Sequence[Rows | TextRows]) -> Rows | TextRows:
-        """Samples one behind the other."""
-
 
 def layout_of(manifest: Manifest | TextManifest) -> Layout:
     """The layout of a set's shards."""
@@ -110,13 +106,6 @@ class PictureLayout:
             codes=numbers.reshape(rows, manifest.image_seq_len),
         )
 
-    def joined(self, parts: Sequence[Rows]) -> Rows:
-        """See `Layout.joined`."""
-        return Rows(
-            captions=[caption for part in parts for caption in part.captions],
-            codes=np.concatenate([part.codes for part in parts]),
-        )
-
 
 class TextLayout:
     """Tokens, and where documents begin."""
@@ -139,13 +128,6 @@ class TextLayout:
         if numbers.max(initial=0) >= self._manifest.vocab_size:
             raise ValueError(f"it has the id {numbers.max()}; the tokenizer has {self._manifest.vocab_size}")
         return TextRows(tokens=numbers, starts=starts)
-
-    def joined(self, parts: Sequence[TextRows]) -> TextRows:
-        """See `Layout.joined`."""
-        return TextRows(
-            tokens=np.concatenate([part.tokens for part in parts]),
-            starts=np.concatenate([part.starts for part in parts]),
-        )
 
     def _bytes(self, column: pa.FixedSizeBinaryArray, rows: int) -> np.ndarray:
         """uint8 (rows, width)."""

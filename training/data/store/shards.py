@@ -5,11 +5,10 @@ held-out-00000.parquet ...   the same, never trained on; likewise for each of `c
 tokenizer.json, and for pictures codec.safetensors, codec.json
 manifest.json                counts, what was left out by reason, size and SHA-256 of every other file
 
-A sample is a picture (id, caption and codes) or a block of text (tokens, and where documents begin). The manifest of
-text says so; that of pictures does not, so that programs from before there was text read it as ever.
+A sample is a picture (id, caption and codes) or a block of text (tokens, and where documents begin).
 
 Peers read row groups of a shard, not the whole file. The manifest has the digest of each shard's footer, and the
-footer has the digest of each row group. Older sets have neither; their shards are read as a whole.
+footer has the digest of each row group.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from training.config import ModelConfig
 from training.data.demo.captions import Split
@@ -99,8 +98,8 @@ class AnyManifest(BaseModel):
     """Reason -> number of pictures or documents that were left out."""
     splits: dict[Split, SplitEntry]
     files: dict[str, FileEntry]
-    index: dict[str, ShardIndex] = {}
-    """For each shard, where its row groups are found; empty in older sets of pictures."""
+    index: dict[str, ShardIndex]
+    """For each shard, where its row groups are found."""
 
     @property
     def tokens_digest(self) -> str:
@@ -112,8 +111,7 @@ class AnyManifest(BaseModel):
 class Manifest(AnyManifest):
     """Of pictures."""
 
-    kind: ClassVar[Kind] = "pictures"
-
+    kind: Literal["pictures"] = "pictures"
     run_id: str
     image_seq_len: Annotated[int, Field(ge=1, le=1 << 16)]
     """Codes per sample."""
@@ -126,10 +124,10 @@ class Manifest(AnyManifest):
     """Mean squared error between pictures in [0, 1] and the codec's reconstructions, of a part of the pictures."""
     pictures: int
     """Rows of captions or addresses, those left out included."""
-    picture_bytes: Annotated[int, Field(ge=0)] = 0
-    """Of the files of all pictures in the shards; 0 in older sets."""
-    near_duplicates: Annotated[int, Field(ge=0)] = 0
-    """Pictures that were nearly the same as an earlier one, whether they were left out or not; 0 in older sets."""
+    picture_bytes: Annotated[int, Field(ge=0)]
+    """Bytes of the files of all pictures in the shards."""
+    near_duplicates: Annotated[int, Field(ge=0)]
+    """Pictures that were nearly the same as an earlier one, whether they were left out or not."""
 
     @property
     def _meaning(self) -> str:
@@ -175,8 +173,7 @@ class TextManifest(AnyManifest):
         return f"text {self.end_of_text}"
 
 
-class _Head(BaseModel):
-    kind: str = Manifest.kind
+_ANY_KIND = TypeAdapter(Annotated[Manifest | TextManifest, Field(discriminator="kind")])
 
 
 def parse_manifest(text: str | bytes, *, source: str) -> Manifest | TextManifest:
@@ -186,13 +183,7 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest | TextManifest
         BadInput: If it is not a manifest, or has file names that lead out of the folder.
     """
     try:
-        kind = _Head.model_validate_json(text).kind
-        if kind not in KINDS:
-            raise BadInput(
-                f"{source} describes shards of the kind {kind!r:.40}; this program reads {' and '.join(KINDS)}.",
-                cure="Update the program, or give other shards.",
-            )
-        manifest = (TextManifest if kind == "text" else Manifest).model_validate_json(text)
+        manifest = _ANY_KIND.validate_json(text)
     except ValidationError as error:
         raise BadInput(
             f"{source} is no manifest of prepared shards: {error.errors()[0]['msg']}.",
@@ -208,7 +199,7 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest | TextManifest
         )
     for name, split in manifest.splits.items():
         rows = [manifest.index[shard].rows for shard in split.shards if shard in manifest.index]
-        if rows and (len(rows) < len(split.shards) or sum(rows) != split.samples):
+        if len(rows) < len(split.shards) or sum(rows) != split.samples:
             raise BadInput(
                 f"{source} names {split.samples} {name} samples, but its index of shards does not.",
                 cure="Fetch or prepare the shards again.",
@@ -220,13 +211,11 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest | TextManifest
 
 def _check_text(manifest: TextManifest, *, source: str) -> None:
     """Raises BadInput if the parts of a manifest of text cannot be true together, or would fill the memory."""
-    shards = [name for split in manifest.splits.values() for name in split.shards]
-    if not all(name in manifest.index for name in shards) or manifest.end_of_text >= manifest.vocab_size:
+    if manifest.end_of_text >= manifest.vocab_size:
         raise BadInput(
-            f"{source} has a shard without an index, or ends documents with an id that no tokenizer has.",
-            cure="Fetch or prepare the shards again.",
+            f"{source} ends documents with an id that no tokenizer has.", cure="Fetch or prepare the shards again."
         )
-    most = max((manifest.index[name].group_rows for name in shards), default=0)
+    most = max((index.group_rows for index in manifest.index.values()), default=0)
     if most * manifest.block_length > LARGEST_GROUP_TOKENS:
         raise BadInput(
             f"{source} claims row groups of {most} blocks with {manifest.block_length} tokens each; "

@@ -228,13 +228,11 @@ def _facts(shards: Shards) -> dict[str, str]:
 
 
 def _picture_facts(manifest: Manifest) -> dict[str, str]:
-    facts = {
+    return {
         "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
         "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
+        "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
     }
-    if manifest.picture_bytes:  # older sets do not say it
-        facts["Picture files over shards, bytes"] = f"{times_smaller(manifest):.1f}"
-    return facts
 
 
 def _bars(counts: dict[str, int]) -> list[Bar]:

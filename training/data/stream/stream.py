@@ -187,11 +187,6 @@ class TextSet:
 
 def _blocks_and_order(shards: Shards, shuffle_buffer: int, sample_bytes: int) -> tuple[Blocks, Order]:
     blocks = Blocks(shards.manifest, shards.names, shards.files, shards.cache)
-    if blocks.rows.sum() != shards.samples:
-        raise BadInput(
-            f"The shards at {shards.source} have {blocks.rows.sum()} samples, their manifest says {shards.samples}.",
-            cure="Fetch or prepare the shards again.",
-        )
     content = f"{shards.manifest.input_digest} {shards.split}"
     window = min(shuffle_buffer, WINDOW_BYTES // sample_bytes)
     return blocks, Order(blocks.rows, window_samples=window, content=content)

@@ -41,12 +41,10 @@ from training.publish.history.credit import (
     with_believed_epochs,
 )
 from training.publish.history.schema import (
-    SCHEMA_VERSION,
     SHOWN_COLUMNS,
     create,
     first_of,
     last_of,
-    migrate,
     no_history,
     show,
     version_of,
@@ -89,7 +87,8 @@ class HistoryReader:
         connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
-            show(connection, version_of(connection, self.path))
+            version_of(connection, self.path)
+            show(connection)
             yield connection
         finally:
             connection.close()
@@ -330,17 +329,13 @@ class History(HistoryReader):
             # A power cut may take the last transactions, but cannot damage the file; FULL would flush after each of
             # them.
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            version = version_of(self._connection, path)
-            if version < SCHEMA_VERSION:
+            if not version_of(self._connection, path):
                 with self._writing() as connection:
-                    if version:
-                        migrate(connection, version, now)
-                    else:
-                        create(connection, now)
-                        connection.executemany(
-                            "INSERT INTO run VALUES (?, ?)",
-                            [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
-                        )
+                    create(connection, now)
+                    connection.executemany(
+                        "INSERT INTO run VALUES (?, ?)",
+                        [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
+                    )
             known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
         except sqlite3.DatabaseError as error:
             raise no_history(path, error) from None
@@ -723,7 +718,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _has_digest(known: dict[str, str], recipe_digest: str) -> bool:
-    """Whether a history is of a recipe; the digest of the recipe that it has kept may be of an earlier version's."""
+    """Compares recipes by digest. A later version of this program may count other fields in a digest."""
     if known["recipe_digest"] == recipe_digest:
         return True
     try:

@@ -199,6 +199,6 @@ class Watch:
 
 
 def watched_of(history: HistoryReader) -> Watched | None:
-    """The last monitor of a history; None if it does not say, as those of earlier releases."""
+    """The last monitor of a history; None if none has watched the run yet."""
     stored = history.run_value(KEY)
     return Watched(**json.loads(stored)) if stored is not None else None

@@ -269,15 +269,3 @@ def test_an_index_beyond_its_bounds_is_refused(folder, field, value):
     change_manifest(folder, lambda manifest: manifest["index"][NAME].update({field: value}))
     with pytest.raises(BadInput, match="no manifest of prepared shards"):
         read(folder)
-
-
-@pytest.mark.parametrize("rows, words", [(0, "1 to 65536 are possible"), (5000, "row groups of")])
-def test_shards_without_an_index_are_bounded_as_well(tmp_path, rows, words):
-    """An empty one, and one whose row group is larger than any that is decoded as a whole."""
-    folder = write_numbered(tmp_path / "older", has_index=False)
-    table = pa.table({"id": ["1"] * rows, "caption": ["a cat"] * rows, "codes": [[7] * 64] * rows}).cast(SCHEMA)
-    pq.write_table(table, folder / NAME, compression="brotli", row_group_size=10_000)
-    entry = describe_file(folder / NAME).model_dump()
-    change_manifest(folder, lambda manifest: manifest["files"].update({NAME: entry}))
-    with pytest.raises((DamagedError, BadInput), match=words):
-        read(folder)

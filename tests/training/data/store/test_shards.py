@@ -102,6 +102,7 @@ def test_one_flipped_bit_is_found(shard):
 
 
 MANIFEST = {
+    "kind": "pictures",
     "run_id": "demo",
     "input_digest": "0" * 64,
     "image_seq_len": 64,
@@ -110,9 +111,12 @@ MANIFEST = {
     "codec_digest": "1" * 64,
     "reconstruction_error": 0.001,
     "pictures": 1,
+    "picture_bytes": 1,
+    "near_duplicates": 0,
     "left_out": {},
     "splits": {"train": {"samples": 1, "shards": ["train-00000.parquet"]}},
     "files": {"train-00000.parquet": {"bytes": 1, "sha256": "2" * 64}},
+    "index": {"train-00000.parquet": {"rows": 1, "group_rows": 1, "footer_bytes": 12, "footer_sha256": "3" * 64}},
 }
 
 

@@ -77,6 +77,8 @@ def pictures(tmp_path_factory):
         codec_digest=json.loads((folder / "codec.json").read_text())["digest"],
         reconstruction_error=0.25,
         pictures=1052,
+        picture_bytes=0,
+        near_duplicates=0,
         left_out={"short caption": 1000, "<i>odd\u202e</i>": 12},
         splits={"train": SplitEntry(samples=40, shards=("train-00000.parquet",))},
         files={path.name: describe_file(path) for path in folder.iterdir()},

@@ -1,6 +1,5 @@
 """Streaming: every sample once a pass, the same over HTTP as from a folder, within its limits, through all faults."""
 
-import json
 import os
 import sys
 import threading
@@ -54,12 +53,6 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def older(tmp_path):
-    """A set without an index, as prepared before row groups were read."""
-    return write_numbered(tmp_path / "older", has_index=False)
-
-
-@pytest.fixture
 def server(folder):
     with shard_server(folder) as server:
         yield server
@@ -106,9 +99,8 @@ def streams():
 EVERY = list(range(SAMPLES))
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-def test_each_pass_has_every_sample_once_and_another_order(folder, older, streams, has_index):
-    found = streams.numbers(folder if has_index else older, 3 * SAMPLES)
+def test_each_pass_has_every_sample_once_and_another_order(folder, streams):
+    found = streams.numbers(folder, 3 * SAMPLES)
     passes = [found[at : at + SAMPLES] for at in range(0, 3 * SAMPLES, SAMPLES)]
     assert all(sorted(one) == EVERY for one in passes)
     assert passes[0] != passes[1] != passes[2] != passes[0]
@@ -151,17 +143,15 @@ def test_a_peer_killed_at_any_sample_repeats_and_skips_nothing(folder, server, s
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-@pytest.mark.parametrize("has_index", [True, False])
-def test_over_http_the_same_samples_come_in_the_same_order(folder, older, streams, tmp_path, ranged, has_index):
-    local = folder if has_index else older
-    with shard_server(local, ranged=ranged) as server:
+def test_over_http_the_same_samples_come_in_the_same_order(folder, streams, tmp_path, ranged):
+    with shard_server(folder, ranged=ranged) as server:
         remote = streams.numbers(server.url, 2 * SAMPLES, seed=3, cache=tmp_path / "cache")
-        assert remote == streams.numbers(local, 2 * SAMPLES, seed=3)
+        assert remote == streams.numbers(folder, 2 * SAMPLES, seed=3)
         fetched = Counter(server.requests)
         assert "codec.safetensors" not in server.files()
         if ranged:
             assert set(fetched.values()) == {1}
-        elif has_index:  # once for its end, once for its row groups
+        else:  # once for its end, once for its row groups
             assert max(fetched.values()) <= 2
         shards = open_shards(server.url, cache=tmp_path / "cache")
         assert (shards.codec_folder / "codec.safetensors").read_bytes() == b"weights"
@@ -212,10 +202,9 @@ def size_at_once(folder):
     return sum(size for path, size in sizes.items() if path in there)
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-def test_the_disk_is_bounded_by_the_caches_limit(folder, older, streams, tmp_path, has_index):
+def test_the_disk_is_bounded_by_the_caches_limit(folder, streams, tmp_path):
     """About a third of the set; it is looked at after each batch of three passes."""
-    with shard_server(folder if has_index else older) as server:
+    with shard_server(folder) as server:
         limit = size_of(folder.glob("*.parquet")) // 3
         stream = streams.open(server.url, cache=tmp_path / "cache", cache_gb=limit / 1e9)
         found, sizes = [], []
@@ -328,13 +317,6 @@ def test_damage_is_skipped_and_counted(folder, server, streams, tmp_path, remote
     assert stream.skipped_samples == 2 * len(lost)
     assert len(streams.told) == 2 * (1 if lost == GROUP_OF_3 else 3)
     assert all("train-00003.parquet" in words for words in streams.told)
-
-
-def test_damage_of_a_set_without_an_index_is_skipped_and_counted(older, streams):
-    damage(older / "train-00003.parquet", at=40)
-    stream = streams.open(older, batch=8)
-    assert sorted(drawn(stream, 200)) == sorted(set(EVERY) - {*range(120, 160)})
-    assert stream.skipped_samples == 40
 
 
 def test_a_place_in_the_middle_of_damage_goes_on_behind_it(folder, streams):
@@ -545,15 +527,6 @@ def test_an_index_that_contradicts_the_manifest_is_refused(folder):
         open_shards(folder)
 
 
-def test_a_set_without_an_index_whose_shards_have_other_samples_is_refused(older):
-    def change(manifest):
-        manifest["splits"]["train"]["samples"] = 239
-
-    change_manifest(older, change)
-    with pytest.raises(BadInput, match="have 240 samples, their manifest says 239"):
-        SampleSet(open_shards(older), model=MODEL, shuffle_buffer=8)
-
-
 def test_a_set_does_not_say_where_its_cache_is(folder, server, tmp_path):
     change_manifest(folder, lambda manifest: manifest.update(input_digest="../../../../elsewhere"))
     with pytest.raises(BadInput, match="no manifest of prepared shards"):
@@ -582,9 +555,3 @@ def test_a_waiting_trainer_says_so(server, streams, tmp_path):
     threading.Timer(0.3, begin.set).start()
     next(stream)
     assert stream.waiting_seconds >= 0.2
-
-
-def test_manifests_of_both_kinds_are_json(folder, older):
-    assert json.loads((older / "manifest.json").read_text())["index"] == {}
-    index = json.loads((folder / "manifest.json").read_text())["index"]
-    assert index["train-00000.parquet"]["rows"] == 40 and index["train-00000.parquet"]["group_rows"] == GROUP

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-
 import pytest
 
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
-from training.publish.history.history import HistoryReader
-from training.publish.live import live
 from training.task import Shown
 
 OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
@@ -300,96 +295,6 @@ def test_a_foreign_lineage_counts_for_nothing(played):
     played.come(ALAN, lineage=FOREIGN)
     played.train(ALAN, epochs=[1, 2, 3], lineage=FOREIGN)
     assert played.shown == [(1, 10)] and played.history.total_samples() == 10
-
-
-# -- files of before ---------------------------------------------------------------------------------------------------
-
-VERSION_1 = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE peers (
-    name TEXT NOT NULL, peer_id TEXT NOT NULL,
-    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
-    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
-    since_epoch INTEGER, since_samples INTEGER NOT NULL,
-    PRIMARY KEY (name, peer_id)
-) STRICT;
-CREATE TABLE reports (
-    epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
-    loss REAL NOT NULL, samples INTEGER NOT NULL,
-    PRIMARY KEY (epoch, name, peer_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE epochs (
-    epoch INTEGER PRIMARY KEY, time REAL NOT NULL, loss REAL NOT NULL, active_peers INTEGER NOT NULL,
-    samples INTEGER NOT NULL, samples_per_second REAL
-) STRICT;
-CREATE TABLE events (
-    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
-) STRICT;
-CREATE TABLE snapshots (epoch INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
-CREATE TABLE pictures (
-    epoch INTEGER NOT NULL REFERENCES snapshots (epoch), number INTEGER NOT NULL,
-    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
-    PRIMARY KEY (epoch, number)
-) STRICT, WITHOUT ROWID;
-INSERT INTO run VALUES ('run_id', 'demo'), ('recipe_digest', 'd1'), ('started_at', '900.0'), ('document', '{}');
-INSERT INTO peers VALUES ('ada', 'A', 1000.0, 1, 7.0, 30, 6.0, 5.0, 3, 30),
-    ('al', 'B', 990.0, 0, 5.0, 8, 2.0, 4.0, 1, 8);
-INSERT INTO reports VALUES (1, 'ada', 'A', 3.0, 10), (1, 'al', 'B', 4.0, 8), (2, 'ada', 'A', 2.5, 10),
-    (3, 'ada', 'A', 2.0, 10);
-INSERT INTO epochs VALUES (1, 950.0, 3.4, 2, 18, 9.0), (2, 960.0, 2.5, 1, 10, 5.0), (3, 970.0, 2.0, 1, 10, NULL);
-INSERT INTO events VALUES (1, 940.0, 'joined', 'ada', 'joined the run');
-INSERT INTO snapshots VALUES (2, 961.0);
-INSERT INTO pictures VALUES (2, 0, 'a red circle', '000002/0.png', 1, NULL);
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.fixture
-def old_file(tmp_path):
-    path = tmp_path / "history.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(VERSION_1)
-    return path
-
-
-def contents(reader):
-    readings = ("epochs", "last_epoch", "active_peers", "total_samples", "losses", "leaderboard", "snapshots", "events")
-    thinned = {"thinned": reader.thinned_epochs(2, exact=1), "late losses": reader.losses(since=1, names=["ada"])}
-    return thinned | {name: getattr(reader, name)() for name in (*readings, "branches")}
-
-
-def test_a_history_of_before_is_read_as_it_is_and_migrated_by_a_monitor(old_file, tmp_path):
-    before, content = contents(HistoryReader(old_file)), old_file.read_bytes()
-    assert [row["samples"] for row in before["epochs"]] == [18, 10, 10]
-    assert before["losses"] == {"ada": [[1, 3.0], [2, 2.5], [3, 2.0]], "al": [[1, 4.0]]}
-    assert old_file.read_bytes() == content
-    history = open_history(tmp_path)
-    assert contents(history) == before
-    (branch,) = history.branches()
-    assert (branch["kind"], branch["time"], branch["left"]) == ("begun", 900.0, [])
-    history.observe([Report(epoch=4, samples=40, time=8.0)])
-    assert history.epochs()[-1]["samples"] == 10 and len(history.branches()) == 1
-    history.close()
-    assert contents(HistoryReader(old_file))["last_epoch"]["epoch"] == 4
-    with closing(sqlite3.connect(old_file)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def test_a_history_of_before_goes_on_from_a_checkpoint_when_all_had_left(old_file, tmp_path):
-    history = open_history(tmp_path, Clock(5000.0))
-    history.observe([Report(**GRACE, status="joining", epoch=1, loss=None, time=1.0)])
-    history.observe([Report(**GRACE, epoch=2, samples=5, time=2.0)])
-    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(1, 18), (2, 5)]
-    history.close()
-
-
-def test_an_old_history_can_be_exported(old_file, tmp_path):
-    (tmp_path / "pictures" / "000002").mkdir(parents=True)
-    (tmp_path / "pictures" / "000002" / "0.png").write_bytes(b"\x89PNG")
-    with closing(sqlite3.connect(old_file)) as connection, connection:
-        connection.execute("""UPDATE run SET value = '{"run_id": "demo", "total_epochs": 9}' WHERE key = 'document'""")
-    live.export(HistoryReader(old_file), tmp_path / "out", pictures=tmp_path / "pictures")
-    assert '"epoch":3' in (tmp_path / "out" / "live" / "history.json").read_text()
 
 
 def test_a_history_is_of_the_recipe_that_it_has_kept_whatever_its_digest_was(tmp_path):
