@@ -109,28 +109,23 @@ def test_blocks_of_one_token_which_predict_nothing_are_refused():
         parse_recipe(text)
 
 
-def test_a_recipe_of_lists_in_lists_is_refused_in_words():
-    with pytest.raises(BadInput, match="tables or lists in each other without end"):
-        parse_recipe("a = " + "[" * 60_000)
-
-
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("seed = " + "9" * 5000, "a number of thousands of digits"),
-        ("a" + ".a" * 500_000 + " = 1", "more than 65536 characters"),
-        ("a" + ".a" * 30_000 + " = 1", "without end"),
-        ("a" + ".a" * 900 + " = 1", "without end"),
-        ("[[a" + ".a" * 30_000 + "]]", "without end"),
+        ("a = " + "[" * 16_000, "nested more than"),
+        ("seed = " + "9" * 5000, "is not valid TOML"),
+        ("a" + ".a" * 500_000 + " = 1", "more than 16384 characters"),
+        ("a" + ".a" * 8_000 + " = 1", "nested more than"),
+        ("[[a" + ".a" * 8_000 + "]]", "nested more than"),
     ],
-    ids=["number", "long key", "key", "deep key", "table"],
+    ids=["lists", "number", "long key", "key", "table"],
 )
 def test_a_recipe_that_would_take_python_long_is_refused_soon(text, said):
     """tomllib takes half an hour for the long key."""
     began = time.process_time()
     with pytest.raises(BadInput, match=said):
         parse_recipe(text)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 4
 
 
 def test_a_recipe_without_membership_is_open():
@@ -287,7 +282,7 @@ class Misleading(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     "path, said",
     [
-        ("long", "it has more than 65536 bytes"),
+        ("long", "it has more than 16384 bytes"),
         ("slow", "it has not arrived within 0 s"),
         ("elsewhere", "which is less safe"),
     ],

@@ -38,11 +38,9 @@ from training.errors import BadInput, TrainingError, reason_of
 from training.processes.redirects import open_checked, read_short
 
 RECIPES = Path(__file__).parent / "recipes"
-LARGEST_RECIPE_BYTES = 1 << 16
-"""Ours have 5000."""
-MOST_DOTS, DEEPEST = 1000, 20
-"""In a line, and tables in each other. `tomllib` takes a time that grows with the square of a dotted key's parts: half
-an hour for a key of 1 MiB."""
+LARGEST_RECIPE_BYTES, DEEPEST = 1 << 14, 20
+"""Limits of a recipe: its size (ours have up to 5600 bytes), and how deep its tables and lists may be nested. `tomllib`
+takes a second for the worst recipe of this size, and half an hour for a dotted key of 1 MiB."""
 RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
 """Within the first a recipe must have come; after the second a server that sends nothing is given up."""
 LARGEST_BLOCK = 65_536
@@ -703,26 +701,22 @@ def _fields(text: str, source: str) -> dict[str, Any]:
     """
     if len(text) > LARGEST_RECIPE_BYTES:
         raise BadInput(f"{source} has more than {LARGEST_RECIPE_BYTES} characters.", cure="Give a recipe.")
-    endless = BadInput(f"{source} has tables or lists in each other without end.", cure="Give a recipe.")
-    if max((line.count(".") for line in text.splitlines()), default=0) > MOST_DOTS:
-        raise endless
+    too_deep = BadInput(f"{source} has tables or lists nested more than {DEEPEST} deep.", cure="Give a recipe.")
     try:
         fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise too_deep from None
+    except ValueError as error:  # also Python's own, for a number of thousands of digits
         raise BadInput(
             f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."
         ) from None
-    except RecursionError:
-        raise endless from None
-    except ValueError:  # of Python's own, which reads no number of more than 4300 digits
-        raise BadInput(f"{source} has a number of thousands of digits.", cure="Give a recipe.") from None
-    if _is_deep(fields):  # its text, which messages quote, would be longer than Python can make
-        raise endless
+    if _is_deep(fields):  # messages quote a field's text, which Python cannot make of such a value
+        raise too_deep
     return fields
 
 
 def _is_deep(fields: dict[str, Any]) -> bool:
-    """Whether tables and lists are in each other to more than `DEEPEST` levels."""
+    """Returns whether tables and lists are nested more than `DEEPEST` levels deep."""
     level: list[object] = [fields]
     for _ in range(DEEPEST):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
