@@ -1,6 +1,5 @@
 """Checkpoints: the same bits come back, or a sentence says why not."""
 
-import hashlib
 import json
 import resource
 import subprocess
@@ -13,13 +12,11 @@ import torch
 
 from training.checkpoints.checkpoint import (
     codec_of,
-    find_checkpoint,
     latest_checkpoint,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
-from training.checkpoints.folders import KEPT_FOLDER
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
@@ -91,23 +88,6 @@ def test_weights_of_another_recipe_are_refused(tmp_path, model):
         save(tmp_path, model, recipe_toml=wider)
 
 
-def test_folders_without_a_checkpoint_are_named(tmp_path, model):
-    with pytest.raises(BadInput, match="does not exist"):
-        find_checkpoint(tmp_path / "nowhere")
-    for facts, words in (("[]", "is not a JSON object"), ('{"format": 1, "epoch": 1}', "lacks files, metrics, shards")):
-        (tmp_path / "checkpoint.json").write_text(facts)
-        with pytest.raises(BadInput, match=words):
-            load_checkpoint(tmp_path)
-    (tmp_path / "checkpoint.json").unlink()
-    with pytest.raises(BadInput, match="has no checkpoint yet"):
-        find_checkpoint(tmp_path)
-    save(tmp_path / "checkpoints", model, 3)
-    path = save(tmp_path / "checkpoints", model, 20)
-    kept = save(tmp_path / "ada" / KEPT_FOLDER, model, 21)
-    assert find_checkpoint(tmp_path) == find_checkpoint(path) == path  # what a volunteer has kept is not the run's
-    assert find_checkpoint(kept.parent) == kept
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -136,17 +116,6 @@ def test_facts_in_another_form_are_refused_in_one_sentence(tmp_path, model, chan
     with pytest.raises(BadInput) as refused:
         load_checkpoint(facts.parent)
     assert "is no checkpoint: " in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_recipe_that_is_no_text_is_refused(tmp_path, model):
-    """Its digest fits."""
-    facts = save(tmp_path, model) / "checkpoint.json"
-    raw, told = b"\xff\xfe\x00", json.loads(facts.read_text())
-    (facts.parent / "recipe.toml").write_bytes(raw)
-    told["files"]["recipe.toml"] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
-    facts.write_text(json.dumps(told))
-    with pytest.raises(BadInput, match=r"recipe\.toml"):
-        load_checkpoint(facts.parent)
 
 
 @pytest.mark.programs

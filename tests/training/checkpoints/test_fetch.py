@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +13,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.programs import run_program
 from tests.serving import serving
 from training.checkpoints import fetch
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -182,32 +179,6 @@ def test_a_broken_connection_is_resumed(between, tmp_path, monkeypatch, ranges):
     assert begins == [None, f"bytes={step}-", f"bytes={2 * step}-"]
 
 
-@pytest.mark.programs
-def test_another_program_goes_on_where_one_stopped(between, tmp_path, programs):
-    """The first is killed in the middle of a file."""
-    between.bytes_before_break = 200_000
-    program = (
-        "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from training.checkpoints.fetch import fetch_latest\n"
-        "def show(stage, done, total):\n"
-        "    if done > 100_000: print('half', flush=True); sys.stdin.read()\n"
-        "fetch_latest(sys.argv[1], Path(sys.argv[2]), recipe=load_recipe('demo'), show=show)"
-    )
-    command = [sys.executable, "-c", program, between.url, tmp_path / "mine"]
-    process = programs.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "half\n"
-    process.kill()
-    process.wait()
-    between.bytes_before_break = None
-    between.asked.clear()
-    path = fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
-    assert files(path) == files(tmp_path / "served" / "epoch-000040")
-    resumed = [int(asked.removeprefix("bytes=").rstrip("-")) for _, asked in between.asked if asked]
-    assert len(resumed) == 1
-    assert resumed[0] > 100_000
-    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["epoch-000040"]
-
-
 def test_a_stop_ends_the_download_and_keeps_what_is_there(between, tmp_path):
     class Stop:
         asked = False
@@ -241,19 +212,6 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(between, tm
     with pytest.raises(TrainingError, match=r"epoch-000040: model\.safetensors is damaged.*epoch-000020: model"):
         fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
     assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_damage_of_an_earlier_part_is_mended(between, tmp_path, monkeypatch):
-    """What lies there of an earlier download is damaged: it is downloaded once more, from the start."""
-    monkeypatch.setattr(fetch, "TRIES", 1)
-    between.bytes_before_break = 100_000
-    with pytest.raises(TrainingError, match="stopped after 100,000 of"):
-        fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
-    (part,) = (tmp_path / "mine").glob(".fetching-*/model.safetensors")
-    part.write_bytes(flip(part.read_bytes()))
-    between.bytes_before_break = None
-    path = fetch_latest(between.url, tmp_path / "mine", recipe=RUN)
-    assert files(path) == files(tmp_path / "served" / "epoch-000040")
 
 
 def test_checkpoints_of_another_recipe_are_refused(between, tmp_path):
@@ -314,23 +272,6 @@ def test_only_the_wanted_lineage_is_taken(between, tmp_path):
     assert fetch_latest(between.url, tmp_path / "mine", recipe=RUN, lineage="a" * 16) is None
 
 
-@pytest.mark.programs
-def test_a_full_disk_is_said_before_the_download(between, tmp_path):
-    program = (
-        "mount -t tmpfs -o size=64k none $2 && exec $0 -c '\n"
-        "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from training.checkpoints.fetch import fetch_latest; from training.errors import TrainingError\n"
-        'try: fetch_latest(sys.argv[2], Path(sys.argv[1]), recipe=load_recipe("demo"))\n'
-        "except TrainingError as error: print(error.told)\n"
-        "' $2 $3"
-    )
-    if run_program(["unshare", "-Urm", "true"]).returncode:
-        pytest.skip("needs the right to mount a small disk (unshare)")
-    (tmp_path / "mine").mkdir()
-    done = run_program(["unshare", "-Urm", "sh", "-c", program, sys.executable, "-", tmp_path / "mine", between.url])
-    assert "left. Make room on that disk" in done.stdout, done.stdout + done.stderr
-
-
 def test_a_site_that_does_not_answer_is_named(tmp_path):
     with pytest.raises(
         TrainingError, match=r"http://127\.0\.0\.1:9/checkpoints/index\.json cannot be read: connection"
@@ -367,38 +308,3 @@ def test_a_public_site_cannot_send_us_into_a_private_network(target):
 def test_a_secure_site_cannot_send_us_to_an_insecure_one():
     with pytest.raises(RefusedRedirect, match="less safe"):
         check_redirect("https://1.1.1.1/", "http://1.1.1.1/")
-
-
-@pytest.mark.programs
-def test_a_real_public_server_is_not_followed_home(saved, tmp_path):
-    """In a network of its own, where the loopback interface has a public address too."""
-    program = (
-        "ip link set lo up && ip addr add 1.1.1.1/32 dev lo && exec $0 -c '\n"
-        "import sys; from pathlib import Path; from training.config import load_recipe\n"
-        "from tests.training.checkpoints.test_fetch import redirecting\n"
-        "from training.checkpoints.fetch import fetch_latest; from training.errors import TrainingError\n"
-        'for host in ("127.0.0.1", "1.1.1.1"):\n'
-        "  with redirecting(host, Path(sys.argv[1])) as (asked, url):\n"
-        '    try: print(fetch_latest(url, Path(sys.argv[2], host), recipe=load_recipe("demo")).name, len(asked) > 0)\n'
-        "    except TrainingError as error: print(error, len(asked))\n"
-        "' $1 $2"
-    )
-    if run_program(["unshare", "-Urn", "ip", "link", "set", "lo", "up"]).returncode:
-        pytest.skip("needs the right to make a network (unshare, ip)")
-    done = run_program(["unshare", "-Urn", "sh", "-c", program, sys.executable, saved, tmp_path])
-    lines = done.stdout.splitlines()
-    assert lines[0] == "epoch-000040 True", done.stdout + done.stderr
-    assert "an address within a private network" in lines[1], done.stdout
-    assert lines[1].endswith(" 0"), done.stdout
-
-
-@contextmanager
-def redirecting(host, folder):
-    """A site at `host` that redirects everything to a server of the folder on the loopback address.
-
-    Yields:
-        What that server is asked, and the site's address.
-    """
-    with site(folder) as behind, Between(behind) as inner, Between(behind, host) as outer:
-        outer.moved_to = inner.url
-        yield inner.asked, outer.url

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,13 +16,11 @@ from calculator.choose.devices import device_named
 from calculator.choose.largest import HOST_SHARE, peer_step
 from training.cli import build_app
 from training.compute import choices as module
-from training.compute import speed
 from training.compute.choices import Wishes, choose
-from training.compute.machine import group_bytes, this_machine, usable_cores
+from training.compute.machine import group_bytes, this_machine
 from training.compute.plan import peer_of
-from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe, run_of
-from training.errors import BadInput, TrainingError
+from training.errors import BadInput
 from training.model.transformer import build_model
 from training.task import task_of
 
@@ -93,12 +89,6 @@ def test_a_faster_precision_is_taken_where_it_is_faster(machine_with, rates, bfl
     assert chosen.precision == expected and f"{bfloat16 / 1e12:.3g} TFLOP/s" in reasons_of(chosen)["precision"].reason
 
 
-def test_old_gpus_are_asked_for_float16(monkeypatch, rates):
-    monkeypatch.setattr(module, "this_machine", lambda name: device_named("t4"))
-    rates(float32=8e12, float16=50e12)
-    assert choose(load_recipe("dalle-2021"), Wishes()).precision == "float16"
-
-
 def test_steps_of_the_real_model_are_timed():
     run = load_recipe("demo")
     model = build_model(run.model, seed=0)
@@ -121,26 +111,6 @@ def test_steps_that_would_take_long_or_all_memory_are_not_timed(machine_with, ra
     run = load_recipe("demo")
     choose(run, Wishes(device="cpu", micro_batch_size=asked), build=lambda: build_model(run.model, seed=0))
     assert set(sizes) == ({timed} if timed else set())
-
-
-def test_larger_products_are_not_taken_for_faster_ones():
-    """The measured rate is one that this processor can have: between a slow one's and a large one's."""
-    rate = matmul_flops_per_second(torch.device("cpu"), "float32")
-    assert 1e8 < rate < 1e14
-
-
-def test_a_rate_is_that_of_the_matrices_for_which_there_was_memory(monkeypatch):
-    monkeypatch.setattr(speed, "_FIRST_SIDE", 1 << 8)
-    monkeypatch.setattr(speed, "_LONG_ENOUGH_SECONDS", math.inf)
-
-    def timed(work, device, timed=speed._timed):
-        return timed(lambda: torch.empty(1 << 60) if work.__defaults__[0].shape[0] > 512 else work(), device)
-
-    monkeypatch.setattr(speed, "_timed", timed)
-    assert 1e8 < matmul_flops_per_second(torch.device("cpu"), "float32") < 1e14
-    monkeypatch.setattr(speed, "_FIRST_SIDE", 1 << 10)
-    with pytest.raises(RuntimeError, match="memory"):
-        matmul_flops_per_second(torch.device("cpu"), "float32")
 
 
 def test_activations_are_kept_where_there_is_room(machine_with):
@@ -248,21 +218,6 @@ def test_a_device_that_is_not_there_is_refused(name):
         this_machine(name)
 
 
-def test_a_gpu_that_cannot_even_be_asked_for_its_memory(monkeypatch):
-    """CUDA needs some for itself; PyTorch's error was a traceback."""
-    names = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=16 * GIB)
-
-    def full(device):
-        raise torch.OutOfMemoryError("CUDA error: out of memory\nCUDA kernel errors might be reported later.")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: names)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
-    with pytest.raises(TrainingError, match="Tesla T4 cannot be used: CUDA error: out of memory"):
-        this_machine()
-
-
 def group(folder, limit, used, *, version=2):
     """Linux's files of a group."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -288,20 +243,6 @@ def test_the_limit_of_a_service_counts(tmp_path, version):
     assert group_bytes(root, own) == 6500
     own.write_text("0::/../../other\n" if version == 2 else "5:memory:/../other\n")
     assert group_bytes(root, own) == 6500
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_quota_of_a_service_counts(tmp_path, version):
-    root, own = tmp_path / "mounted", tmp_path / "own"
-    folder = (root if version == 2 else root / "cpu") / "a.slice"
-    folder.mkdir(parents=True)
-    own.write_text("0::/a.slice\n" if version == 2 else "1:cpu,cpuacct:/a.slice\n")
-    if version == 2:
-        (folder / "cpu.max").write_text("50000 100000\n")
-    else:
-        (folder / "cpu.cfs_quota_us").write_text("50000\n")
-        (folder / "cpu.cfs_period_us").write_text("100000\n")
-    assert usable_cores(root, own) == 1
 
 
 def test_a_containers_limit_counts(tmp_path):

@@ -159,17 +159,6 @@ def test_what_the_host_keeps_is_counted_by_tensors(optimizer, monkeypatch):
         assert on_top == known.need_bytes - known.estimate.gpu.total
 
 
-def test_the_choices_say_that_a_step_was_traced(monkeypatch):
-    run, machine = language("gpt_neox"), device_named("t4")
-    chosen = {setting.name: setting for setting in choose(run, Wishes(), machine=machine).settings}
-    assert "by a traced step, since the calculator does not know this model" in chosen["activations"].reason
-    known = {setting.name: setting for setting in choose(language("llama"), Wishes(), machine=machine).settings}
-    assert "traced" not in known["activations"].reason
-    small = replace(machine, usable_bytes=2**20)
-    chosen = {setting.name: setting for setting in choose(run, Wishes(), machine=small).settings}
-    assert chosen["micro-batch"].reason.startswith("according to a traced step not even one fits")
-
-
 def test_the_command_says_that_a_step_was_traced(tmp_path):
     recipe = tmp_path / "neox.toml"
     text = read_recipe("stories").replace('model_type = "llama"', 'model_type = "gpt_neox"')
@@ -226,20 +215,6 @@ class Deciding(torch.nn.Module):
 
     def forward(self, *inputs, stored_layers=None):
         return self.weight if self.weight.sum() > 0 else None
-
-
-class Unfinished(Deciding):
-    """Says nothing about what it lacks."""
-
-    def forward(self, *inputs, stored_layers=None):
-        raise NotImplementedError
-
-
-def test_a_model_that_does_not_say_why_it_cannot_be_traced_is_refused_too(monkeypatch):
-    task = task_of(load_recipe("demo"))
-    monkeypatch.setattr(task, "build_model", Unfinished)
-    with pytest.raises(BadInput, match="nor can a step be traced: NotImplementedError"):
-        TracedSteps(task).peak(1, 0, torch.float32)
 
 
 def test_a_model_that_cannot_be_traced_is_refused_in_one_sentence(monkeypatch):

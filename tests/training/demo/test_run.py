@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -112,33 +111,10 @@ def test_parts_that_ignore_the_request_are_killed(start):
     assert start.processes() == []
 
 
-@pytest.mark.programs
-def test_a_proxy_of_the_network_is_not_asked_for_this_machine(start):
-    """As companies set one for all programs; nothing listens at this one."""
-    with start(epochs=3, ready_seconds=20, http_proxy="http://127.0.0.1:9", no_proxy="", NO_PROXY="") as process:
-        output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0 and re.search(r"Epoch \d+ is done", output), output
-
-
 def test_epochs_that_the_schedule_does_not_have_are_refused(tmp_path):
     """It would have waited for them for ever."""
     with pytest.raises(BadInput, match=r"--epochs is 401, and the schedule of demo ends after 400"):
         demo.run_demo(DemoConfig(run_dir=tmp_path / "run", epochs=401))
-
-
-@pytest.mark.programs
-def test_second_interrupt_hurries(start):
-    process = start(STUBBORN="1")
-    read_until_all_joined(process)
-    process.send_signal(signal.SIGINT)
-    read_until(process, "Stopping")
-    began = time.monotonic()
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=15)
-    # After one interrupt only, those that ignore it are not killed earlier.
-    assert time.monotonic() - began < demo.STOP_SECONDS
-    assert start.processes() == []
 
 
 @pytest.mark.programs
@@ -164,16 +140,6 @@ def test_broken_part_is_named_with_its_log(start, broken, name):
     assert "exit code 7" in error
     assert f"{broken}.log" in error
     assert "something broke here" in error
-    assert start.processes() == []
-
-
-@pytest.mark.programs
-def test_part_that_is_never_ready_tells_where_it_stands(start, tmp_path):
-    process = start(STALL="monitor", ready_seconds=8)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "The monitor was not ready within 8 s" in output
-    assert "tiny_trainer.py" in (tmp_path / "run" / "logs" / "monitor.log").read_text()
     assert start.processes() == []
 
 
@@ -221,14 +187,6 @@ def test_finished_run_stays_on_show_until_interrupt(start):
     assert start.processes() == []
 
 
-@pytest.mark.programs
-def test_second_demo_in_the_same_folder_is_refused(start):
-    process = start()
-    read_until_all_joined(process)
-    output, _ = start().communicate(timeout=20)
-    assert "Another demo is running in" in output
-
-
 def test_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -238,12 +196,6 @@ def test_port():
             demo._free_port(port)
     assert demo._free_port(port) == port
     assert demo._free_port(None) >= 1024
-
-
-def test_names_are_all_different():
-    names = demo.volunteer_names(20)
-    assert names[:3] == ["ada", "grace", "alan"]
-    assert len(set(names)) == 20
 
 
 def test_the_command_that_goes_on_names_the_same_run():

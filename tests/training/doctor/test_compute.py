@@ -7,9 +7,7 @@ import sys
 import pytest
 
 from tests.programs import run_program
-from training.compute.machine import this_machine
-from training.compute.plan import make_plan
-from training.config import RECIPES, load_recipe
+from training.config import RECIPES
 from training.doctor.checks.compute import (
     check_codecs,
     check_compiler,
@@ -19,10 +17,9 @@ from training.doctor.checks.compute import (
     judge_fit,
     judge_gpu,
 )
-from training.doctor.checks.memory import check_memory, check_shared_memory
+from training.doctor.checks.memory import check_memory
 from training.doctor.checks.peers import check_node
 from training.doctor.facts.shared import Asked, Shared
-from training.doctor.probes.compute_probe import plan_of
 
 GIB = 1 << 30
 NONE = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": ""}
@@ -155,16 +152,6 @@ def test_what_nvidia_smi_answers(tmp_path, monkeypatch):
     assert told["gpus"] == [] and told["fault"].startswith("Failed to initialize NVML: Driver/library version mismatch")
 
 
-def test_cards_on_the_bus_are_seen_without_a_driver(tmp_path, monkeypatch):
-    """Linux's own files for a graphics card, and for the sound device on the same card."""
-    monkeypatch.setenv("PATH", "")
-    for place, vendor, kind in (("01:00.0", "0x10de", "0x030000"), ("01:00.1", "0x10de", "0x040300")):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "vendor").write_text(f"{vendor}\n")
-        (tmp_path / place / "class").write_text(f"{kind}\n")
-    assert driver_says(tmp_path) == {**NONE, "cards": "01:00.0"}
-
-
 @pytest.mark.parametrize(
     "source, name, words",
     [
@@ -212,15 +199,6 @@ def test_a_gpu_whose_memory_is_all_taken(tmp_path, monkeypatch):
     assert found.name == "gpu-not-available" and "CUDA error: out of memory" in found.found
 
 
-def test_a_pytorch_that_loads_slowly_does_not_hang(tmp_path, monkeypatch):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("while True: pass")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Shared(Asked(), limit_seconds=3) as shared:
-        for found in (check_torch(shared), *check_gpu(shared)):
-            assert (found.name, found.level) == ("check-too-slow", "warning")
-
-
 def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch):
     """One start of PyTorch for all that its process tells."""
     monkeypatch.setenv("PATH", "")
@@ -235,35 +213,6 @@ def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch
         assert check_gpu(shared)[0].name == "device-missing"
     with Shared(Asked(recipe=str(recipe)), limit_seconds=60) as shared:
         assert check_memory(shared).name == "memory-too-small"
-
-
-def test_frozen_weights_are_neither_shared_nor_exchanged(tmp_path, monkeypatch):
-    """Processes share the adapters alone, as many as each peer posts; all weights of lora-7b would take 108 GiB."""
-    text = (RECIPES / "lora-7b.toml").read_text()
-    for large, small in (("num_hidden_layers = 32", "num_hidden_layers = 2"), ("size = 14336", "size = 512")):
-        assert large in text
-        text = text.replace(large, small)
-    recipe = tmp_path / "lora.toml"
-    recipe.write_text(text)
-    plan, shared = plan_of(load_recipe(str(recipe)), "cpu"), Shared(Asked(recipe=str(recipe)))
-    monkeypatch.setattr(shared, "plan", lambda: plan)
-    # B of 4 matrices, of rank 16: two of 4096 outputs and two of 1024.
-    assert plan["trained_parameters"] == 16 * 2 * (4096 + 1024)
-    assert "takes up to 32.0 MiB" in check_shared_memory(shared).found
-    # Both ways, in 8 bit and a scale of 32 bits for 512 values, within 60 s.
-    assert shared.needed_mbits() == pytest.approx(2 * 163_840 * (1 + 4 / 512) * 8 / 60 / 1e6, rel=0.01)
-
-
-def test_a_model_that_trains_only_if_it_recomputes_its_activations(tmp_path):
-    """`join` recomputes them where they do not fit, also of layers that keep all or none."""
-    recipe = tmp_path / "plain.toml"
-    recipe.write_text((RECIPES / "demo.toml").read_text().replace("reversible = true", "reversible = false"))
-    run, machine = load_recipe(str(recipe)), this_machine("cpu")
-    need = plan_of(run, "cpu")["device_bytes"]
-    least, most = (
-        make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=budget).need_bytes for budget in (0, None)
-    )
-    assert need == least < most
 
 
 @pytest.mark.programs

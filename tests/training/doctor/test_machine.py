@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs import ROOT, run_program
 from tests.training.doctor.places import CAN_UNSHARE, check_alone
-from training.doctor.checks.files import check_cache, check_open_files, check_state_folder, check_temp_folder
+from training.doctor.checks.files import check_state_folder, check_temp_folder
 from training.doctor.checks.memory import (
     check_address_space,
     check_memory,
@@ -18,7 +18,7 @@ from training.doctor.checks.memory import (
     check_swap,
     judge_memory,
 )
-from training.doctor.checks.processor import check_cores, check_load, check_priority, check_speed
+from training.doctor.checks.processor import check_cores, check_load, check_speed
 from training.doctor.facts.shared import Asked, Shared
 
 MOUNTS = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
@@ -83,13 +83,6 @@ def test_programs_that_compute_are_named(programs):
     assert not [one for one in spinning if f"process {one.pid}:" in here]
 
 
-@pytest.mark.programs
-def test_a_program_behind_all_others():
-    assert limited("renice -n 19 $$ >/dev/null", "processor.check_priority")["name"] == "low-priority"
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    assert check_priority(None).name == ("low-priority" if nice > 10 else "")
-
-
 def test_memory_that_is_too_little_limited_or_occupied():
     """A machine with less memory cannot be made here, so its figures are given."""
     told = "This takes 8 GiB"
@@ -98,17 +91,6 @@ def test_memory_that_is_too_little_limited_or_occupied():
     assert judge_memory(told, 8 * GIB, 16 * GIB, 4 * GIB, None).name == "memory-occupied"
     assert judge_memory(told, 8 * GIB, 16 * GIB, 12 * GIB, 9 * GIB).name == ""
     assert check_memory(shared()).name == ""
-
-
-def test_memory_counts_as_free_that_the_doctors_own_programs_take(monkeypatch):
-    """While the plan is made, they take a third of a gigabyte, which in a small container seemed to be lacking."""
-    from psutil import virtual_memory
-
-    asked, free = shared(), [4 * GIB, 1 * GIB]
-    monkeypatch.setattr(asked, "plan", lambda: free.pop(0) and None)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: virtual_memory()._replace(available=free[0]))
-    monkeypatch.setattr("training.compute.machine.group_bytes", lambda: free[0])
-    assert check_memory(asked).level == "ok" and free == [1 * GIB]
 
 
 @pytest.mark.programs
@@ -142,11 +124,6 @@ def test_open_files(files, name):
     assert limited(f"ulimit -n {files}", "files.check_open_files")["name"] == name
 
 
-def test_open_files_follow_the_recipe():
-    """A group of four peers of the demo needs fewer than one of 256."""
-    assert "a group of 256 peers may need 768" in check_open_files(shared(recipe="demo")).found
-
-
 def test_a_state_folder_that_another_peer_uses(tmp_path):
     folder = tmp_path / "state"
     assert check_state_folder(shared()).level == "skipped"
@@ -162,22 +139,6 @@ def test_a_state_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
     found = check_state_folder(shared(state_dir=tmp_path / "file" / "state"))
     assert found.name == "state-folder-unusable" and "not a directory" in found.found
-
-
-def test_a_state_folder_that_is_a_link_to_nothing_or_whose_lock_is_none(tmp_path):
-    """`join` ends there, as it does where another user has made the lock."""
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    found = check_state_folder(shared(state_dir=tmp_path / "link"))
-    assert found.name == "state-folder-unusable" and "leads nowhere" in found.found
-    (tmp_path / "state" / "lock").mkdir(parents=True)
-    found = check_state_folder(shared(state_dir=tmp_path / "state"))
-    assert found.name == "state-folder-unusable" and "is a directory" in found.found
-
-
-def test_a_cache_on_a_system_that_does_not_say_where_programs_run(monkeypatch):
-    """macOS has no ST_NOEXEC."""
-    monkeypatch.delattr(os, "ST_NOEXEC", raising=False)
-    assert check_cache(shared()).name != "cache-runs-no-programs"
 
 
 READ_ONLY = 'mount -t tmpfs -o size=4g,ro x /mnt; "$@"'
@@ -206,15 +167,6 @@ def test_a_state_folder_on_a_bad_disk(script, name):
 )
 def test_caches_on_bad_disks(script, name):
     assert check_alone(script, "files.check_cache(shared())", XDG_CACHE_HOME="/mnt")["name"] == name
-
-
-@MOUNTS
-def test_a_cache_that_keeps_nothing_of_shards_in_a_folder():
-    script = 'mount -t tmpfs -o size=40m x /mnt; "$@"'
-    asked = 'files.check_cache(shared(shards="/somewhere"))'
-    assert check_alone(script, asked, XDG_CACHE_HOME="/mnt")["level"] == "ok"
-    script = script.replace("size=40m", "size=40m,noexec")
-    assert check_alone(script, asked, XDG_CACHE_HOME="/mnt")["name"] == "cache-runs-no-programs"
 
 
 @MOUNTS

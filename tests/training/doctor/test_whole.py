@@ -24,7 +24,6 @@ from training.doctor.catalogue import CHECKS, all_faults
 from training.doctor.examination import Check, run_checks
 from training.doctor.facts.shared import Once
 from training.doctor.finding import Fault, fine, skipped
-from training.doctor.probes.children import Child
 
 NETWORK = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
 OTHER_ID = "12D3KooWErbDxHgPXaPNFhaDKy2dLymnFWSbrYxxNMXLGcRw8w2X"
@@ -84,29 +83,6 @@ def test_checks_run_at_once_and_are_given_up(monkeypatch):
     assert "rich is not installed" in findings[3].found and "ValueError: broken" in findings[2].found
 
 
-def test_a_program_that_is_ended_leaves_no_folder():
-    """It has the visitor's identity in it."""
-    child = Child("training.doctor.probes.swarm_probe", "/ip4/127.0.0.1/tcp/0", life_seconds=120)
-    folder = Path(child.fact("folder", within=60)["path"])
-    assert folder.is_dir()
-    child.end()
-    assert not folder.exists()
-
-
-def test_a_program_that_cannot_be_killed_holds_nobody_up(tmp_path, monkeypatch):
-    """As Linux keeps one that waits for a driver; nothing here can be made to wait so, so the signal is not sent."""
-    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(100)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sent = []
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "killpg", lambda *given: sent.append(given))
-        child, began = Child("stuck", life_seconds=100), time.monotonic()
-        child.end()
-        assert time.monotonic() - began < 20
-    os.killpg(*sent[0])
-    child.end()
-
-
 def test_what_several_checks_need_is_found_once():
     asked = []
 
@@ -139,15 +115,6 @@ def test_the_list_for_people_names_faults_first_and_in_full(capsys):
     shown = capsys.readouterr().out
     assert shown.index("Repair it.") < shown.index("Wait [a bit].") and "All [well]." in shown
     assert shown.count("Seen twice.") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
-
-
-def test_what_several_checks_have_found_is_told_once(capsys):
-    late = Fault(name="late", level="warning", why="It is slow.", remedy="Wait.")
-    found = [dataclasses.replace(late.found(f"No answer within {1 + n // 2} s."), check=f"check {n}") for n in range(3)]
-    show.show(found, 3.2)
-    shown = capsys.readouterr().out
-    assert shown.count("Wait.") == shown.count("within 1 s") == shown.count("within 2 s") == 1
-    assert "warning: late (check 0, check 1, check 2)" in shown and "0 faults, 3 warnings" in shown
 
 
 @pytest.mark.programs

@@ -12,8 +12,8 @@ from PIL import Image
 from training.data.demo.captions import parse_caption
 from training.data.demo.draw import draw_picture
 from training.errors import BadInput
-from training.generate.clip import load_clip, rank, save_clip
-from training.generate.neighbours import find_neighbours, read_queries
+from training.generate.clip import load_clip, save_clip
+from training.generate.neighbours import find_neighbours
 from training.generate.pictures import Picture
 from training.generate.ranking import draw_best
 from training.generate.small_clip import train_small_clip
@@ -145,10 +145,6 @@ def test_the_best_candidates_are_kept_with_their_seeds(small):
         draw_best(draw, small, ["a red star"], candidates=2, keep=3)
 
 
-def test_equal_scores_keep_their_order():
-    assert rank([0.5, 0.7, 0.5, 0.7], 4) == [1, 3, 0, 2]
-
-
 def test_neighbours_are_the_nearest_by_a_plain_search(small):
     known = np.concatenate([drawn(seed) for seed in (20, 21)])
     queries = list(drawn("query")[:3])
@@ -164,24 +160,3 @@ def test_neighbours_are_the_nearest_by_a_plain_search(small):
         assert [one.caption for one in near.captions] == sorted(by_caption, key=by_caption.get, reverse=True)[:4]
         for one in near.pictures:
             assert one.similarity == pytest.approx(by_picture[one.caption], abs=1e-5)
-
-
-def test_queries_that_cannot_be_compared_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match=r"has no pictures\.json"):
-        read_queries([tmp_path])
-    with pytest.raises(BadInput, match="no picture that can be read"):
-        read_queries([tmp_path / "none.png"])
-    for content in ("[1]", '{"pictures": [{"name": 1}]}'):
-        (tmp_path / "pictures.json").write_text(content)
-        with pytest.raises(BadInput, match=r"has no pictures\.json"):
-            read_queries([tmp_path])
-    (tmp_path / "pictures.json").write_text('{"pictures": []}')
-    with pytest.raises(BadInput, match="There is no picture"):
-        read_queries([tmp_path])
-    Image.new("1", (50, 50)).save(tmp_path / "huge.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(BadInput, match="no picture that can be read"):
-        read_queries([tmp_path / "huge.png"])
-    Image.new("RGB", (3, 2)).save(tmp_path / "wide.png")
-    with pytest.raises(BadInput, match="3 x 2 pixels"):
-        read_queries([tmp_path / "wide.png"])

@@ -1,15 +1,12 @@
 """`generate` and `evaluate` from a shell's point of view, on shards and a checkpoint that are really there."""
 
 import json
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -18,16 +15,11 @@ from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
 from training.data.demo.draw import draw_set
 from training.data.prepare.pictures import Input, prepare
-from training.data.store.sets import open_shards
 from training.errors import BadInput
-from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
-from training.generate.small_clip import decoded_samples, run_clip
-from training.model.codecs.codec import digest_of, load_codec
+from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
+from training.model.codecs.codec import digest_of
 from training.model.transformer import build_model
 from training.publish.keeper import codec_of_run
-from training.swarm.run.lineage import Lineage
-from training.volunteer import arrival
-from training.volunteer.arrival import arrive
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 
@@ -154,17 +146,6 @@ def test_a_file_that_fails_is_said_in_a_sentence(run_dir, tmp_path, monkeypatch,
     assert end.value.code == 1 and said.count("\n") == 1 and "file cannot be read or written: " in said
 
 
-def test_a_folder_that_is_no_clip_of_ours_stays(run_dir, tmp_path):
-    """Of a checkpoint that lies by itself, the small CLIP lies beside it; `clip` may be anybody's."""
-    checkpoint = tmp_path / "mine" / "epoch-000012"
-    shutil.copytree(run_dir / "checkpoints" / "epoch-000012", checkpoint)
-    (tmp_path / "mine" / "clip").mkdir()
-    (tmp_path / "mine" / "clip" / "film.mp4").write_text("keep me")
-    with pytest.raises(BadInput, match="mine/clip holds no small CLIP of a run"):
-        command("generate", "a red ring", "--checkpoint", checkpoint, "--candidates", 4, "--out", tmp_path / "out")
-    assert (tmp_path / "mine" / "clip" / "film.mp4").read_text() == "keep me"
-
-
 def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):
     result = command(
         "evaluate", "--checkpoint", run_dir, "--count", 12, "--json", "--out", tmp_path, "--temperature", 0.7
@@ -194,32 +175,6 @@ def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_pat
     assert [entry["seed"] for entry in judged] == [entry["seed"] for entry in kept] != [5, 9]
 
 
-def test_evaluate_judges_other_captions_by_clip(run_dir, tmp_path, monkeypatch):
-    """As everybody's own pictures have them; their shards often hold nothing out."""
-    monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
-    captions = [f"a photograph of {what}" for what in ("a lighthouse", "a fox", "the sea", "a bridge")]
-    (tmp_path / "captions.txt").write_text("\n".join(captions))
-    asked = ("evaluate", "--checkpoint", run_dir, "--captions", tmp_path / "captions.txt", "--count", 6)
-    found = json.loads(command(*asked, "--json", "--out", tmp_path / "out").stdout)
-    assert found["judge"] == "clip" and found["count"] == 6 and found["chance"] == 1 / 4
-    kept = json.loads((tmp_path / "out" / "pictures.json").read_text())["pictures"]
-    assert sum(entry["found"] for entry in kept) == round(6 * found["found"])
-    said = command(*asked).stdout
-    assert "own caption among 4" in said and "by chance 25.0%" in said
-
-
-def test_evaluate_takes_the_training_captions_of_shards_that_hold_nothing_out(run_dir, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(run_dir, run)
-    manifest = json.loads((run / "shards" / "manifest.json").read_text())
-    manifest["splits"]["held-out"] = {"samples": 0, "shards": []}
-    (run / "shards" / "manifest.json").write_text(json.dumps(manifest))
-    asked = ("evaluate", "--checkpoint", run, "--shards", run / "shards", "--count", 2, "--json")
-    assert json.loads(command(*asked).stdout)["captions"] == "train"
-    with pytest.raises(BadInput, match="have no 'held-out' samples"):
-        command(*asked, "--captions", "held-out")
-
-
 def test_no_checkpoint_is_said_in_a_sentence(tmp_path):
     with pytest.raises(BadInput, match=r"has no checkpoint yet\. Train first"):
         command("generate", "a red circle", "--checkpoint", tmp_path)
@@ -227,14 +182,6 @@ def test_no_checkpoint_is_said_in_a_sentence(tmp_path):
         command("evaluate", "--checkpoint", tmp_path / "nowhere")
     with pytest.raises(BadInput, match="Nothing to draw"):
         command("generate", "--checkpoint", tmp_path)
-
-
-def test_moved_shards_are_found_beside_the_checkpoints_or_asked_for(run_dir, tmp_path):
-    checkpoint = load_checkpoint(run_dir / "checkpoints" / "epoch-000012")
-    object.__setattr__(checkpoint, "shards", "nowhere/shards")
-    load_codec_and_tokenizer(checkpoint)
-    with pytest.raises(BadInput, match="say with --shards"):
-        load_codec_and_tokenizer(checkpoint, str(tmp_path / "nowhere"))
 
 
 OTHER_CODEC = r"tokens of .*other.* are of the codec \w{12}, .*epoch-000012 was trained on .* \w{12}, .* --shards"
@@ -257,54 +204,6 @@ def test_a_monitor_keeps_a_run_on_one_codec(run_dir, other_shards, tmp_path, cap
     assert codec_of_run(run, "nowhere", run_dir) == digest and capsys.readouterr().out == ""
     assert codec_of_run(run, "nowhere", tmp_path) is None
     assert "will not say which codec" in capsys.readouterr().out
-
-
-def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_shards, monkeypatch):
-    loaded = []
-    progress, dht = SimpleNamespace(reported_epoch=12), SimpleNamespace(peer_id="own", is_alive=lambda: True)
-    optimizer = SimpleNamespace(progress=progress, dht=dht)
-    optimizer.load_checkpoint = lambda *what, may_differ: loaded.append(what)
-    optimizer.local_epoch = 12
-    monkeypatch.setattr(arrival, "read_records", lambda dht, run_id: [])
-    belonging = SimpleNamespace(lineage=Lineage.begin(), newest_epoch=lambda: 0)
-    flags = {"resume": run_dir / "checkpoints", "stop": SimpleNamespace(asked=False), "console": Console(quiet=True)}
-    flags |= {"belonging": belonging, "kept": SimpleNamespace(newest=lambda lineage: (None, 0))}
-    with pytest.raises(BadInput, match=OTHER_CODEC):
-        arrive(optimizer, parse_recipe(RECIPE), shards=str(other_shards), **flags)
-    assert not loaded
-    assert arrive(optimizer, parse_recipe(RECIPE), shards=str(run_dir / "shards"), **flags).endswith("epoch-000012")
-    assert loaded
-
-
-def test_an_older_checkpoint_draws_with_the_shards_that_it_is_given_and_says_what_it_does_not_know(
-    run_dir, other_shards, tmp_path
-):
-    checkpoint = tmp_path / "epoch-000012"
-    shutil.copytree(run_dir / "checkpoints" / "epoch-000012", checkpoint)
-    facts = json.loads((checkpoint / "checkpoint.json").read_text())
-    del facts["codec_digest"]
-    (checkpoint / "checkpoint.json").write_text(json.dumps(facts))
-    drawing = ("generate", "a red ring", "--count", 1, "--out", tmp_path / "out", "--checkpoint", checkpoint)
-    assert "does not say which codec" in command(*drawing, "--shards", other_shards).stderr
-    assert "codec" not in command(*drawing).stderr
-
-
-def test_a_small_clip_of_another_codec_is_trained_anew(run_dir, other_shards, tmp_path):
-    """An older one, which does not say its codec, is taken as it is."""
-    shards, trained = open_shards(other_shards), []
-    codec = load_codec(shards.codec_folder, parse_recipe(RECIPE).codec)
-
-    def look():
-        run_clip(tmp_path, shards, codec, steps=1, progress=lambda what, done, total: trained.append(what))
-        return bool(trained), trained.clear()
-
-    assert look()[0] and not look()[0]
-    file = tmp_path / "clip" / "trained-on.json"
-    facts = json.loads(file.read_text())
-    file.write_text(json.dumps({name: value for name, value in facts.items() if name != "codec"}))
-    assert not look()[0]
-    file.write_text(json.dumps(facts | {"codec": "0" * 64}))
-    assert look()[0]
 
 
 def test_a_picture_is_the_decoded_sample_of_its_own_seed(run_dir):
@@ -331,22 +230,6 @@ def test_a_picture_is_the_decoded_sample_of_its_own_seed(run_dir):
     decoded = codec.decode(torch.from_numpy(both[0][1].codes.astype(np.int64))[None])[0]
     np.testing.assert_allclose(both[0][1].pixels, 255 * decoded.permute(1, 2, 0).numpy(), atol=0.5 + 1e-4)
     assert len(seen) == 3 * 64 and seen[63] == seen[-1] == 1.0 and seen[:64] == sorted(set(seen[:64]))
-
-
-@pytest.mark.parametrize(
-    "prompt, name",
-    [
-        ("a red circle", "a-red-circle"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("C:\\con\x00.png", "c-con-png"),
-        ("Ünïcödé ñ", "unicode-n"),
-        ("画像", "picture"),
-        ("", "picture"),
-        ("x" * 500, "x" * 60),
-    ],
-)
-def test_file_names_are_safe_for_any_prompt(prompt, name):
-    assert safe_name(prompt) == name
 
 
 def test_convert_there_and_back(run_dir, tmp_path):
@@ -401,12 +284,3 @@ def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
     with pytest.raises(BadInput, match="--recipe"):
         command("convert", tmp_path / "theirs.safetensors", tmp_path / "out")
     assert not Path(tmp_path / "out").exists()
-
-
-def test_no_more_shards_are_read_than_have_the_wanted_samples(run_dir):
-    """Of a set of thousands of shards, `neighbours --samples 100` fetched all."""
-    opened = open_shards(str(run_dir / "shards"), "train")
-    more = SimpleNamespace(names=[*opened.names, "not-fetched.parquet"], file=opened.file)
-    codec = load_codec(opened.codec_folder, parse_recipe(RECIPE).codec)
-    pictures, captions = decoded_samples(more, codec, progress=lambda *_: None, most=20)
-    assert len(pictures) == len(captions) == 20

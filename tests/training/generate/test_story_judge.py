@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from training.data.demo.stories import SENTENCES, WORDS, prompts, story_at
 from training.errors import BadInput
-from training.generate import story_judge
 from training.generate.story_judge import evaluate_stories, judge_story, parse_sentence
 
 GIFT = "Anna has a red ball. She goes to the garden with Tom."
@@ -122,20 +121,6 @@ def test_faults_by_hand(prompt, continuation, reason):
     assert verdict.reason == reason
 
 
-@pytest.mark.parametrize(
-    "continuation, reason",
-    [
-        ("Anna gives the red ball to the Tom.", "no such sentence"),
-        ("Anna eats the red ball.", "no such sentence"),
-        ("Anna gives the red ball to Tom. Now Tom has the", "the last sentence is unfinished"),
-        ("They meet in the park. " * 5, "the story is too long"),
-    ],
-)
-def test_other_sentences_are_not_grammatical(continuation, reason):
-    verdict = judge_story(SHOP, continuation)
-    assert not (verdict.grammatical or verdict.good) and verdict.reason == reason
-
-
 def test_a_good_story_ends_once():
     told = "Anna gives the red ball to Tom."
     verdict = judge_story(SHOP, told)
@@ -163,13 +148,6 @@ def test_a_story_of_any_seed_is_good_and_its_beginnings_only_lack_an_end(seed, i
         begun = judge_story("", " ".join(story.sentences[:count]))
         assert begun.grammatical and begun.consistent and begun.reason == "the story has no end"
     assert judge_story("", story.text).good
-
-
-def test_a_sentence_is_of_one_kind_only():
-    for story in (story_at(1, index) for index in range(500)):
-        for sentence in story.sentences:
-            assert sum(bool(pattern.fullmatch(sentence)) for pattern in story_judge._PATTERNS.values()) == 1
-    assert {parse_sentence(one)[0] for index in range(500) for one in story_at(1, index).sentences} == set(SENTENCES)
 
 
 def filled_anew(sentence, numbers):
@@ -209,14 +187,6 @@ def test_chance_is_below_one_in_twenty(change):
     for index in range(2000):
         numbers, story = random.Random(index), story_at(2, index)
         accepted += judge_story(story.opening, " ".join(change(list(story.sentences[2:]), numbers))).good
-    assert accepted < 0.05 * 2000
-
-
-def test_shuffled_whole_stories_are_refused():
-    accepted = 0
-    for index in range(2000):
-        mixed = shuffled(list(story_at(3, index).sentences), random.Random(index))
-        accepted += judge_story("", " ".join(mixed)).good
     assert accepted < 0.05 * 2000
 
 

@@ -1,6 +1,5 @@
 """Adapters beside frozen language models, compared with peft on a model of `transformers`."""
 
-import hashlib
 import json
 import math
 import re
@@ -181,26 +180,6 @@ def test_frozen_weights_in_fewer_bits_compute_nearly_the_same(llama, bits, bound
     assert list(low.continue_text([1, 2, 3], new_tokens=4))
 
 
-def test_a_look_at_the_loss_changes_nothing_of_a_quantized_model(llama):
-    model = adapted(llama, frozen_bits=4)
-
-    def gradients() -> list[torch.Tensor]:
-        model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            model.train()(*batch()).loss.backward()
-        return [parameter.grad.clone() for parameter in trained_parameters(model)]
-
-    before = gradients()
-    with torch.no_grad():
-        model.eval()(*batch())
-    assert all(torch.equal(one, other) for one, other in zip(before, gradients(), strict=True))
-
-
-def test_a_quantized_model_of_any_width_continues_texts(base):
-    if family_of(base) == "llama":  # whose rows are no whole blocks of NF4
-        assert len(list(adapted(base, frozen_bits=4).continue_text([1, 2, 3], new_tokens=4))) == 4
-
-
 def test_only_adapters_are_trained_and_saved(llama, tmp_path):
     model = adapted(llama, frozen_bits=16)
     groups = parameter_groups(model, load_recipe("stories").optimizer)
@@ -317,30 +296,6 @@ def test_the_digest_does_not_depend_on_the_files_but_on_each_value(llama):
     assert digest_of(tensors) != digest_of(backwards)
 
 
-def test_adapters_of_another_rank_or_for_other_layers_are_refused(llama, tmp_path):
-    export_adapters(adapted(llama), tmp_path / "adapters")
-    recipe = tmp_path / "recipe.toml"
-    for lines, said in {
-        "rank = 4": "have the rank 3, and the recipe's adapter.rank is 4",
-        "alpha = 1.0": "have the alpha 6.0, and the recipe's adapter.alpha is 1",
-        'targets = ["q_proj"]': "stand beside other layers than the recipe's adapter.targets",
-    }.items():
-        field = lines.split(" = ")[0]
-        kept = [line for line in recipe_text(llama).splitlines() if not line.startswith(f"{field} = ")]
-        recipe.write_text("\n".join(kept).replace("[adapter]", f"[adapter]\n{lines}"))
-        with pytest.raises(BadInput, match=said):
-            convert(tmp_path / "adapters", tmp_path / "out", "--recipe", recipe)
-    assert not (tmp_path / "out").exists()
-
-
-def test_adapters_with_another_a_are_refused_if_a_is_frozen(llama, tmp_path):
-    export_adapters(adapted(llama, seed=2), tmp_path)
-    with pytest.raises(
-        BadInput, match=r"freeze_a keeps A as it is drawn from the seed, and the adapters in .* another A"
-    ):
-        load_adapters(adapted(llama, freeze_a=True).adapted, adapter(llama, freeze_a=True), tmp_path)
-
-
 @pytest.mark.parametrize(
     "settings, said",
     [
@@ -362,49 +317,6 @@ def test_adapters_that_are_not_plain_lora_are_refused(llama, tmp_path, settings,
     file.write_text(text)
     with pytest.raises(BadInput, match=said):
         load_adapters(adapted(llama).adapted, adapter(llama), tmp_path)
-
-
-def test_a_checkpoint_of_another_rank_is_refused_in_one_line(llama, tmp_path):
-    path = save_checkpoint(
-        tmp_path, model=adapted(llama), recipe_toml=recipe_text(llama), epoch=3, metrics={}, shards="nowhere"
-    )
-    recipe, facts = path / "recipe.toml", json.loads((path / "checkpoint.json").read_text())
-    recipe.write_text(recipe.read_text().replace("rank = 3", "rank = 4"))
-    content = recipe.read_bytes()
-    facts["files"]["recipe.toml"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    facts["recipe_digest"] = parse_recipe(content.decode()).digest
-    (path / "checkpoint.json").write_text(json.dumps(facts))
-    with pytest.raises(BadInput, match=r"does not match the recipe in the same folder: .*: size mismatch") as refused:
-        load_checkpoint(path)
-    assert "\n" not in refused.value.told
-
-
-def test_adapters_that_are_not_numbers_are_refused(llama, tmp_path):
-    model = adapted(llama)
-    with torch.no_grad():
-        next(trained_parameters(model))[0, 0] = math.nan
-    export_adapters(model, tmp_path)
-    with pytest.raises(BadInput, match=r"have values that are not finite, in .*lora_A"):
-        load_adapters(adapted(llama).adapted, adapter(llama), tmp_path)
-
-
-def test_a_target_that_the_model_does_not_have_is_refused(base):
-    with pytest.raises(BadInput, match=r"adapter.targets names 'lm_head', and the linear layers of"):
-        adapted(base, targets=["lm_head"])
-
-
-def test_a_rank_above_that_of_the_matrix_is_refused(llama):
-    # Its keys and values are 32 wide.
-    assert count_trained(adapted(llama, rank=32)) > 0
-    with pytest.raises(BadInput, match=r"adapter.rank is 33, and .*k_proj has 32 x 64 weights, .* at most 32; choose"):
-        adapted(llama, rank=33)
-    assert count_trained(adapted(llama, rank=33, targets=["q_proj"])) > 0
-
-
-def test_adapters_need_weights_to_stand_beside(llama):
-    text = recipe_text(llama).replace(f'from = "{llama}"', 'architecture = { model_type = "llama" }')
-    with pytest.raises(BadInput, match=r"adapter needs a trained model; give model.from"):
-        parse_recipe(text)
 
 
 @pytest.mark.parametrize(

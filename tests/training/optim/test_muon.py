@@ -167,20 +167,3 @@ def test_the_state_of_another_optimizer_is_refused():
 
 def test_the_recipes_momentum_reaches_the_optimizer():
     assert mixed()[1].momentum == 0.95 and mixed(muon_momentum=0.8)[1].momentum == 0.8
-
-
-def test_gradients_that_are_not_finite_change_nothing():
-    weights, optimizer = mixed()
-    before = [weight.clone() for weight in weights]
-    for weight in weights:
-        weight.grad = torch.full_like(weight, math.nan)
-    optimizer.step()
-    assert optimizer.skipped_steps == 1 and all(map(torch.equal, weights, before))
-    assert not optimizer.state[weights[0]]["moment1"].any()
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(BadInput, match="momentum"):
-        muon([torch.zeros(3, 3)], lr=1e-2, momentum=1.0)
-    with pytest.raises(BadInput, match="hidden parameter of shape"):
-        muon([torch.zeros(3)], lr=1e-2)

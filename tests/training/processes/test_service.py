@@ -142,14 +142,6 @@ def test_a_service_that_does_not_answer_is_ended_and_started_again(watched):
     assert len(server.pauses()) == 1
 
 
-def test_a_service_that_is_never_ready_is_ended(watched):
-    server = watched(ready_seconds=0.5)
-    server.behaviour.write_text("unready")
-    server.until(lambda: server.service.ended is not None)
-    assert "The server is not ready after 0.5 s; it is ended." in server.lines
-    assert server.service.ended < 0
-
-
 @pytest.mark.programs
 def test_a_service_ends_with_its_owner(programs, tmp_path):
     behaviour = tmp_path / "behaviour"

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
-import socket
-import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
-import torch
 
 from tests.ports import free_port
 from tests.programs import are_gone, run_program, until
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
-from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest
-from training.checkpoints.take import Saver
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.history.backup import backups
-from training.publish.live.watch import Watch
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
 from training.swarm.node.dht import check_recipe, post_word, posted_words, start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.run.lineage import Lineage
 from training.trust.bans import BanList
 
 PEER = """
@@ -264,25 +256,6 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
 
 
 @pytest.mark.swarm
-def test_weights_that_were_spoiled_become_no_checkpoint_and_the_dashboard_says_so(start, recipe, tmp_path):
-    peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
-    address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
-    port, run_dir = free_port(), tmp_path / "run"
-    monitor = start("monitor", *monitor_command(recipe, address, run_dir, port))
-    while_it_runs(monitor, lambda: len((document(port, "history") or {"epochs": ()})["epochs"]) > 12)
-    while_it_runs(monitor, lambda: latest_checkpoint(run_dir / "checkpoints"))
-    assert document(port, "state")["status"] == "running"
-    (tmp_path / "peer" / "spoiled").touch()
-    shown = while_it_runs(monitor, lambda: (found := document(port, "state"))["status"] == "failed" and found)
-    assert shown["cause"].startswith("Something is wrong with the run: its loss is 99, and ")
-    last = checkpoint_epoch(latest_checkpoint(run_dir / "checkpoints"))
-    assert f"go back to its last checkpoint (restore --to {last})" in shown["remedy"]
-    while_it_runs(monitor, lambda: document(port, "state")["epoch"] > shown["epoch"] + 9)  # two would be due
-    assert checkpoint_epoch(latest_checkpoint(run_dir / "checkpoints")) == last
-    assert document(port, "state")["status"] == "failed"
-
-
-@pytest.mark.swarm
 def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, recipe, tmp_path):
     """Its machine and that of the bootstrap peer were off. Both keep their addresses, and find each other again."""
     run, run_dir = load_recipe(str(recipe)), tmp_path / "run"
@@ -347,37 +320,6 @@ def test_recipe_with_shards_elsewhere_is_refused():
         with_shards('data = { shards = "here" }\n', "http://x")
 
 
-ON_A_FULL_DISK = """
-import sys
-from training.storage import room
-room.LEAST_BYTES = 1 << 62  # more than any disk has free
-from training.cli import main
-sys.argv[0] = "training"
-main()
-"""
-
-
-@pytest.mark.programs
-def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path):
-    """If all volunteers have left, nobody else has the run's weights."""
-    run, port, nobody = (
-        load_recipe(str(recipe)),
-        free_port(),
-        "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
-    )
-    model = build_model(run.model, seed=7)
-    there = {"metrics": {}, "shards": "s", "extra_tensors": dict(model.state_dict())}
-    save_checkpoint(tmp_path / "run" / "checkpoints", model=model, recipe_toml=recipe.read_text(), epoch=4, **there)
-    flags = monitor_command(recipe, nobody, tmp_path / "run", port)[3:]
-    process, log = started = start("monitor", sys.executable, "-c", ON_A_FULL_DISK, *flags)
-    while_it_runs(started, lambda: "is full: make room" in log.read_text())
-    path = fetch_latest(f"http://127.0.0.1:{port}", tmp_path / "mine", recipe=run)
-    name = "attention.0.out.weight"
-    assert torch.equal(load_checkpoint(path).model.state_dict()[name], model.state_dict()[name])
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0 and not (tmp_path / "run" / "history.sqlite").exists()
-
-
 LOADING_SLOWLY = """
 import sys, time
 from importlib.abc import MetaPathFinder
@@ -428,59 +370,6 @@ def test_a_monitor_serves_its_checkpoints_while_it_starts(start, recipe, tmp_pat
     assert [one["name"] for one in offered()] == ["epoch-000004"]
 
 
-ON_A_DISK_THAT_FILLS_UP = """
-import os, sys
-from contextlib import suppress
-from pathlib import Path
-from training.cli import main
-from training.processes.servers.again import STARTED_AGAIN
-from training.roles import monitor
-
-ballast, go_online, await_room = Path(sys.argv.pop(1)), monitor._go_online, monitor.await_room
-
-def go_online_while_the_disk_fills_up(*settings):
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    return go_online(*settings)
-
-def await_room_and_get_it(folder, wait, tell):
-    await_room(folder, wait, lambda text: (tell(text), ballast.unlink()))
-
-if STARTED_AGAIN in os.environ:
-    monitor.await_room = await_room_and_get_it
-else:
-    monitor._go_online = go_online_while_the_disk_fills_up
-sys.argv[0] = "training"
-main()
-"""
-
-
-@pytest.mark.programs
-def test_a_monitor_whose_disk_fills_up_while_it_begins_begins_anew_when_there_is_room(start, recipe, tmp_path):
-    if run_program(["unshare", "-Urm", "true"]).returncode:
-        pytest.skip("needs the right to mount a small disk (unshare)")
-    log_json, disk, port = tmp_path / "bootstrap.jsonl", tmp_path / "disk", free_port()
-    disk.mkdir()
-    bootstrap = start("bootstrap", *bootstrap_command(recipe, tmp_path / "state", log_json))
-    flags = monitor_command(recipe, ready(bootstrap, log_json, 1)["addresses"][0], disk / "run", port)[3:]
-    script = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
-    program = [sys.executable, "-c", ON_A_DISK_THAT_FILLS_UP, disk / "ballast", *flags]
-    process, log = started = start("monitor", "unshare", "-Urm", "sh", "-c", script, disk, *program)
-    while_it_runs(started, lambda: "Watching the run" in log.read_text())
-    said = log.read_text()
-    expected = (
-        f"Warning: The disk of {disk}/run has filled up, so this program cannot begin: ",
-        "The program begins anew.",
-        "is full: make room",
-        "Watching the run",
-    )
-    places = [said.index(words) for words in expected]
-    assert places == sorted(places)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, log.read_text()
-
-
 @pytest.mark.programs
 def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypatch):
     """Nor what they had claimed of epochs that a maintainer has gone back from."""
@@ -501,83 +390,3 @@ def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypat
     role._observe(watch, history, None, run, membership)
     assert {one["name"]: one["samples"] for one in history.leaderboard()} == {"ada": 30, "alan": 10}
     history.close()
-
-
-def watch_on(history, monkeypatch, until_true, *, lineages=(), meanwhile=lambda look: None, saved_epoch=lambda: 0):
-    """Lets a monitor watch a history until something is true; `lineages` are those that the run has, look by look."""
-    monkeypatch.setattr(role, "read_records", lambda dht, run_id: [])
-    monkeypatch.setattr(role, "check_node", lambda dht: None)
-    monkeypatch.setattr(role, "POLL_SECONDS", 0.05)
-    entered, looks, faults = [], [], []
-    run = load_recipe("demo")
-    watch = Watch(history, run)
-    monkeypatch.setattr(watch, "failed", faults.append)
-    keeper = SimpleNamespace(enter=entered.append, loss_fault=None, saved_epoch=saved_epoch)
-    for name in ("start", "look", "finish"):
-        setattr(keeper, name, lambda: None)
-    servers = SimpleNamespace(lineage=None)
-
-    def renew(records):
-        looks.append(len(looks))
-        meanwhile(len(looks))
-        before, servers.lineage = servers.lineage, lineages[min(len(looks), len(lineages)) - 1] if lineages else None
-        return servers.lineage != before
-
-    servers.renew = renew
-    membership = SimpleNamespace(bans=None, bind=lambda lineage: None, is_server_away=False)
-    tokens = SimpleNamespace(renew=lambda: None, take_back=lambda: None)
-    stop = SimpleNamespace(wait=lambda seconds: bool(time.sleep(seconds)) or until_true(len(looks)) or len(looks) > 200)
-    role._watch(watch, history, None, run, keeper, tokens, servers, membership, stop)
-    return entered, faults
-
-
-@pytest.mark.programs
-def test_a_run_that_goes_back_while_the_history_cannot_be_written_does_so_later(tmp_path, monkeypatch):
-    """The disk is full, or another program has locked the history: the monitor goes on and tries again."""
-    old, new = Lineage(id="a" * 16), Lineage(id="b" * 16, ancestors=(("a" * 16, 0),))
-    with closing(open_history(tmp_path)) as history:
-        history._connection.execute("PRAGMA busy_timeout = 50")
-        with closing(sqlite3.connect(history.path, isolation_level=None, check_same_thread=False)) as other:
-
-            def meanwhile(look):
-                if look == 3:
-                    other.execute("BEGIN IMMEDIATE")
-                if look == 6:
-                    other.execute("ROLLBACK")
-
-            told = {"lineages": [old, old, old, new], "meanwhile": meanwhile}
-            entered, faults = watch_on(history, monkeypatch, lambda looks: looks > 9, **told)
-        assert entered[0] == old and entered[-1] == new
-        assert [branch["lineage"] for branch in history.branches() if branch["current"]] == [new.id]
-        assert any("locked" in str(fault) for fault in faults)
-
-
-@pytest.mark.programs
-def test_a_monitor_goes_on_when_it_may_open_no_more_files_for_a_while(tmp_path, monkeypatch):
-    """So it is when strangers hold as many connections to the dashboard as a program may have open files."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
-
-    def free():
-        while held:
-            held.pop().close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-    def meanwhile(look):
-        if look == 2:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 20, before[1]))
-            with suppress(OSError):
-                while True:
-                    held.append(socket.socket())
-        if look == 5:
-            free()
-
-    (tmp_path / "checkpoints").mkdir()
-    with closing(open_history(tmp_path)) as history:
-        saved_epoch = partial(Saver.saved_epoch, SimpleNamespace(folder=tmp_path / "checkpoints"))
-        try:
-            told = {"meanwhile": meanwhile, "saved_epoch": saved_epoch}
-            _, faults = watch_on(history, monkeypatch, lambda looks: looks > 8, **told)
-        finally:
-            free()
-    assert faults and all("cannot be read: unable to open database file" in str(fault) for fault in faults)

@@ -14,7 +14,6 @@ from benchmarks.swarm import simulation
 from calculator.swarm.exchange import Link
 from calculator.swarm.forecast import COSTS, Exchange, Volunteers, forecast
 from training.cli import build_app
-from training.simulate.clock import Clock
 from training.simulate.forecast import simulate
 from training.simulate.population import Person, Spread, draw
 from training.simulate.swarm import Rules
@@ -134,13 +133,6 @@ def test_every_second_has_one_cause(seed):
     )
 
 
-def test_peers_of_uneven_speed_wait_for_a_micro_batch_and_no_longer():
-    kinds = [Volunteers(count=1, samples_per_second=speed, micro_batch_size=4, link=HOME) for speed in (2.0, 4.0, 8.0)]
-    outcome = simulate(kinds, Rules(exchange=RUN), epochs=20, spread=Spread.none())
-    assert outcome.shares["last_micro_batch"] * outcome.epoch_seconds < 4 / 2.0
-    assert outcome.throughput_over_ideal > 0.9
-
-
 def test_a_slow_link_times_out_and_time_outs_that_suit_it_share():
     slow = Link(up_bytes_per_second=5e5, down_bytes_per_second=5e5)
     kinds = [*people(7), Volunteers(count=1, samples_per_second=8.0, micro_batch_size=4, link=slow)]
@@ -170,22 +162,6 @@ def test_sessions_have_the_mean_that_is_told_and_links_the_median():
     drawn = draw(people(5000), Spread(), chance)
     assert sum(p.samples_per_second for p in drawn) == pytest.approx(5000 * 8, rel=0.02)
     assert len({p.link.up_bytes_per_second for p in drawn}) == 5000
-
-
-def test_people_who_are_never_there_do_not_come():
-    """Present for half of the time, in sessions without an end: half of them are there all the time."""
-    outcome = simulate(people(200, present=0.5), Rules(exchange=RUN), epochs=5, seed=1)
-    assert outcome.peers == pytest.approx(100, rel=0.2) and outcome.newcomer_seconds is None
-    assert outcome.shares["joining"] == outcome.shares["leaving"] == 0
-
-
-def test_events_keep_their_order():
-    clock, seen = Clock(), []
-    for time in (3.0, 1.0, 1.0, 2.0):
-        clock.at(time, lambda time=time: seen.append(time))
-    assert clock.play(lambda: len(seen) == 3, deadline=10) and seen == [1.0, 1.0, 2.0]
-    assert not clock.play(lambda: len(seen) == 9, deadline=10)
-    assert clock.now == 3.0
 
 
 def test_the_command_simulates_a_recipe():

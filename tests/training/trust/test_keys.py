@@ -60,13 +60,6 @@ def test_bytes_have_one_text(raw):
     assert from_text(to_text(raw)) == raw
 
 
-@given(st.text(max_size=60))
-def test_what_is_no_such_text_is_not_guessed(text):
-    raw = from_text(text)
-    assert raw is None or to_text(raw) == text
-    assert not is_signed("words", text, text)
-
-
 def message(**changes):
     facts = {"public": "k", "run_id": "demo", "lineage": "-", "peer_id": HOLDER.peer_id, "nonce": "n"}
     return proof_message(**{**facts, "credential": ("invitation", "code"), **changes})
@@ -100,13 +93,6 @@ def test_other_keys_are_refused():
     assert proven_peer_id(text, message(), "AAAA") is None
 
 
-@given(st.text(max_size=900), st.text(max_size=900))
-def test_nothing_that_is_random_proves_anything(key, signature):
-    assert proven_peer_id(key, b"message", signature) is None
-    assert proven_peer_id(HOLDER.public_key.decode(), b"message", signature) is None
-    assert proven_peer_id(f"ssh-rsa {key}", b"message", signature) is None
-
-
 def test_work_is_a_hash_that_begins_with_zeros():
     answer = find_work("nonce", "peer", 12)
     digest = hashlib.sha256(f"training-work 1\nnonce\npeer\n{answer}".encode()).hexdigest()
@@ -114,9 +100,3 @@ def test_work_is_a_hash_that_begins_with_zeros():
     assert has_worked("nonce", "peer", answer, 12)
     assert not has_worked("nonce", "other", answer, 12) and not has_worked("other", "peer", answer, 12)
     assert not any(has_worked("nonce", "peer", odd, 0) for odd in ("", "-1", "1" * 21, "½", "٣", "0x1"))
-
-
-def test_each_bit_doubles_the_work():
-    """Of answers that are tried in order, one in 2^bits fits."""
-    fitting = sum(has_worked("nonce", "peer", str(number), 6) for number in range(20_000))
-    assert fitting == pytest.approx(20_000 / 64, rel=0.2)

@@ -17,7 +17,6 @@ from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.swarm.run.lineage import Lineage
 from training.trust import check
-from training.trust.bans import BanList
 from training.trust.check import TicketRefused
 from training.trust.client import Credentials
 from training.trust.keys import MembershipKey
@@ -126,37 +125,6 @@ def test_a_ticket_is_renewed_before_it_ends(world, monkeypatch):
             assert (world.folder / "peer" / TICKET_FILE).read_text() == peer.text
 
 
-def test_a_clock_that_was_ahead_for_a_while_puts_no_renewal_off(world, monkeypatch):
-    """A ticket is over by the clocks of others, who would let the peer in no more."""
-    monkeypatch.setattr(memberships, "RENEWED_AT", 0.05)
-    ahead = [0.0]
-    clock = SimpleNamespace(time=lambda: time.time() + ahead[0], sleep=time.sleep)
-    monkeypatch.setattr(memberships, "time", clock)
-    world.desk.policy = replace(world.desk.policy, ticket_seconds=20)
-    with world:
-        peer = world.member(invitation=world.code)
-        peer.bind(LINEAGE)
-        for ahead[0] in (6 * 3600.0, 0.0):
-            before = peer.text
-            until(lambda text=before: peer.text != text, within=10)
-
-
-def test_after_an_answer_that_nobody_has_thought_of_a_member_hears_of_bans_again(world, monkeypatch):
-    with world:
-        peer = world.member(invitation=world.code)
-        asked, bans = [], peer._client.bans
-
-        def fail_once(known):
-            asked.append(known)
-            if len(asked) == 1:
-                raise OverflowError("cannot convert float infinity to integer")
-            return bans(known)
-
-        monkeypatch.setattr(peer._client, "bans", fail_once)
-        peer.bind(LINEAGE)
-        until(lambda: peer.bans is not None, within=10)
-
-
 def test_a_peer_that_starts_while_the_server_is_away_goes_on_with_its_ticket(world):
     with world:
         before = world.member(invitation=world.code)
@@ -235,18 +203,6 @@ def test_a_member_that_starts_while_the_server_is_away_still_knows_whom_it_has_b
     assert world.member().bans is None
 
 
-def test_a_kept_list_gives_way_to_one_that_was_signed_later(world, monkeypatch):
-    """The server was restored from a backup: it counts its versions from an older one on."""
-    repeated, kept, restored = (BanList(run_id="demo", version=n, issued=at) for n, at in ((9, 99), (9, 100), (2, 200)))
-    with world:
-        peer = world.member(invitation=world.code)
-    peer.bans = kept
-    for heard, known in ((repeated, kept), (restored, restored)):
-        monkeypatch.setattr(peer._client, "bans", lambda known, heard=heard: heard)
-        peer._hear()
-        assert peer.bans == known
-
-
 def test_who_is_refused_at_the_start_does_not_begin(world):
     with world:
         with pytest.raises(RefusedByRun, match="does not know this invitation"):
@@ -269,12 +225,3 @@ def test_the_renewing_thread_rests_while_processes_are_forked(world):
             world.desk.bans = lambda known: asked.set() or ""
             assert not asked.wait(0.5)
         assert asked.wait(10)
-
-
-def test_a_disk_that_is_full_loses_no_ticket(world, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(memberships, "write_whole", full)
-    with world:
-        assert world.member(invitation=world.code).ticket.account == "invited:ada"

@@ -22,7 +22,6 @@ from training.data.demo.captions import (
     draw_scene,
     parse_caption,
 )
-from training.errors import BadInput
 
 things = st.builds(Thing, shape=st.sampled_from(list(SHAPES)), colour=st.sampled_from(list(COLOURS)))
 sized = st.builds(
@@ -66,14 +65,6 @@ def test_captions_by_hand(caption, expected):
     assert parse_caption(caption) == expected
 
 
-@pytest.mark.parametrize(
-    "caption", ["", "a dog", "red circle", "two red circle", "two red circles in the centre", "a red"]
-)
-def test_other_sentences_are_refused_with_an_example(caption):
-    with pytest.raises(BadInput, match="a red circle above a blue square"):
-        parse_caption(caption)
-
-
 def test_captions_fit_the_demo_model():
     """24 text tokens and a vocabulary of 64 ids, padding and unknown among them."""
     captions = [caption_of(draw_scene(random.Random(index))).split() for index in range(5000)]
@@ -102,9 +93,3 @@ def test_no_caption_is_both_trained_on_and_held_out():
     assert not captions["train"] & captions["held-out"]
     assert 0.05 < len(captions["held-out"]) / len(captions["train"]) < 0.15
     assert not any(re.fullmatch(r"an? \w+ \w+", caption) for caption in captions["held-out"])  # "a red circle"
-
-
-def test_plain_captions_are_some_and_most_others_differ():
-    captions = [caption_of(draw_scene(random.Random(index))) for index in range(4000)]
-    assert 0.12 < sum(len(caption.split()) == 3 and caption[0] == "a" for caption in captions) / 4000 < 0.20
-    assert len(set(captions)) > 1500

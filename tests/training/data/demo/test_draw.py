@@ -11,7 +11,6 @@ from PIL import Image
 
 from training.data.demo.captions import BACKGROUNDS, COLOURS, NEW_PAIRS, parse_caption
 from training.data.demo.draw import draw_picture, draw_set, shape_mask
-from training.errors import BadInput
 
 SINE = math.sin(math.pi / 5)
 AREAS = {
@@ -93,12 +92,6 @@ def test_the_same_seed_draws_the_same_set(tmp_path):
         assert Image.open(tmp_path / "a" / row["file"]).size == (64, 64)
 
 
-def test_a_longer_set_begins_with_the_shorter_one(tmp_path):
-    draw_set(tmp_path / "short", count=5, seed=0)
-    draw_set(tmp_path / "long", count=9, seed=0)
-    assert (tmp_path / "short" / "00004.png").read_bytes() == (tmp_path / "long" / "00004.png").read_bytes()
-
-
 def test_an_interrupted_set_leaves_nothing(tmp_path):
     def stop(done, total):
         if done == 3:
@@ -107,14 +100,3 @@ def test_an_interrupted_set_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         draw_set(tmp_path / "set", count=9, seed=0, progress=stop)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("captions", [False, True])
-def test_a_foreign_folder_is_not_overwritten(tmp_path, captions):
-    """Nor one's own pictures with captions, as `prepare` takes them."""
-    (tmp_path / "mine.png").write_text("keep me")
-    if captions:
-        (tmp_path / "captions.jsonl").write_text("{}")
-    with pytest.raises(BadInput, match=r"other files than a set of drawn pictures, such as mine\.png"):
-        draw_set(tmp_path, count=1, seed=0)
-    assert (tmp_path / "mine.png").read_text() == "keep me"

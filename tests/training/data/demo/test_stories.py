@@ -22,7 +22,6 @@ from training.data.demo.stories import (
     write_stories,
 )
 from training.data.store.sets import open_shards
-from training.errors import BadInput
 
 STORIES = [story_at(0, index) for index in range(4000)]
 
@@ -84,33 +83,6 @@ def test_the_kinds_of_prompts_are_what_they_say(tmp_path):
     assert not set(unseen) & openings and not set(new) & openings
     assert all(len(set(asked)) == 80 for asked in (seen, unseen, new))
     assert prompts("unseen", 80, 7) == unseen != prompts("unseen", 80, 8)
-
-
-def test_another_kind_of_prompts_is_refused():
-    with pytest.raises(BadInput, match="Give one of: seen, unseen, never combined"):
-        prompts("held-out", 3, 0)
-
-
-def test_a_longer_set_begins_with_the_shorter_one(tmp_path):
-    splits = write_stories(tmp_path / "short", count=50, seed=3)
-    write_stories(tmp_path / "long", count=80, seed=3)
-    write_stories(tmp_path / "other", count=50, seed=4)
-    short, long, other = ((tmp_path / name / STORIES_FILE).read_text() for name in ("short", "long", "other"))
-    assert long.startswith(short) and long != short != other
-    rows = [json.loads(line) for line in short.splitlines()]
-    assert len(rows) == 50 == sum(splits.values())
-    assert splits == {split: sum(row["split"] == split for row in rows) for split in SPLITS}
-
-
-def test_older_stories_are_replaced_and_other_files_are_not(tmp_path):
-    folder = tmp_path / "set"
-    for count in (9, 4):
-        write_stories(folder, count=count, seed=0)
-    assert len((folder / STORIES_FILE).read_text().splitlines()) == 4
-    (folder / "mine.txt").write_text("keep me")
-    with pytest.raises(BadInput, match=r"other files than a set of stories, such as mine\.txt"):
-        write_stories(folder, count=1, seed=0)
-    assert (folder / "mine.txt").read_text() == "keep me"
 
 
 def test_an_interrupted_set_leaves_nothing(tmp_path):

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import zlib
 
-import markdown
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +18,7 @@ from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from tests.shard_server import shard_server
 from training.config import load_recipe
-from training.data.demo.captions import caption_of, draw_scene
+from training.data.demo.captions import draw_scene
 from training.data.demo.draw import draw_picture, draw_set
 from training.data.prepare import pictures as prepare_module
 from training.data.prepare.pictures import Input, prepare
@@ -123,16 +122,6 @@ def test_again_does_nothing(make, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "shards").iterdir()} == stamps
 
 
-def test_other_input_needs_replace(make, tmp_path):
-    make()
-    with pytest.raises(BadInput, match="--replace"):
-        make(seed=1)
-    before = (tmp_path / "shards" / "train-00000.parquet").read_bytes()
-    assert make(seed=1, replace=True)[1]
-    assert (tmp_path / "shards" / "train-00000.parquet").read_bytes() != before
-    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for the size of a file")
 @pytest.mark.parametrize("limit", [30_000, 100])
 def test_a_full_disk_is_one_sentence_and_the_work_goes_on(make, tmp_path, limit):
@@ -175,19 +164,6 @@ def test_interrupted_work_goes_on_after_the_last_finished_shard(make, tmp_path, 
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "shards" / path.name).read_bytes() == path.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "shards"}
-
-
-def test_rows_after_a_shard_without_a_usable_picture_are_encoded(make, drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_module, "ROWS_PER_SHARD", 1)
-    there = [
-        row for row in map(json.loads, (drawn / "captions.jsonl").read_text().splitlines()) if row["split"] == "train"
-    ]
-    missing = [{**row, "file": f"missing-{row['file']}"} for row in there[:6]]
-    rows = [row for pair in zip(missing, there[:6], strict=True) for row in pair]
-    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifest, _ = make(captions=tmp_path / "captions.jsonl")
-    found = {sample.id for name in manifest.splits["train"].shards for sample in read_shard(tmp_path / "shards" / name)}
-    assert found == {row["file"] for row in there[:6]} and manifest.left_out == {"missing file": 6}
 
 
 def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
@@ -240,22 +216,6 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
     assert {sample.id for sample in read_shard(tmp_path / "shards" / "train-00000.parquet")} == set(good)
 
 
-def test_the_middle_is_kept_and_turned_upright(tmp_path):
-    """A wide picture, green in the middle and red at both ends, stored lying on its side."""
-    pixels = np.zeros((100, 180, 3), np.uint8)
-    pixels[:, :, 0] = 255
-    pixels[:, 40:140] = (0, 255, 0)
-    pixels[:50, 40:140] = (0, 0, 255)
-    picture = Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_90)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture.save(tmp_path / "turned.png", exif=exif)
-    found = square_picture(tmp_path / "turned.png", image_size=50, max_aspect_ratio=2.0)
-    assert found.shape == (3, 50, 50) and found.dtype == np.uint8
-    assert found[:, 12, 25].tolist() == [0, 0, 255] and found[:, 38, 25].tolist() == [0, 255, 0]
-    assert found[0].max() <= 40
-
-
 @pytest.mark.parametrize("size", [(640, 480), (480, 641), (100, 80), (2000, 1500)])
 def test_pictures_are_resized_as_by_lanczos(tmp_path, size):
     """Pillow's Lanczos filter is the oracle; the difference is smaller than what JPEG of quality 95 loses, in which
@@ -273,26 +233,6 @@ def test_pictures_are_resized_as_by_lanczos(tmp_path, size):
     assert np.abs(found - exact).mean() < np.abs(kept - exact).mean()
 
 
-def test_transparent_pixels_become_white(tmp_path):
-    Image.fromarray(np.zeros((64, 64, 4), np.uint8)).save(tmp_path / "clear.png")
-    assert (square_picture(tmp_path / "clear.png", image_size=64, max_aspect_ratio=2.0) == 255).all()
-
-
-def test_nothing_left_is_an_error_with_the_reasons(make, tmp_path):
-    write_rows(tmp_path, [{"file": "gone.png", "caption": "a caption"}] * 3)
-    with pytest.raises(BadInput, match="3 missing file"):
-        make(tmp_path, out=tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-
-
-def test_folders_of_others_are_not_touched(make, tmp_path):
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "mine.txt").write_text("keep me")
-    with pytest.raises(BadInput, match="not empty"):
-        make(replace=True)
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
-
-
 def test_two_calls_do_not_make_one_set_together(make, tmp_path):
     """The second one comes while the first one encodes; both would write the same shards, and the same marks."""
     refused = []
@@ -306,32 +246,6 @@ def test_two_calls_do_not_make_one_set_together(make, tmp_path):
     make(progress=come_second)
     assert refused and [path.name for path in tmp_path.iterdir()] == ["shards"]
     assert make()[1] is False
-
-
-def test_what_killed_calls_left_goes_when_the_next_one_begins(make, tmp_path):
-    """Each of them leaves all captions; those of sets whose names are alike stay."""
-    for name in (".shards[1].rows-killed", ".shards[1].rows-again", ".shards1.rows-other", ".shards1.part-other"):
-        (tmp_path / name).mkdir()
-    left = []
-    make(
-        out=tmp_path / "shards[1]", progress=lambda *told: left.append(sorted(path.name for path in tmp_path.iterdir()))
-    )
-    assert not {".shards[1].rows-killed", ".shards[1].rows-again"} & set(left[0])
-    assert {path.name for path in tmp_path.iterdir()} == {"shards[1]", ".shards1.rows-other", ".shards1.part-other"}
-
-
-def test_missing_captions_and_large_vocabularies_are_refused(make, drawn, tmp_path):
-    with pytest.raises(BadInput, match="--captions"):
-        make(captions=tmp_path / "none.jsonl")
-    large = RUN.model_copy(update={"model": RUN.model.model_copy(update={"text_vocab_size": 32_100})})
-    with pytest.raises(BadInput, match="--tokenizer FILE"):
-        make(run=large)
-    Tokenizer.train([caption_of(draw_scene(random.Random(index))) for index in range(200)], 64).save(
-        tmp_path / "t.json"
-    )
-    small = RUN.model_copy(update={"model": RUN.model.model_copy(update={"text_vocab_size": 8})})
-    with pytest.raises(BadInput, match="smaller tokenizer"):
-        make(run=small, tokenizer_file=tmp_path / "t.json")
 
 
 def png_of(width, height):
@@ -352,18 +266,6 @@ def test_a_small_file_of_a_huge_picture_is_left_out_unread(tmp_path, size, monke
     assert (tmp_path / "bomb.png").stat().st_size < 1000
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda picture: pytest.fail("it is decoded"))
     assert square_picture(tmp_path / "bomb.png", image_size=64, max_aspect_ratio=2.0) == "huge picture"
-
-
-def test_a_picture_up_to_the_limit_is_kept(tmp_path, monkeypatch):
-    """A JPEG also beyond it: its decoder skips detail."""
-    monkeypatch.setattr(pictures_module, "LARGEST_PIXELS", 200 * 150)
-    for size, name in {(200, 150): "a.png", (200, 151): "b.png", (800, 600): "c.jpg"}.items():
-        Image.new("RGB", size, (200, 10, 10)).save(tmp_path / name)
-        found = square_picture(tmp_path / name, image_size=64, max_aspect_ratio=2.0)
-        if name == "b.png":
-            assert found == "huge picture"
-        else:
-            assert abs(found[:, 30, 30].astype(int) - (200, 10, 10)).max() < 6
 
 
 def samples_in(folder):
@@ -418,12 +320,6 @@ def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):
         assert server.requests == []
 
 
-def test_pictures_come_from_one_kind_of_input(tmp_path):
-    for given in ({}, {"images": tmp_path, "urls": tmp_path}, {"urls": tmp_path, "captions": tmp_path}):
-        with pytest.raises(BadInput, match="or from --urls alone"):
-            Input(**given)
-
-
 def test_the_card_says_what_the_set_is(make, drawn, tmp_path):
     manifest, _ = make(licence="cc-by-4.0")
     text = (tmp_path / "shards" / "README.md").read_text()
@@ -443,36 +339,11 @@ def test_the_card_says_what_the_set_is(make, drawn, tmp_path):
     assert Image.open(tmp_path / "shards" / "samples.png").size == (8 * 64, 2 * 64)
 
 
-def test_captions_are_text_on_the_card(make, drawn, tmp_path):
-    """Neither a picture from elsewhere nor a tag."""
-    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
-    rows = [{**row, "caption": "![x](http://elsewhere/x.png) <img src=x>"} for row in rows if row["split"] == "train"]
-    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    make(captions=tmp_path / "captions.jsonl")
-    shown = markdown.markdown((tmp_path / "shards" / "README.md").read_text().split("as the codec shows them")[1])
-    assert shown.count("<img") == 1 and 'src="samples.png"' in shown
-
-
 def test_the_number_of_workers_changes_nothing(make, tmp_path):
     make(out=tmp_path / "one", workers=1)
     make(out=tmp_path / "many", workers=7)
     for path in (tmp_path / "one").iterdir():
         assert (tmp_path / "many" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_what_is_no_folder_stays_as_it_is(make, few, tmp_path):
-    place = tmp_path / "mine"
-    place.write_text("my only copy")
-    with pytest.raises(BadInput, match="mine is there already, and is no folder"):
-        make(out=place, replace=True)
-    assert place.read_text() == "my only copy"
-
-
-def test_a_link_to_a_folder_stays_a_link(make, few, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk")
-    make(out=tmp_path / "link")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / MANIFEST_FILE).is_file()
 
 
 @pytest.mark.parametrize("damage", ["a shard is gone", "a shard is shorter", "the manifest is broken"])
@@ -488,13 +359,6 @@ def test_damaged_shards_are_made_again(make, few, tmp_path, damage):
     again, is_made = make(out=tmp_path / "out", replace=damage == "the manifest is broken")
     assert is_made and again == first and read_manifest(tmp_path / "out") == first
     assert make(out=tmp_path / "out")[1] is False
-
-
-def test_a_pipe_among_the_pictures_is_left_out(make, few, tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    write_rows(tmp_path, [{"file": "pipe.png", "caption": "a cat"}])
-    with pytest.raises(BadInput, match=r"No picture is left|None of 1 pictures"):
-        make(source=Input(images=tmp_path, captions=tmp_path / "captions.jsonl"), out=tmp_path / "out")
 
 
 def test_no_program_runs_for_a_picture(tmp_path, monkeypatch):

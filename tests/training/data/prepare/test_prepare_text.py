@@ -2,8 +2,6 @@
 
 import json
 import os
-import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import yaml
 from tests.training.data.text_shards import (
     END,
     LENGTH,
-    WORDS,
     blocks_in,
     document,
     expected_blocks,
@@ -24,10 +21,8 @@ from tests.training.data.text_shards import (
     write_documents,
     write_tokenizer,
 )
-from tests.training.doctor.places import CAN_UNSHARE, alone
 from training.data.prepare import text as prepare_module
 from training.data.prepare.text import TextInput, prepare_text
-from training.data.sources.documents import Piece
 from training.data.store.sets import open_shards
 from training.data.store.shards import check_file, read_manifest
 from training.data.store.text_tokenizer import TextTokenizer
@@ -98,71 +93,6 @@ def test_reasons_are_counted(tmp_path):
     assert manifest.documents == 27 and manifest.splits["held-out"].samples == 0
 
 
-@pytest.mark.parametrize("at_once", [1, 4096])
-def test_a_long_document_whose_first_piece_is_left_out_goes_on_with_no_other(tmp_path, monkeypatch, at_once):
-    """One that begins with more empty lines than a piece has signs, and one whose first piece has no token. Neither is
-    the end of the document before, also if a note is written in between."""
-    monkeypatch.setattr("training.data.sources.documents.LONGEST_PIECE", 64)
-    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 16)
-    monkeypatch.setattr(prepare_module, "READ_DOCUMENTS", at_once)
-    inner = tokenizers.Tokenizer.from_file(str(write_tokenizer(tmp_path / "words.json")))
-    inner.normalizer = tokenizers.normalizers.Replace("-", "")
-    inner.save(str(tmp_path / "words.json"))
-    texts = [" ".join(WORDS[:20]), "\n" * 100 + "w1 w2", " ".join(WORDS[30:50]), "-" * 100 + " w3 w4", "w5 w6 w7 w8"]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    source = TextInput(path=tmp_path / "a.jsonl", block_length=LENGTH, tokenizer=tmp_path / "words.json")
-    manifest, _ = prepare_text(source, tmp_path / "shards")
-    ids = {word: at for at, word in enumerate(["<unk>", END, *WORDS])}
-    line, begins = [], []
-    for text in texts:
-        line += [ids[END]] if line else []
-        begins.append(len(line))
-        line += [ids[word] for word in text.strip("-").split()]
-    wanted = [
-        (tuple(line[at : at + LENGTH]), tuple(place in begins for place in range(at, at + LENGTH)))
-        for at in range(0, len(line) - LENGTH + 1, LENGTH)
-    ]
-    assert sorted(blocks_in(tmp_path / "shards")) == sorted(wanted)
-    assert manifest.left_out == {"empty": 1, "no tokens": 1}
-    assert sum(manifest.document_lengths) == len(texts)
-
-
-def test_a_long_document_is_not_too_short_because_its_first_piece_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.data.sources.documents.LONGEST_PIECE", 64)
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "w1 " + "x" * 70 + " w2" * 20}) + "\n")
-    manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl", min_characters=50)
-    assert manifest.left_out == {} and manifest.tokens == LENGTH and manifest.left_over_tokens == 23 - LENGTH
-    with pytest.raises(BadInput, match="--min-characters is 2000000; give at most 1048576"):
-        TextInput(path=tmp_path, vocabulary=300, min_characters=2_000_000)
-
-
-def test_the_time_for_many_files_grows_with_their_number(tmp_path):
-    """It grew with the square: 16 hours for a million files, before anything was read."""
-    looked = 0
-
-    class File:
-        read_bytes = 0
-
-        @property
-        def size_bytes(self):
-            return Size(10)
-
-        def __iter__(self):
-            yield Piece(text="a")
-
-    class Size(int):
-        def __add__(self, other):
-            nonlocal looked
-            looked += 1
-            return Size(int(self) + int(other))
-
-        __radd__ = __add__
-
-    work = prepare_module._TextWork(tmp_path, None, [File()] * 500, lambda stage, done, total: None)
-    assert len(list(work._pieces(prepare_module._Note()))) == 500
-    assert 500 <= looked <= 5000
-
-
 def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkeypatch):
     """Neither finished nor unfinished ones are text: tokenizer.json and the shards end as such files do."""
     expected, _ = prepare_documents(tmp_path / "elsewhere", lines)
@@ -190,44 +120,6 @@ def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkey
     write_documents(lines / "more" / "shards-of-others.jsonl", 3)
     with pytest.raises(BadInput, match="other input"):
         prepare(lines)
-
-
-@pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
-def test_where_a_disk_is_mounted_no_set_can_be_put(lines, tmp_path):
-    """As a container's volume: the finished set could not be renamed to it, which was known only after all the work."""
-    (tmp_path / "volume").mkdir()
-    flags = ("--text", lines, "--vocabulary", "300", "--block-length", "16", "--out", tmp_path / "volume")
-    command = [sys.executable, "-m", "training", "prepare", *flags]
-    done = alone(f'mount -t tmpfs x {tmp_path / "volume"}; "$@"', *map(str, command))
-    assert done.returncode == 2 and f"Give --out {tmp_path / 'volume' / 'shards'}" in done.stderr
-    assert not list(tmp_path.glob(".volume*"))
-
-
-def test_lines_of_json_that_were_taken_for_plain_text_are_other_input(tmp_path):
-    """Their file has the same content and another name."""
-    file = write_documents(tmp_path / "a.txt", 40)
-    assert prepare_documents(tmp_path / "shards", file)[0].documents == 1
-    file = file.rename(tmp_path / "a.jsonl")
-    with pytest.raises(BadInput, match="other input"):
-        prepare_documents(tmp_path / "shards", file)
-    assert prepare_documents(tmp_path / "shards", file, replace=True)[0].documents == 40
-
-
-@pytest.mark.parametrize("kind", [tokenizers.models.WordLevel, tokenizers.models.WordPiece])
-def test_a_tokenizer_without_a_token_for_what_it_does_not_know(tmp_path, kind):
-    inner = tokenizers.Tokenizer(kind({"w1": 0, END: 1}, unk_token="[UNK]"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    inner.save(str(tmp_path / "few.json"))
-    (tmp_path / "a.txt").write_text("w1 w2 w3")
-    source = TextInput(path=tmp_path / "a.txt", tokenizer=tmp_path / "few.json", block_length=2)
-    with pytest.raises(BadInput, match="no ids for a text"):
-        prepare_text(source, tmp_path / "shards")
-
-
-def test_a_vocabulary_that_no_memory_holds(tmp_path):
-    """The library would end the program."""
-    with pytest.raises(BadInput, match="1000000000000 ids is more than any text needs"):
-        TextTokenizer.train(["a"], 10**12)
 
 
 def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
@@ -316,14 +208,6 @@ def test_again_does_nothing_and_other_input_needs_replace(lines, tmp_path):
     assert after != before and sorted(after) == sorted(before)
 
 
-@pytest.mark.parametrize("place", [".", "..", "/"])
-def test_the_folder_where_one_is_cannot_become_the_set(lines, tmp_path, monkeypatch, place):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(BadInput, match=r"no name for a new folder|not empty"):
-        prepare_documents(Path(place), lines)
-
-
 def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
     texts = ["Once upon a time, a fox and a bear had a ball.\n", "Füchse 狐 🦊 \u0000\x7f", "the fox the fox the fox"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -336,13 +220,6 @@ def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
     prepare_text(source, tmp_path / "again")
     for name in ("tokenizer.json", "manifest.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "shards" / name).read_bytes()
-
-
-def test_a_tokenizer_is_trained_on_a_megabyte_without_a_space():
-    began = time.process_time()
-    tokenizer = TextTokenizer.train(["x" * (1 << 20), "once upon a time"], 300)
-    assert time.process_time() - began < 60
-    assert tokenizer.decode(tokenizer.encode(["x" * 100 + " once"])[0]) == "x" * 100 + " once"
 
 
 def test_the_end_of_text_within_a_document_ends_none(tmp_path):

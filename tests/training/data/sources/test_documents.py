@@ -95,18 +95,6 @@ def test_a_long_document_comes_in_pieces(tmp_path, monkeypatch, name):
         assert all(part.text[0] in " \n" for part in parts[1:-3]) and len(parts) > 6
 
 
-def test_empty_files_and_separators(tmp_path):
-    for content, expected in {
-        "": [""],
-        "<|endoftext|>\n": [""],
-        "a\n<|endoftext|>\n": ["a"],
-        "a\n<|endoftext|>\n<|endoftext|>\nb": ["a", "", "b"],
-        "\r\na\r\n b \r\n": ["a\n b "],
-    }.items():
-        (tmp_path / "a.txt").write_bytes(content.encode())
-        assert texts(tmp_path / "a.txt") == expected, content
-
-
 def test_a_file_that_breaks_off_gives_what_is_before(tmp_path):
     lines = "".join(json.dumps({"text": f"document {number:060d}"}) + "\n" for number in range(20_000))
     content = gzip.compress(lines.encode(), mtime=0)
@@ -121,17 +109,6 @@ def test_a_file_that_breaks_off_gives_what_is_before(tmp_path):
     assert texts(tmp_path / "c.parquet") == ["broken file"]
 
 
-def test_other_columns_are_named(tmp_path):
-    pq.write_table(pa.table({"content": ["a", None], "n": [1, 2], "split": ["test", None]}), tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match=r"the columns \['content', 'n', 'split'\].*--text-column"):
-        pieces(tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match=r"'n' of .* holds int64"):
-        pieces(tmp_path / "a.parquet", column="n")
-    assert pieces(tmp_path / "a.parquet", column="content") == [Piece(text="a", split="held-out"), "unknown split"]
-    (tmp_path / "a.jsonl").write_text('{"content": "a"}')
-    assert texts(tmp_path / "a.jsonl", column="content") == ["a"]
-
-
 def test_a_place_without_text_is_refused(tmp_path):
     (tmp_path / "a.pdf").touch()
     for path in (tmp_path, tmp_path / "a.pdf"):
@@ -141,11 +118,3 @@ def test_a_place_without_text_is_refused(tmp_path):
         text_files(tmp_path / "none")
     with pytest.raises(BadInput, match="no such file"):
         pieces(tmp_path / "none.txt")
-
-
-@pytest.mark.parametrize("name", ["text", "split"])
-def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path, name):
-    columns = [pa.array(["one"]), pa.array(["train"]), pa.array(["two"])]
-    pq.write_table(pa.Table.from_arrays(columns, names=["text", "split", name]), tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match=f"more than one column '{name}'"):
-        list(TextFile(tmp_path / "a.parquet"))

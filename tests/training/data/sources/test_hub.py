@@ -170,16 +170,6 @@ def test_killed_it_goes_on_after_the_last_finished_shard(prepared, hub, environm
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "shards"}
 
 
-def test_a_folder_of_pictures_on_the_hub(prepared, environment, tmp_path, pictures):
-    """Its pictures are files of their own; the caption's column is named `text`."""
-    flags = ["--images", "hf://datasets/us/folder@main", "--image-column", "image", "--text-column", "text"]
-    flags += ["--codec", prepared[0] / "codec.safetensors", "--out", tmp_path / "shards"]
-    done = run_program([*PREPARE, *map(str, flags)], env=environment, within=100)
-    assert done.returncode == 0, done.stderr
-    found = [sample.caption for sample in read_shard(tmp_path / "shards" / "train-00000.parquet")]
-    assert sorted(found) == sorted(caption for _, _, caption in pictures[:5])
-
-
 def test_text_of_a_configuration_and_a_revision(hub, environment, tmp_path):
     """The blocks are those of the same documents in a file; the newest commit has others."""
     first = hub.repositories["us/text"].sha(0)
@@ -229,14 +219,6 @@ for address in sys.argv[1:]:
     for line, (kind, words) in zip(told, REFUSED.values(), strict=True):
         assert line.startswith(f"{kind} ") and words in line, line
     assert "this ran" not in done.stdout + done.stderr
-
-
-def test_a_column_that_is_not_there(environment, tmp_path):
-    command = [*PREPARE, "--images", "hf://us/drawn", "--image-column", "photo", "--out", str(tmp_path / "out")]
-    done = run_program(command, env=environment, within=100)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    words = "has the columns ['image', 'caption']. Give that of the pictures with --image-column"
-    assert words in " ".join(done.stderr.split())
 
 
 def test_a_hub_that_does_not_answer(environment, tmp_path):

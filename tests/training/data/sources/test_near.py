@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from tests.training.data.prepare.test_prepare import RUN, codec_folder, drawn  # noqa: F401
 from training.data.prepare import pictures as prepare_module
@@ -75,16 +75,6 @@ def test_copies_are_found_and_different_pictures_are_not():
     assert found.pop("2 % cut off each side") >= 0.85 and found.pop("5 % cut off each side") <= 0.1
     assert set(found.values()) == {1.0}, found
     assert not any(are_near(one, other) for one, other in combinations(marks, 2))
-
-
-def test_plain_pictures_differ_by_their_colours():
-    discs = []
-    for colour in ("#c03030", "#3030ff"):
-        picture = Image.new("RGB", (SIZE, SIZE), "white")
-        ImageDraw.Draw(picture).ellipse((20, 20, 44, 44), fill=colour)
-        discs.append(marked(picture))
-    one, other = (int.from_bytes(mark[:HASH_BYTES], "big") for mark in discs)
-    assert (one ^ other).bit_count() <= MOST_BITS and not are_near(*discs)
 
 
 def random_marks(count, drawn_from):
@@ -157,10 +147,3 @@ def test_they_are_counted_and_left_out_on_request_also_after_a_kill(copied, code
     assert made("broken", drops_near_duplicates=True) == dropped
     for path in (tmp_path / "dropped").iterdir():
         assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes(), path.name
-
-
-def test_drawn_pictures_of_the_demo_are_all_kept_by_default(codec_folder, drawn, tmp_path):  # noqa: F811
-    source = Input(images=drawn, captions=drawn / "captions.jsonl")
-    manifest, _ = prepare(source, tmp_path / "shards", RUN, codec_file=codec_folder / "codec.safetensors")
-    assert sum(entry.samples for entry in manifest.splits.values()) == 60 == manifest.pictures
-    assert manifest.near_duplicates > 0, "else this shows nothing"

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tarfile
 import tracemalloc
 
@@ -61,28 +60,6 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_a_file_without_line_ends_takes_bounded_memory(tmp_path, suffix):
-    """Such as one of another kind that was given by mistake."""
-    with (tmp_path / f"a.{suffix}").open("w") as file:
-        file.write("file,caption\n" if suffix == "csv" else "")
-        for _ in range(200):
-            file.write("x" * (1 << 20))
-        file.write("\n1.png,a cat\n" if suffix == "csv" else '\n{"file": "1.png", "caption": "a cat"}\n')
-    tracemalloc.start()
-    try:
-        rows = list(read_captions(tmp_path / f"a.{suffix}"))
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert most < 160 << 20
-    assert (
-        rows[-1].file == "1.png"
-        and {row.reason for row in rows[:-1]} <= {"long line", "broken line"}
-        and len(rows) < 10
-    )
-
-
 def test_memory_does_not_grow_with_the_folders_and_files_of_a_set(tmp_path, monkeypatch):
     for number in range(40):
         (tmp_path / f"{number:02}").mkdir()
@@ -123,38 +100,6 @@ def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
     (tmp_path / "a.csv").write_text(f"{line}\n1.png,a cat\n")
     with pytest.raises(BadInput, match=f"a.csv has the columns {line.split(',')[0]}.*; captions have file and caption"):
         list(read_captions(tmp_path / "a.csv"))
-
-
-def test_a_compressed_tar_is_called_so(tmp_path):
-    """Whatever its name is, and whether there are others beside it."""
-    for name in ("a.tar", "b.tar.gz", "c.tgz"):
-        with tarfile.open(tmp_path / name, "w:gz"):
-            pass
-    named = [Unusable(reason="compressed tar", file=name) for name in ("a.tar", "b.tar.gz", "c.tgz")]
-    assert list(read_folder(tmp_path)) == named
-    (tmp_path / "a.tar").unlink()
-    assert list(read_folder(tmp_path)) == named[1:]
-
-
-def test_linked_folders_are_read_and_those_that_lead_back_once(tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "disk" / "deep").mkdir(parents=True)
-    for folder, name in (("set", "1"), ("disk", "2"), ("disk/deep", "3")):
-        (tmp_path / folder / f"{name}.png").write_bytes(picture())
-        (tmp_path / folder / f"{name}.txt").write_text(name)
-    (tmp_path / "set" / "linked").symlink_to(tmp_path / "disk")
-    (tmp_path / "disk" / "deep" / "back").symlink_to(tmp_path / "disk")
-    rows = [(row.file, row.caption) for row in read_folder(tmp_path / "set")]
-    assert rows == [("1.png", "1"), ("linked/2.png", "2"), ("linked/deep/3.png", "3")]
-
-
-def test_a_quote_that_is_not_closed_makes_no_caption_of_other_lines(tmp_path):
-    (tmp_path / "a.csv").write_text(
-        'file,caption\n1.png,"a cat\n2.png,"a dog"\n3.png,"a bird, ""red"""\n4.png,"a cow\n'
-    )
-    broken = Unusable(reason="broken line")
-    bird = Row(file="3.png", caption='a bird, "red"')
-    assert list(read_captions(tmp_path / "a.csv")) == [broken, bird, broken]
 
 
 def test_texts_beside_pictures_are_their_captions(tmp_path):
@@ -221,17 +166,6 @@ def test_tars_of_webdataset(tmp_path):
     ]
 
 
-def test_a_tar_with_a_map_of_holes_that_is_none_is_named(tmp_path):
-    """GNU's extension for files with holes; Python's reader takes its numbers as they come."""
-    member = tarfile.TarInfo("b.png")
-    member.pax_headers = {"GNU.sparse.map": "no numbers"}
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(member)
-    write_tar(tmp_path / "b.tar", [("c.png", b"x"), ("c.txt", b"a cat")])
-    broken, row = read_folder(tmp_path)
-    assert broken == Unusable(reason="broken tar", file="a.tar") and row.file == "b.tar/c.png"
-
-
 @pytest.mark.parametrize("fault", ["a header is overwritten", "it ends after a member", "it ends in a header"])
 def test_a_tar_that_breaks_in_the_middle_is_named(tmp_path, fault):
     """Python's reader takes each of these for the end."""
@@ -247,17 +181,6 @@ def test_a_tar_that_breaks_in_the_middle_is_named(tmp_path, fault):
     *rows, last = read_folder(tmp_path)
     assert [row.file for row in rows] == ["a.tar/0.png", "a.tar/1.png"]
     assert last == Unusable(reason="broken tar", file="a.tar")
-
-
-def test_names_that_are_not_utf8_and_files_that_are_none_are_left_out(tmp_path):
-    (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(picture())
-    (tmp_path / os.fsdecode(b"bad\xff.txt")).write_text("a cat")
-    (tmp_path / "pipe.png").write_bytes(picture())
-    os.mkfifo(tmp_path / "pipe.txt")
-    (tmp_path / os.fsdecode(b"bad\xff.tar.gz")).touch()
-    table = table_of(tmp_path, "table", read_folder(tmp_path))
-    assert table.left_out == {"name is not UTF-8": 2, "broken text": 1} and not table.kept
-    assert {one["file"] for one in table.unusable()} == {"bad\\udcff.png", "bad\\udcff.tar.gz", "pipe.png"}
 
 
 def test_lists_of_addresses_as_laions(tmp_path):
@@ -279,19 +202,6 @@ def test_lists_of_addresses_as_laions(tmp_path):
     assert dog.unsafe and dog.aspect_ratio == 1.5
     assert reason_to_leave_out(wide, DATA) == "extreme aspect ratio" and reason_to_leave_out(cat, DATA) is None
     assert list(read_addresses(tmp_path / "1.parquet")) == rows
-
-
-def test_lists_that_are_none_are_one_sentence(tmp_path):
-    with pytest.raises(BadInput, match="has no Parquet files"):
-        list(read_addresses(tmp_path))
-    with pytest.raises(BadInput, match=r"There is no .*none\.parquet\. Give a Parquet file, or a folder of such"):
-        list(read_addresses(tmp_path / "none.parquet"))
-    (tmp_path / "1.parquet").write_bytes(b"nothing")
-    with pytest.raises(BadInput, match=r"1\.parquet cannot be read"):
-        list(read_addresses(tmp_path))
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "1.parquet")
-    with pytest.raises(BadInput, match="a list of addresses has URL and TEXT"):
-        list(read_addresses(tmp_path))
 
 
 ROWS = [

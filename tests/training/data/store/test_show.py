@@ -118,35 +118,6 @@ def test_pictures_are_those_of_their_captions(pictures):
     assert len(Tree(page(look(str(folder), count=900))).pictures) == 40
 
 
-def test_what_strangers_wrote_is_text(pictures):
-    """Neither elements nor characters that turn others round; joiners stay, which scripts need."""
-    html = page(look(str(pictures[0]), count=40))
-    tree = Tree(html)
-    assert {tag for tag, _ in tree.tags}.isdisjoint({"script", "b", "i"})
-    captions = tree.within("figcaption")
-    assert '<script>alert("1")</script>' in captions and "a cat [U+202E]gnp.exe" in captions
-    assert "دائرة \u200dحمراء" in captions and "<i>odd[U+202E]</i>" in tree.within("bdi")
-    assert not set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(html)
-    assert all(attributes["dir"] == "auto" for tag, attributes in tree.tags if tag == "figcaption")
-    policy = next(attributes["content"] for tag, attributes in tree.tags if "http-equiv" in attributes)
-    assert policy.startswith("default-src 'none'") and str(pictures[0]) in tree.within("bdi")
-
-
-def test_lengths_and_reasons_are_counted(pictures):
-    found = look(str(pictures[0]))
-    lengths = [len(caption) for caption in CAPTIONS]
-    assert {bar.name: bar.count for bar in found.lengths if bar.count} == {
-        "0 to 19": sum(length < 20 for length in lengths),
-        "20 to 39": sum(20 <= length < 40 for length in lengths),
-        "280 to 299": 8,
-    }
-    assert [(bar.name, bar.count, round(bar.share, 1)) for bar in found.left_out] == [
-        ("short caption", 1000, 100.0),
-        ("<i>odd\u202e</i>", 12, 1.2),
-    ]
-    assert "1,052" in page(found) and found.facts["Mean squared error of the codec"] == "0.25000"
-
-
 def test_text_is_shown_with_the_borders_of_its_documents(text):
     found = look(str(text), count=100)
     assert len(found.samples) == open_shards(text, kind="text").samples

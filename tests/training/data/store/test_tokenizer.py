@@ -3,8 +3,6 @@
 import json
 
 import pytest
-import tokenizers
-from tokenizers.models import WordLevel
 
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput
@@ -38,21 +36,6 @@ def test_saved_and_read_back(tmp_path):
     read = Tokenizer.from_file(tmp_path / "tokenizer.json")
     assert read.encode(CAPTIONS, 8).tolist() == trained.encode(CAPTIONS, 8).tolist()
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "again.json"}
-
-
-def test_padding_must_be_id_0(tmp_path):
-    tokenizers.Tokenizer(WordLevel({"a": 0, "[PAD]": 1}, unk_token="a")).save(str(tmp_path / "t.json"))
-    with pytest.raises(BadInput, match="id 0 is 'a'"):
-        Tokenizer.from_file(tmp_path / "t.json")
-
-
-def test_padding_and_truncation_of_the_file_are_not_used(tmp_path):
-    """A file that asks for padding with another id must not leak it into the batch."""
-    inner = tokenizers.Tokenizer(WordLevel({"<pad>": 0, "a": 7, "[UNK]": 5}, unk_token="[UNK]"))
-    inner.enable_padding(pad_id=5, length=6)
-    inner.enable_truncation(1)
-    inner.save(str(tmp_path / "t.json"))
-    assert Tokenizer.from_file(tmp_path / "t.json").encode(["a", "a"], 3).tolist() == [[7, 0, 0]] * 2
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", json.dumps({"model": {"type": "Nothing"}})])

@@ -55,27 +55,12 @@ def test_a_place_is_computed_without_the_others(count):
     assert permuted(places, count, "7/0").tolist() == expected
 
 
-def test_an_order_stays_what_it_is():
-    """A kept place would mean other samples otherwise."""
-    assert permuted(np.arange(10), 10, "7/0").tolist() == [plain_feistel(value, 10, "7/0") for value in range(10)]
-    assert samples_of(Order([3, 3, 2], window_samples=6), Place(seed=7), 8) == PINNED
-
-
-PINNED = [41, 42, 40, 1, 2, 80, 0, 81]
-
-
 @pytest.mark.parametrize("window", [1, 40, 100, 10_000])
 def test_each_pass_has_every_sample_once_and_another_order(window):
     drawn = samples_of(Order(ROWS, window_samples=window), Place(seed=3), 3 * SAMPLES)
     passes = [drawn[at : at + SAMPLES] for at in range(0, 3 * SAMPLES, SAMPLES)]
     assert all(sorted(one) == list(range(SAMPLES)) for one in passes)
     assert passes[0] != passes[1] != passes[2] != passes[0]
-
-
-def test_two_seeds_begin_in_different_places():
-    order = Order([40] * 1000, window_samples=400)
-    firsts = {next(order.windows(Place(seed=seed))).blocks for seed in range(30)}
-    assert len(firsts) > 25
 
 
 def test_windows_grow_so_that_the_first_batch_needs_one_block():
@@ -104,12 +89,6 @@ def test_a_peer_killed_twice_repeats_and_skips_nothing(first, second, window):
     assert drawn == whole
 
 
-def test_windows_know_their_places():
-    starts = [window.start for window in islice(Order(ROWS, window_samples=90).windows(Place(seed=1, position=50)), 9)]
-    assert starts[0] == Place(seed=1, position=50)
-    assert Place(seed=1, finished_passes=1) in starts
-
-
 def test_a_place_is_kept_in_less_than_64_bytes(tmp_path):
     order = Order(ROWS, window_samples=90)
     place = Place(seed=2**32 - 1, finished_passes=12, position=446)
@@ -133,9 +112,3 @@ def test_a_place_in_another_set_is_none(tmp_path):
     for rows, window, content in ((ROWS[1:], 90, ""), (ROWS, 900, ""), (ROWS[::-1], 90, ""), (ROWS, 90, "other")):
         other = Order(rows, window_samples=window, content=content)
         assert read_place(tmp_path / "place", order=other) is None
-
-
-def test_a_set_without_samples_has_no_order():
-    for rows in ([], [3, 0]):
-        with pytest.raises(ValueError, match="samples"):
-            Order(rows, window_samples=9)

@@ -3,11 +3,9 @@
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -115,13 +113,6 @@ def test_batches_carry_text_codes_and_captions_of_the_same_samples(folder, strea
     assert batch.text.tolist() == tokenizer.encode(batch.captions, MODEL.text_seq_len).tolist()
 
 
-def test_the_seed_decides_the_order(folder, streams):
-    first, again, other = (streams.numbers(folder, SAMPLES, seed=seed) for seed in (1, 1, 2))
-    assert first == again != other
-    starts = [streams.numbers(folder, 10, seed=seed, buffer=1)[0] // 40 for seed in range(6)]
-    assert len(set(starts)) > 1
-
-
 def test_the_buffer_mixes_shards(folder, streams):
     """In a window of eight row groups; those before are smaller."""
     late = streams.numbers(folder, SAMPLES, buffer=240)[120:180]
@@ -215,11 +206,6 @@ def test_the_disk_is_bounded_by_the_caches_limit(folder, streams, tmp_path):
     assert 0 < max(sizes) <= limit
 
 
-def test_without_a_cache_nothing_is_kept(server, streams, tmp_path):
-    assert sorted(streams.numbers(server.url, SAMPLES, cache=tmp_path / "cache", cache_gb=0)) == EVERY
-    assert parts_in(tmp_path / "cache") == []
-
-
 def test_a_cache_that_cannot_be_made_costs_the_cache_only(server, streams, tmp_path):
     (tmp_path / "cache").write_text("no folder can be here")
     assert sorted(streams.numbers(server.url, SAMPLES, cache=tmp_path / "cache")) == EVERY
@@ -241,22 +227,6 @@ def test_a_full_disk_costs_the_cache_only(server, streams, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(found) == EVERY and stream.skipped_samples == 0
     assert [path for path in (tmp_path / "cache").rglob("*") if path.name.count(".block")] == []  # nor drafts of them
-
-
-@pytest.mark.parametrize("suffix", [".block", ".parquet"])
-def test_a_clock_set_back_leaves_no_files_that_stay_for_ever(tmp_path, suffix):
-    """By a year: what was kept before is older than what is kept now, though its time says otherwise."""
-    folder, future = tmp_path / "set", time.time() + 365 * 86400
-    folder.mkdir()
-    cache = cache_module.Cache(folder, 1000)
-    for name in ("before", "also before"):
-        cache.keep(f"{name}{suffix}", bytes(400))
-        os.utime(folder / f"{name}{suffix}", (future, future))
-    for name in ("first", "second"):
-        cache.keep(f"{name}{suffix}", bytes(400))
-        os.utime(folder / f"{name}{suffix}", (time.time() - 100,) * 2)
-    assert cache.names() == {f"first{suffix}", f"second{suffix}"}
-    assert size_of(folder.iterdir()) <= 1000
 
 
 def test_a_codec_for_which_the_disk_has_no_room_is_one_sentence(server, tmp_path):
@@ -404,45 +374,6 @@ def test_training_goes_on_while_the_server_is_away(server, streams, tmp_path, pa
     assert sum(counts.values()) - SAMPLES <= repeated
 
 
-def test_training_goes_on_while_the_link_carries_a_kilobyte_a_second(server, streams, tmp_path, monkeypatch):
-    """A row group then takes seconds; afterwards each sample of the pass comes once."""
-    monkeypatch.setattr(stream_module, "PATIENCE_SECONDS", 0.1)
-    stream = streams.open(server.url, cache=tmp_path / "cache", batch=8)
-    fresh = drawn(stream, 48)
-    server.bytes_per_second = 1000
-    while stream.repeated_samples < 100:
-        fresh += drawn(stream, 8)
-    server.bytes_per_second = None
-    while "again" not in streams.told[-1]:
-        fresh += drawn(stream, 8)
-    fresh += drawn(stream, SAMPLES + stream.repeated_samples - len(fresh))
-    assert set(fresh) == set(EVERY) and stream.skipped_samples == 0
-    assert "the next samples did not come within" in streams.told[0]
-    assert len(fresh) - SAMPLES <= stream.repeated_samples
-
-
-@pytest.mark.parametrize("text", ["", "دائرة حمراء فوق مربع", "\u202eevil\u202c", "🔴 赤い円"])
-def test_samples_with_captions_of_any_kind_come(folder, streams, text):
-    """Also with none: old sets may have them."""
-    path = folder / "train-00000.parquet"
-    codes = np.array([[number] * 64 for number in range(40)], dtype=np.uint16)
-    shards_module.write_shard(path, ids=[str(number) for number in range(40)], captions=[text] * 40, codes=codes)
-
-    def change(manifest):
-        manifest["files"][path.name] = shards_module.describe_file(path).model_dump()
-        manifest["index"][path.name] = shards_module.describe_shard(path).model_dump()
-
-    change_manifest(folder, change)
-    stream = streams.open(folder, batch=8)
-    batches = [next(stream) for _ in range(SAMPLES // 8)]
-    found = [
-        (int(row[0]), caption) for batch in batches for row, caption in zip(batch.codes, batch.captions, strict=True)
-    ]
-    assert sorted(number for number, _ in found) == EVERY and stream.skipped_samples == 0
-    assert [caption for number, caption in found if number < 40] == [text] * 40
-    assert all(batch.text.shape == (8, MODEL.text_seq_len) for batch in batches)
-
-
 def test_the_place_stays_while_samples_are_repeated(server, streams, tmp_path, pauses):
     stream = streams.open(server.url, cache=tmp_path / "cache", batch=8)
     found = drawn(stream, 48)
@@ -511,13 +442,6 @@ def test_a_file_of_ten_terabytes_is_not_believed(folder, server, tmp_path, strea
         shards.file(name)
 
 
-def test_a_manifest_without_an_end_is_not_read_to_its_end(folder, server, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.data.store.sets.LARGEST_MANIFEST_BYTES", 1000)
-    with pytest.raises(BadInput, match="more than 1000 bytes, which no manifest needs"):
-        open_shards(server.url, cache=tmp_path / "cache")
-    assert server.sent_bytes <= 1001
-
-
 def test_an_index_that_contradicts_the_manifest_is_refused(folder):
     def change(manifest):
         manifest["index"]["train-00000.parquet"]["rows"] = 41
@@ -525,12 +449,6 @@ def test_an_index_that_contradicts_the_manifest_is_refused(folder):
     change_manifest(folder, change)
     with pytest.raises(BadInput, match="names 240 train samples, but its index"):
         open_shards(folder)
-
-
-def test_a_set_does_not_say_where_its_cache_is(folder, server, tmp_path):
-    change_manifest(folder, lambda manifest: manifest.update(input_digest="../../../../elsewhere"))
-    with pytest.raises(BadInput, match="no manifest of prepared shards"):
-        open_shards(server.url, cache=tmp_path / "cache")
 
 
 def test_the_cache_lets_go_of_what_was_used_least_recently(tmp_path):
@@ -546,12 +464,3 @@ def test_the_cache_lets_go_of_what_was_used_least_recently(tmp_path):
     assert cache.names() == {"a.block", "b.block", "d.block", "e.block"}
     cache.keep("large.block", bytes(1001))
     assert "large.block" not in cache.names() and (folder / "tokenizer.json").exists()
-
-
-def test_a_waiting_trainer_says_so(server, streams, tmp_path):
-    begin = threading.Event()
-    server.fault = lambda handler, name, first: name.endswith(".parquet") and begin.wait(30) and False
-    stream = streams.open(server.url, cache=tmp_path / "cache")
-    threading.Timer(0.3, begin.set).start()
-    next(stream)
-    assert stream.waiting_seconds >= 0.2

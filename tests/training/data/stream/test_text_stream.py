@@ -2,8 +2,6 @@
 
 import json
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -18,7 +16,7 @@ from training.data.prepare import text as prepare_module
 from training.data.store import shards as shards_module
 from training.data.store.blocks import Blocks, DamagedError
 from training.data.store.sets import open_manifest, open_shards
-from training.data.store.shards import Manifest, check_fit, describe_file, parse_manifest, text_schema
+from training.data.store.shards import Manifest, check_fit, parse_manifest
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream, TextSet
 from training.errors import BadInput
@@ -135,13 +133,6 @@ def test_each_kind_of_run_refuses_the_shards_of_the_other(folder, tmp_path):
         own_samples(load_recipe("demo"), peer, tmp_path / "place", seed=0, micro_batch_size=4, tell=print)
 
 
-@pytest.mark.parametrize("settings", [{"block_length": 32, "vocab_size": IDS}, {"block_length": 16, "vocab_size": 201}])
-def test_a_model_of_another_size_is_refused(folder, settings):
-    with pytest.raises(BadInput, match=r"blocks of 16 tokens out of 202 ids; the recipe's model takes"):
-        TextSet(open_shards(folder, kind="text"), shuffle_buffer=8, **settings)
-    TextSet(open_shards(folder, kind="text"), block_length=16, vocab_size=50_000, shuffle_buffer=8)
-
-
 def test_a_manifest_of_another_kind_is_refused(folder, tmp_path):
     with pytest.raises(ValidationError):
         Manifest.model_validate_json((folder / "manifest.json").read_text())
@@ -179,44 +170,6 @@ def changed(folder, tmp_path, change):
 def test_a_manifest_that_cannot_be_true_is_refused(folder, tmp_path, change, words):
     with pytest.raises(BadInput, match=words):
         open_shards(changed(folder, tmp_path, change), kind="text")
-
-
-@pytest.mark.parametrize(
-    "tokens, starts, words",
-    [
-        (np.full((16, LENGTH), 202, "<u2").tobytes(), bytes(32), "has the id 202; the tokenizer has 202"),
-        (None, bytes(32), "does not have 16 blocks of 16 tokens"),
-        (bytes(512), bytes(32), None),
-    ],
-)
-def test_blocks_that_do_not_fit_are_refused(folder, tmp_path, tokens, starts, words):
-    """A shard of a hostile server, to which footer and manifest agree."""
-    copy = changed(folder, tmp_path, lambda manifest: None)
-    name = open_shards(copy, kind="text").names[0]
-    schema = text_schema(LENGTH, np.dtype("<u2"))
-    columns = [
-        [None] * 16 if content is None else [content[width * at : width * at + width] for at in range(16)]
-        for content, width in ((tokens, 32), (starts, 2))
-    ]
-    table = pa.table([pa.array(one, field.type) for one, field in zip(columns, schema, strict=True)], schema=schema)
-    shards_module._write(copy / name, table, 16, dictionary=False)
-
-    def change(manifest):
-        index = shards_module.describe_shard(copy / name)
-        for entry in manifest["splits"].values():
-            entry["shards"], entry["samples"] = [], 0
-        manifest["splits"]["train"] = {"samples": 16, "shards": [name]}
-        manifest["index"] = {name: index.model_dump()}
-        manifest["files"][name] = describe_file(copy / name).model_dump()
-
-    change_manifest(copy, change)
-    shards = open_shards(copy, kind="text")
-    blocks = Blocks(shards.manifest, shards.names, shards.files, None)
-    if words is None:
-        assert blocks.read(0).tokens.tolist() == [[0] * LENGTH] * 16
-    else:
-        with pytest.raises(DamagedError, match=words):
-            blocks.read(0)
 
 
 def test_a_shard_of_another_block_length_is_refused(folder, tmp_path):

@@ -7,8 +7,8 @@ import torch
 
 from training.config import ModelConfig
 from training.model.kernels import kernel_choice
-from training.model.kernels.fused import ALIGNMENT, FusedPattern
-from training.model.kernels.kernel_choice import Trial, choose_kernels, compare, compile_pointwise, judge
+from training.model.kernels.fused import FusedPattern
+from training.model.kernels.kernel_choice import choose_kernels, compare, compile_pointwise
 from training.model.kernels.pointwise import PLAIN, by_parts, compiled, turn_by_parts
 from training.model.layout import Layout
 from training.model.sampling import sample_codes
@@ -76,23 +76,6 @@ def test_kernels_that_compute_something_else_are_not_taken(tried_here, monkeypat
     assert found.kernels == "products" and f"in {kind} layers" in found.reason
 
 
-def test_kernels_that_fail_are_not_taken(tried_here, monkeypatch):
-    def fails(*arguments, **options):
-        raise RuntimeError("No available kernel. Aborting execution.\nand more")
-
-    monkeypatch.setattr("training.model.kernels.fused.scaled_dot_product_attention", fails)
-    found = choose(torch.float32)
-    assert found.kernels == "products" and found.reason.endswith("No available kernel. Aborting execution.")
-
-
-@pytest.mark.parametrize("seconds, kernels", [(1.0, "fused"), (1.05, "fused"), (1.3, "products")])
-def test_slower_kernels_are_not_taken(seconds, kernels):
-    """The sum over all kinds of layers counts."""
-    one = Trial(kind="row", fused_error=0, products_error=0, fused_seconds=0, products_seconds=0.5)
-    other = Trial(kind="full", fused_error=0, products_error=0, fused_seconds=seconds, products_seconds=0.5)
-    assert judge([one, other]).kernels == kernels
-
-
 def test_a_model_trains_with_what_was_found_also_after_sampling(tried_here):
     """Sampling runs in inference mode, whose tensors autograd does not take."""
     model = build_model(ModelConfig(**SIZES), seed=0)
@@ -107,16 +90,6 @@ def test_a_model_trains_with_what_was_found_also_after_sampling(tried_here):
     model(text, codes).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, fused[name], rtol=1e-4, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("kind", ["row", "column", "conv"])
-def test_kernels_get_few_pieces_with_one_aligned_mask(kind):
-    """At the full model's size: 8 bands of 4 lines; a convolution has a first one apart. No mask is copied."""
-    pattern = FusedPattern(kind, Layout(text_len=257, grid=32), 5, torch.empty(()), 16)
-    assert [piece.bands for piece in pattern._pieces] == ([1, 7] if kind == "conv" else [8])
-    for piece in pattern._pieces:
-        assert piece.mask.shape[:3] == (1, 1, 128)
-        assert all(stride % ALIGNMENT == 0 for stride in piece.mask.stride()[:3])
 
 
 def test_what_is_compiled_computes_the_same():

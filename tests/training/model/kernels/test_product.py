@@ -1,7 +1,5 @@
 """The products of sampling are the matrix' own, by the compiled loop and without it."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -45,8 +43,3 @@ def test_what_the_loop_reads_lives_as_long_as_the_product():
 def test_other_types_are_left_to_pytorch():
     out = product_with(torch.ones(2, 3, dtype=torch.float64), None, 1)(torch.ones(1, 3, dtype=torch.float64))
     assert out.dtype == torch.float64 and out.tolist() == [[3.0, 3.0]]
-
-
-def test_the_source_goes_with_the_package():
-    root = Path(__file__).parents[4]
-    assert product.SOURCE.is_file() and "model/product.c" in (root / "pyproject.toml").read_text(encoding="utf-8")

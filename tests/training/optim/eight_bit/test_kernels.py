@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from training import native
 from training.optim import moments
 from training.optim.eight_bit import blockwise, kernels
 from training.optim.lamb import Lamb8bit
@@ -164,13 +161,6 @@ def test_without_a_compiler_one_line_says_so_and_training_goes_on(monkeypatch, c
     assert torch.equal(ours, expected)
 
 
-def test_no_compiler_on_the_path_is_told_with_what_installs_one(monkeypatch, caplog, tmp_path):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    chosen, said = fresh_choice(monkeypatch, caplog, tmp_path)
-    assert chosen is None and "apt install gcc" in said[0]
-
-
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     "fault, told",
@@ -210,16 +200,3 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(monkeypatch, caplog, t
     shared.chmod(0o777)
     assert fresh_choice(monkeypatch, caplog, tmp_path)[0] is not None
     assert libraries(tmp_path) == []
-
-
-@pytest.mark.compiler
-def test_a_cache_that_cannot_be_made_is_done_without(monkeypatch, caplog, tmp_path):
-    (tmp_path / "training-together").write_text("a file where the folder should be")
-    assert fresh_choice(monkeypatch, caplog, tmp_path)[0] is not None
-
-
-def test_the_source_goes_with_the_package():
-    assert kernels.SOURCE.is_file() and os.access(kernels.SOURCE, os.R_OK)
-    text = (Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8")
-    assert "optim/kernels.c" in text
-    assert native.FLAGS and "-ffast-math" not in native.FLAGS and sys.byteorder == "little"

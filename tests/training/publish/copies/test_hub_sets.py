@@ -102,31 +102,7 @@ def test_killed_it_sends_only_what_is_missing_and_nobody_reads_half_a_set(
     assert all("manifest.json" not in commit for commit in hub.repositories["us/new"].commits[:-1])
 
 
-def test_an_older_manifest_goes_first(prepared, hub, environment, tmp_path):
-    older = other(prepared, tmp_path)
-    pushing(environment, 3, f"{older}|hf://us/new|", f"{prepared}|hf://us/new|replace")
-    commits = hub.repositories["us/new"].commits
-    whole = [contents(older), contents(prepared)]
-    assert commits[-1] == contents(prepared)
-    assert all(commit in whole for commit in commits if "manifest.json" in commit)
-
-
 def test_a_hub_that_refuses_says_why(prepared, hub, environment):
     hub.fault = lambda handler: "repos/create" in handler.path and (handler.refuse(403, "Forbidden") or True)
     said = pushing(environment, 50, f"{prepared}|hf://us/new|")
     assert said[0].startswith("BadInput The hub refuses shards for hf://us/new") and "HF_TOKEN" in said[0]
-
-
-def test_a_licence_that_the_hub_does_not_know(prepared, hub, environment):
-    told = {"errors": [{"message": '"license" must be one of [...]'}], "warnings": []}
-    hub.fault = lambda handler: "validate-yaml" in handler.path and (handler.send(told, 400) or True)
-    said = pushing(environment, 50, f"{prepared}|hf://us/new|")
-    assert said[0].startswith("BadInput The hub refuses ") and '"license" must be one of [...]' in said[0], said
-    assert "Change the header of this file" in said[0]
-
-
-def test_an_address_without_datasets_is_told_the_right_one(environment, tmp_path):
-    """The hub takes it for a model's."""
-    command = [sys.executable, "-m", "training", "data", "hf://us/new", "--out", str(tmp_path / "data.html")]
-    done = run_program(command, env=environment, within=100)
-    assert done.returncode == 2 and "A data set's address is hf://datasets/us/new." in done.stderr

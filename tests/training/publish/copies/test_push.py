@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import io
 import json
 import os
@@ -28,7 +27,6 @@ from training.errors import BadInput
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.card import model_card
-from training.publish.copies import push
 from training.publish.copies.push import Pusher, open_target
 from training.publish.history.history import History
 
@@ -118,22 +116,6 @@ def test_what_fails_is_tried_again_with_the_newest_and_nobody_waits(tmp_path, sa
     assert [path.name for path in there.iterdir() if path.is_dir()] == [newest.name]
 
 
-def test_a_folder_that_cannot_be_read_for_a_while_does_not_end_the_copying(tmp_path, save, pusher, monkeypatch):
-    """As when the monitor may open no more files."""
-    first, faults, latest = save(10), [OSError(errno.EMFILE, "Too many open files")], push.latest_checkpoint
-
-    def look(folder):
-        if faults:
-            raise faults.pop()
-        return latest(folder)
-
-    monkeypatch.setattr(push, "latest_checkpoint", look)
-    pusher(open_target(str(tmp_path / "there"), TWO))
-    until(lambda: events(tmp_path, "pushed"), within=20)
-    assert "the newest checkpoint cannot be copied to there" in events(tmp_path, "warning")[0]["text"]
-    assert files(tmp_path / "there" / first.name) == files(first)
-
-
 def test_object_storage_has_whole_checkpoints_only_and_old_ones_go(save):
     """fsspec's storage in memory has the calls of the others."""
     target, storage = open_target("memory://bucket/run", TWO), fsspec.filesystem("memory")
@@ -150,29 +132,6 @@ def test_object_storage_has_whole_checkpoints_only_and_old_ones_go(save):
     assert storage.cat_file("/bucket/run/README.md") == b"card 30"
     order = sorted(storage.ls("/bucket/run/epoch-000030", True), key=lambda entry: entry["created"])
     assert order[-1]["name"].endswith("/checkpoint.json")
-
-
-def test_a_checkpoint_of_the_same_epoch_is_copied_after_the_run_has_gone_back(tmp_path, save, pusher):
-    """The next checkpoint of a branch often has the epoch of the last one of before, and so its folder's name."""
-    there = tmp_path / "there"
-    pushing = pusher(open_target(str(there), TWO))
-    for number, loss in enumerate((2.5, 1.5), start=1):
-        path = save(60, loss)
-        pushing.look()
-        until(lambda number=number: len(events(tmp_path, "pushed")) == number)
-        assert files(there / path.name) == files(path)
-
-
-def test_what_a_broken_upload_has_left_in_object_storage_goes_with_the_next(tmp_path, save):
-    """A monitor that comes back copies its newest checkpoint, and never again the one that it was copying."""
-    target, storage = open_target("memory://bucket/broken", TWO), fsspec.filesystem("memory")
-    left, beside = "/bucket/broken/epoch-000010/model.safetensors", "/bucket/broken/epoch-notes/model.safetensors"
-    for place in (left, beside):
-        storage.pipe_file(place, b"half")
-    path = save(20)
-    target.put(path, "card")
-    there = {name.split("/")[-2] for name in storage.find("/bucket/broken")}
-    assert there == {"broken", "epoch-notes", "epoch-000020"}
 
 
 PUSH = """

@@ -43,16 +43,6 @@ def test_a_backup_holds_all_that_was_written(history, tmp_path):
     again.close()
 
 
-def test_what_a_killed_backup_has_left_goes_with_the_next(history, tmp_path):
-    """Each may be as large as the history, and none has the name of the next backup."""
-    left = tmp_path / "backups" / ".history-000010.sqlite.draft-99-0"
-    left.parent.mkdir()
-    for name in (left, left.with_name(left.name + "-journal")):
-        name.write_bytes(b"half")
-    back_up_run(tmp_path, 20)
-    assert [path.name for path in left.parent.iterdir()] == ["history-000020.sqlite"]
-
-
 def test_each_backup_of_a_busy_history_is_of_one_moment(history, tmp_path):
     """A thread writes two things in each transaction; no copy has one without the other."""
     history.observe([Report()])

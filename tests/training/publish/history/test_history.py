@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.errors import BadInput, TrainingError
-from training.publish.history.history import MOST_NAMES, History, HistoryReader
+from training.publish.history.history import History, HistoryReader
 from training.task import Shown
 
 ROOT = Path(__file__).parents[4]
@@ -91,58 +91,6 @@ def test_samples_of_an_epoch_are_those_since_the_last_one(history):
     assert history.total_samples() == 50
 
 
-def test_peers_leave_also_after_the_monitors_clock_was_ahead(history):
-    """It is set right while the monitor runs. What was written before must not keep peers there for an hour."""
-    history._clock.now += 3600
-    history.observe([Report(epoch=1, samples=10, time=1)])
-    history._clock.now -= 3600
-    history.observe([])
-    assert history.active_peers() == 1
-    history._clock.now += 31
-    history.observe([])
-    assert history.active_peers() == 0
-    assert history.last_seen() <= history._clock.now
-
-
-def test_a_monitor_that_began_by_a_clock_ahead_notes_who_leaves(tmp_path):
-    clock = Clock(5000.0)
-    with contextlib.closing(open_history(tmp_path, clock)) as history:
-        clock.now = 1000.0
-        history.observe([Report(epoch=1, samples=10, time=1)])
-        clock.now += 31
-        history.observe([])
-        assert history.active_peers() == 0
-        assert [event["kind"] for event in history.events()] == ["joined", "left"]
-
-
-def test_a_peer_with_ever_new_names_is_noted_under_a_few(history):
-    """What it gives counts nevertheless, under the last of them."""
-    for number in range(1, 30):
-        history._clock.now += 1
-        history.observe([Report(name=f"ada {number}", epoch=number, samples=10 * number, loss=1.0, time=number)])
-    assert history.count_names() == len(history.events()) == MOST_NAMES
-    last = history.epochs()[-1]
-    assert (last["epoch"], last["samples"]) == (29, 10)
-    assert history.losses(since=28) == {f"ada {MOST_NAMES}": [[29, 1.0]]}
-
-
-def test_a_name_is_not_searched_for_among_all_events_also_in_a_history_of_before(tmp_path):
-    """Of a peer that changes its name at each look, each look took longer than the one before."""
-    open_history(tmp_path).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "history.sqlite")) as before:
-        before.execute("DROP INDEX IF EXISTS events_by_name")
-        before.commit()
-    history = open_history(tmp_path)
-    asked = []
-    history._connection.set_trace_callback(asked.append)
-    history.observe([Report()])
-    history._connection.set_trace_callback(None)
-    (query,) = [text for text in asked if text.startswith("SELECT 1 FROM events")]
-    ((*_, plan),) = history._connection.execute(f"EXPLAIN QUERY PLAN {query}")
-    assert plan.startswith("SEARCH events USING")
-    history.close()
-
-
 def test_late_report_joins_its_epoch_and_keeps_its_time(history):
     begin(history)
     ada, alan = Report(epoch=1, samples=10, loss=1.0, time=1), Report(epoch=1, samples=10, loss=2.0, time=1, **ALAN)
@@ -167,13 +115,6 @@ def test_newcomer_takes_over_an_epoch_without_having_made_it(history):
     history.observe([Report(epoch=40, samples=4, loss=None, time=1)])
     assert history.epochs() == []
     history.observe([Report(epoch=41, samples=24, loss=3.0, time=2)])
-    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
-
-
-def test_newcomer_may_say_nothing_before_its_first_epoch(history):
-    """All that it gave since it joined belongs to that epoch, however far the run was."""
-    history.observe([Report(status="joining", loss=None, samples=1000)])
-    history.observe([Report(epoch=41, samples=1024, loss=3.0, time=1)])
     assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
 
 
@@ -254,19 +195,6 @@ def test_epochs_that_ended_while_no_monitor_watched_are_told_afterwards(tmp_path
         assert history.total_samples() == 960
         history.observe([replace(ada, epoch=7, samples=75, time=901, recent=recent(4, 5, 6, 7, samples=15, until=901))])
         assert history.last_epoch()["samples"] == 15 and len(history.branches()) == 1
-
-
-def test_what_a_newcomer_did_before_it_counted_for_this_run_is_not_told(history):
-    begin(history)
-    history.observe([Report(epoch=9, samples=90, time=1, recent=recent(8, 9))])
-    history.observe([Report(name="cy", peer_id="C", epoch=9, samples=900, recent=recent(7, 8, 9), time=2)])
-    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(8, 10), (9, 10)]
-
-
-def test_recent_epochs_that_do_not_end_with_the_last_one_do_not_count(history):
-    history.observe([Report(epoch=0)])
-    history.observe([Report(epoch=4, samples=40, time=1, recent=recent(1, 2, 3))])
-    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(4, 10)]
 
 
 @settings(deadline=None, max_examples=30)
@@ -548,16 +476,3 @@ def test_epochs_that_a_volunteer_ended_before_it_was_started_again_fill_the_gaps
     history.observe([Report(epoch=5, samples=50, time=220, recent=recent(5, until=219))])
     assert [(row["epoch"], row["samples"]) for row in history.epochs()][-2:] == [(4, 20), (5, 10)]
     assert history.total_samples() == 90 and len(history.branches()) == 1
-
-
-def test_epochs_that_others_have_done_again_are_not_told_by_one_who_comes_back_later(history):
-    """Its samples of them are not among those of the weights that the run has now."""
-    begin(history)
-    history.observe(
-        [Report(epoch=2, samples=20, time=1000, recent=recent(1, 2, until=1000)), Report(time=1000, **ALAN)]
-    )
-    history.observe([Report(epoch=4, samples=40, time=1001, recent=recent(1, 2, 3, 4, until=1000))])
-    late = Report(epoch=4, loss=None, samples=30, time=1001, recent=recent(3, 4, until=900), **ALAN)
-    history.observe([Report(status="joining", samples=30, time=1000.5, **ALAN)])
-    history.observe([late])
-    assert {row["epoch"]: row["samples"] for row in history.epochs()} == {1: 10, 2: 10, 3: 10, 4: 10}

@@ -47,11 +47,6 @@ def test_who_averages_with_nobody_is_named(moves, named):
     assert followed(*map(Totals, moves), moves=moves) == named
 
 
-def test_totals_of_before_do_not_count():
-    moves = {"ada": "averages", "bo": "averages"}
-    assert followed(Totals("ada", 5, 90), Totals("bo", 9, 80), moves=moves) == set()
-
-
 def test_a_few_epochs_or_a_short_time_are_not_enough():
     moves = {"ada": "alone", "bo": "alone"}
     peers = [Totals(name) for name in moves]
@@ -67,15 +62,3 @@ def test_one_average_is_enough_not_to_be_named():
     assert unmet.saw(peers, now=60, seconds=SECONDS) == {"cy"}
     peers[2].averaged_epochs += 1
     assert unmet.saw(peers, now=61, seconds=SECONDS) == set()
-
-
-def test_a_volunteer_that_starts_anew_is_looked_at_anew():
-    unmet, peers = Unmet(), [Totals("ada", 0, 0), Totals("bo", 0, 0)]
-    unmet.saw(peers, now=0, seconds=SECONDS)
-    for peer in peers:
-        peer.alone_epochs = 40
-    assert unmet.saw(peers, now=60, seconds=SECONDS) == {"ada", "bo"}
-    peers[1].status = "leaving"
-    assert unmet.saw(peers, now=61, seconds=SECONDS) == set()
-    peers[1].status = "training"
-    assert unmet.saw(peers, now=62, seconds=SECONDS) == set()

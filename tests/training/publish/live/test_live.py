@@ -193,22 +193,6 @@ def test_types_pages_and_errors(address):
     assert all(response.headers["x-content-type-options"] == "nosniff" for response in seen.values())
 
 
-def test_shards_are_served_in_ranges(address):
-    """As Parquet readers fetch them: the footer first."""
-    assert httpx.head(address + "/shards/train-00000.parquet").headers["content-length"] == "256"
-    part = get(address, "/shards/train-00000.parquet", Range="bytes=250-255")
-    assert (part.status_code, part.content) == (206, bytes(range(250, 256)))
-
-
-def test_before_the_first_drawing_there_is_no_picture(history, tmp_path):
-    app = live.create_app(history, pictures=tmp_path / "none-yet")
-    with serving(app) as before:
-        assert httpx.get(f"{before}/live/pictures/x.png").status_code == 404
-        (tmp_path / "none-yet").mkdir()
-        (tmp_path / "none-yet" / "x.png").write_bytes(b"\x89PNG picture")
-        assert httpx.get(f"{before}/live/pictures/x.png").status_code == 200
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -8,11 +8,9 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from statistics import median
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.programs import until
 from tests.serving import serving
@@ -128,36 +126,6 @@ def test_a_body_that_never_comes_is_not_waited_for(monkeypatch):
             until(lambda: all(map(is_dropped, readers)), within=10)
 
 
-@pytest.mark.parametrize("takes", ["as much as is sent", "a little", "nothing"])
-def test_a_reader_is_kept_that_takes_something(takes):
-    """What is unsent may be the same whenever the server looks."""
-    ended = []
-    transport = SimpleNamespace(
-        get_write_buffer_size=lambda: 70_000,
-        get_extra_info=lambda name: SimpleNamespace(setsockopt=lambda *option: None),
-        abort=lambda: ended.append(True),
-    )
-    reader = object.__new__(web._Connection)
-    reader.transport, reader.flow, reader.cycle = transport, FlowControl(transport), None
-    reader.waits_since = time.monotonic() - web.WAIT_SECONDS
-    reader._unsent = 70_001 if takes == "a little" else 70_000
-    if takes == "as much as is sent":
-        reader.resume_writing()
-    reader.look()
-    assert bool(ended) == (takes == "nothing")
-
-
-def test_streams_that_are_read_a_byte_a_second_hold_up_nobody(served):
-    with served() as address:
-        threads = threading.active_count()
-        with connections(address, [REQUEST.format("/live/events", "x")] * READERS) as readers:
-            for _ in range(3):
-                assert all(len(one.recv(1)) == 1 for one in readers)
-                assert seconds_to_answer(address) < ANSWER_SECONDS
-                time.sleep(1)
-            assert threading.active_count() <= threads + 45
-
-
 def test_of_too_many_connections_the_idlest_are_dropped(served):
     with served(most_connections=50) as address:
         files = open_files()
@@ -193,21 +161,3 @@ def test_huge_headers_are_refused(served):
         for fill in (f"X-Fill: {'x' * (1 << 20)}\r\n\r\n", "X-Fill: x\r\n" * 100_000 + "\r\n"):
             assert b" 200 " not in answer_of(address, text + fill)[:20]
         assert seconds_to_answer(address) < ANSWER_SECONDS
-
-
-def test_requests_that_are_sent_together_are_answered_in_turn(served):
-    paths = [f"/live/{name}.json" for name in live.DOCUMENTS] * 20
-    last = "GET /recipe.toml HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with served() as address:
-        answers = answer_of(address, "".join(REQUEST.format(path, "x") for path in paths) + last)
-        assert answers.count(b"HTTP/1.1 200 OK") == len(paths) + 1
-        assert answers.endswith(b'run_id = "demo"\n')
-
-
-def test_no_answer_names_the_host_that_a_request_names(served):
-    with served() as address:
-        for path in ("/calculator", "//calculator", "/live/state.json", "/recipe.toml"):
-            answer = answer_of(address, f"GET {path} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
-            assert answer.startswith(b"HTTP/1.1 ") and b"evil" not in answer
-        redirected = httpx.get(f"{address}/calculator", headers={"Host": "evil.example"})
-        assert (redirected.status_code, redirected.headers["location"]) == (307, "/calculator/")

@@ -228,40 +228,6 @@ def test_all_streams_share_one_computation(history, tmp_path, monkeypatch):
         soon(lambda: all(ended.is_set() for _, ended in streams))
 
 
-def test_streams_are_bounded_and_freed(history, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "MOST_STREAMS", 2)
-    with serving(live.create_app(history, pictures=tmp_path, watch=(watch := Watch(history, RUN)))) as url:
-        host, port = url.removeprefix("http://").split(":")
-        sockets = [socket.create_connection((host, int(port))) for _ in range(2)]
-        for one in sockets:
-            one.sendall(b"GET /live/events HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert b"200 OK" in one.recv(4096)
-        refused = httpx.get(f"{url}/live/events")
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
-        for one in sockets:
-            one.close()
-        with listening(url) as (states, _):
-            soon(lambda: states or None)
-            watch.stop()
-
-
-def test_a_state_that_cannot_be_computed_is_not_sent(history, tmp_path, monkeypatch):
-    """A page reads what it gets as JSON."""
-    monkeypatch.setattr(stream, "COMPUTED_SECONDS", 0.01)
-    states = [b'{"epoch":1}', *[None] * 3]
-
-    def compute():
-        if (state := states.pop() if states else b'{"epoch":2}') is None:
-            raise OSError("disk I/O error")
-        return state
-
-    app = live.create_app(history, pictures=tmp_path)
-    app.router.routes.insert(0, stream.stream_routes(stream.Broadcast(compute, lambda: False))[0])
-    with serving(app) as url, httpx.stream("GET", f"{url}/live/events") as answer:
-        told = next(line for line in answer.iter_lines() if line.startswith("data:"))
-    assert told == 'data: {"epoch":1}'
-
-
 def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_path, monkeypatch):
     """While its reader takes nothing, a stream keeps no states, and it is dropped in time."""
     monkeypatch.setattr(stream, "SEND_SECONDS", 1.0)
