@@ -18,7 +18,7 @@ from training.doctor.checks.memory import (
     check_swap,
     judge_memory,
 )
-from training.doctor.checks.processor import check_cores, check_load, check_speed
+from training.doctor.checks.processor import check_cores, check_load, check_priority, check_speed
 from training.doctor.facts.shared import Asked, Shared
 
 MOUNTS = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no mounts of one's own")
@@ -81,6 +81,13 @@ def test_programs_that_compute_are_named(programs):
     assert said.startswith("processor-busy") and "python" in said
     here = check_load(None).found  # they are the children of this program, which asks
     assert not [one for one in spinning if f"process {one.pid}:" in here]
+
+
+@pytest.mark.programs
+def test_a_program_behind_all_others():
+    assert limited("renice -n 19 $$ >/dev/null", "processor.check_priority")["name"] == "low-priority"
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert check_priority(None).name == ("low-priority" if nice > 10 else "")
 
 
 def test_memory_that_is_too_little_limited_or_occupied():
