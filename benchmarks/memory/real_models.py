@@ -1,7 +1,7 @@
 """The real models of setups, as transformers, diffusers, peft, bitsandbytes and torchao make them, and what they read.
 
-`build` and `inputs` make them on any device, with values; `memory_on_gpu.py` trains them. `picture_steps.py` also uses
-what pictures need for its tensors without values.
+`build` and `inputs` make them on any device, with values; `memory_on_gpu.py` trains them. The tracer also uses what
+pictures need, for its tensors without values.
 """
 
 from __future__ import annotations

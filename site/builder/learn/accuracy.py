@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from functools import cache
-from pathlib import Path
 from statistics import median
 
 from builder.benchmark_records import record, recorded
@@ -19,60 +18,10 @@ from calculator.parts.optimizers import OPTIMIZERS
 from calculator.step.estimate import estimate
 from calculator.step.setups import lora_of, resolve, setup_from
 
-LATER = RESULTS.parent / "later_steps.json"
-"""Training steps that were drawn after the last change of a rule (tests/calculator/step/test_reference_steps.py)."""
-DECODERS = RESULTS.parent / "decoder_steps.json"
-"""The same for today's decoders."""
-PICTURES = RESULTS.parent / "picture_steps.json"
-"""The same for models of pictures."""
-DIFFUSION = RESULTS.parent / "diffusion_steps.json"
-"""The same for diffusion transformers."""
-ADAPTERS = RESULTS.parent / "lora_steps.json"
-"""Those of decoders with LoRA's adapters."""
-MIXTURE_ADAPTERS = RESULTS.parent / "mixture_lora_steps.json"
-"""Those of models with experts, with adapters beside attention."""
-OLDER_ADAPTERS = RESULTS.parent / "older_lora_steps.json"
-"""Those of GPT-2 and GPT-J with adapters."""
-ENCODER_ADAPTERS = RESULTS.parent / "encoder_lora_steps.json"
-"""Those of BERT and T5 with adapters."""
-VIT_ADAPTERS = RESULTS.parent / "vit_lora_steps.json"
-"""Those of ViT with adapters."""
-DEEPSEEK_ADAPTERS = RESULTS.parent / "deepseek_lora_steps.json"
-"""Those of DeepSeek-V3 with adapters beside attention."""
-DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
-"""Those of diffusion transformers with LoRA's adapters."""
-REDRAWN = RESULTS.parent / "redrawn_steps.json"
-"""Steps of all kinds on one GPU, drawn anew (benchmarks/memory/redraw.py)."""
-REDRAWN_DIVIDED = RESULTS.parent / "redrawn_divided_steps.json"
-"""The same on one of several GPUs."""
-LOW_RANK = RESULTS.parent / "low_rank_steps.json"
-"""The same with GaLore and APOLLO (benchmarks/memory/low_rank_steps.py)."""
-OFFLOADED = RESULTS.parent / "offloaded_steps.json"
-"""Steps of which the host keeps what backward needs."""
-MUON = RESULTS.parent / "muon_steps.json"
-"""The same with Muon."""
-LIGER = RESULTS.parent / "liger_steps.json"
-"""Those whose loss is computed in pieces (benchmarks/memory/liger_steps.py)."""
-DEEPSEEK_LIGER = RESULTS.parent / "deepseek_liger_steps.json"
-"""Those of DeepSeek-V3."""
-PACKED = RESULTS.parent / "packed_steps.json"
-"""Those on packs of samples (benchmarks/memory/decoder_steps.py)."""
-EIGHT_BIT = RESULTS.parent / "eight_bit_steps.json"
-"""Those with products in FP8 (benchmarks/memory/eight_bit_steps.py)."""
-SHARDED = RESULTS.parent / "sharded_steps.json"
-"""Steps on one of several GPUs (benchmarks/memory/sharded_steps.py)."""
-DIVIDED_LIGER = RESULTS.parent / "divided_liger_steps.json"
-"""The same with FSDP2 and Liger's loss in pieces (benchmarks/memory/liger_steps.py)."""
-DIVIDED_ADAPTERS = RESULTS.parent / "divided_adapter_steps.json"
-"""The same with LoRA's adapters (benchmarks/memory/decoder_steps.py)."""
-DIVIDED_ENCODER_ADAPTERS = RESULTS.parent / "divided_encoder_lora_steps.json"
-"""Such steps of BERT and T5."""
-DIVIDED_DEEPSEEK = RESULTS.parent / "divided_deepseek_steps.json"
-"""Those of DeepSeek-V3, some of them with adapters."""
-DIVIDED_T5 = RESULTS.parent / "divided_t5_steps.json"
-"""The same with FSDP2 and T5's two stacks."""
-TOGETHER = RESULTS.parent / "tensor_steps.json"
-"""The same with tensor parallelism."""
+STEPS = RESULTS.parent / "memory" / "steps"
+"""Recorded training steps: files of {kind: steps}. Each kind was drawn after its rules had been written."""
+FAMILIES = (("reference", "later"), ("decoders", "decoders"), ("pictures", "vit"), ("pictures", "diffusion"))
+"""File and kind of the steps in the table of families."""
 SHARDINGS = {
     "none": "DDP",
     "zero-1": "DDP, ZeroRedundancyOptimizer (ZeRO-1)",
@@ -97,42 +46,20 @@ CACHES = (
 )
 """Model, tokens, and what another calculator gave in GiB before it was corrected (unsloth pull request 4757)."""
 
-STATISTICS = ("median", "p95", "worst")
-
 
 def accuracy_table() -> str:
-    """HTML table: the errors of each calculator, figure by figure: median, 95th percentile, worst."""
-    errors: dict[str, dict[str, list[str]]] = {}
+    """Makes an HTML table of the calculator's errors, figure by figure: median, 95th percentile, worst."""
+    errors: dict[str, list[str]] = {}
     for result in recorded("memory_accuracy"):
-        figure, _, statistic = result["metric"].partition(": ")
-        if result["unit"] != "%" or statistic.split()[0] not in STATISTICS:
-            continue
-        row = errors.setdefault(figure, {})
-        row.setdefault("this calculator", [])
-        row.setdefault(result["peer_name"], []).append(_percent(result["peer"]))
-        # The record repeats our error for each other calculator that has this figure; it is shown once.
-        if len(row["this calculator"]) < len(row[result["peer_name"]]):
-            row["this calculator"].append(_percent(result["ours"]))
-    names = ("this calculator", *dict.fromkeys(name for row in errors.values() for name in list(row)[1:]))
-    rows = [
-        (html.escape(figure), *(" / ".join(row[name]) if name in row else "–" for name in names))
-        for figure, row in errors.items()
-    ]
-    return table("Errors of memory calculators", ("Error, %", *names), rows, kind="numbers errors")
-
-
-def worst_cases() -> str:
-    """Markdown list: for each calculator the steps at which the error of its peak is largest."""
-    lines = []
-    for name, cases in record("memory_accuracy")["worst_cases"].items():
-        named = [f"{case['step']}: {_percent(case['error_percent'])} %" for case in cases if case["error_percent"]]
-        lines.append(f"- **{name}**: " + ("; ".join(named) if named else "no error at any step") + ".")
-    return "\n".join(lines)
+        figure, _, _statistic = result["metric"].partition(": ")
+        errors.setdefault(figure, []).append(_percent(result["ours"]))
+    rows = [(html.escape(figure), *found) for figure, found in errors.items()]
+    return table("Errors of the calculator", ("Error, %", "median", "95th percentile", "worst"), rows, kind="numbers")
 
 
 def family_table() -> str:
     """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
-    steps = [step for path in (LATER, DECODERS, PICTURES, DIFFUSION) for step in _steps(path)]
+    steps = [step for file, kind in FAMILIES for step in _steps(file, kind)]
     configs = [step["setup"]["config"] for step in steps]
     names = [config.get("model_type") or config["_class_name"] for config in configs]
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
@@ -145,16 +72,14 @@ def _frozen_bits(written: dict) -> int:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    language = (ADAPTERS, MIXTURE_ADAPTERS, DEEPSEEK_ADAPTERS, OLDER_ADAPTERS, ENCODER_ADAPTERS)
-    paths = (*language, VIT_ADAPTERS, DIFFUSION_ADAPTERS)
-    steps = [step for path in paths for step in _steps(path)]
+    steps = _steps("adapters")
     names = [f"{step['setup']['precision']}, frozen in {_frozen_bits(step['setup'])} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
 def low_rank_table() -> str:
     """HTML table: the same with GaLore, APOLLO and Muon."""
-    steps = [*_steps(LOW_RANK), *_steps(MUON)]
+    steps = _steps("optimizers", "low-rank", "muon")
     names = [OPTIMIZERS[step["setup"]["optimizer"]].title for step in steps]
     title = "Errors with GaLore, APOLLO and Muon on steps drawn last"
     return _errors_table(title, "optimizer", *_by_name(names, steps))
@@ -163,7 +88,7 @@ def low_rank_table() -> str:
 def sharded_table() -> str:
     """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
     errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
-    for step in _sharded_steps():
+    for step in _steps("several_gpus"):
         errors[step["setup"].get("sharding", "none")].append(_error_of_peak(step))
     rows = [
         (html.escape(SHARDINGS[name]), str(len(found)), _percent(median(found)), _percent(max(found)))
@@ -174,17 +99,14 @@ def sharded_table() -> str:
     return table("Errors on one of several GPUs", heads, rows, kind="numbers")
 
 
-def _sharded_steps() -> list[dict]:
-    adapters = (DIVIDED_ADAPTERS, DIVIDED_ENCODER_ADAPTERS)
-    return [
-        step
-        for path in (SHARDED, DIVIDED_LIGER, *adapters, DIVIDED_DEEPSEEK, DIVIDED_T5, TOGETHER)
-        for step in _steps(path)
-    ]
+@cache
+def _recorded(file: str) -> dict[str, list[dict]]:
+    return json.loads((STEPS / f"{file}.json").read_text(encoding="utf-8"))
 
 
-def _steps(path: Path) -> list[dict]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _steps(file: str, *kinds: str) -> list[dict]:
+    """Takes the steps of some kinds, or of all, from a record."""
+    return [step for kind in kinds or _recorded(file) for step in _recorded(file)[kind]]
 
 
 def _error_of_peak(step: dict) -> float:
@@ -274,37 +196,19 @@ def _gib(size: int) -> str:
 
 
 def accuracy_counts() -> dict[str, int | str]:
-    """How many steps there are, and how many of them were drawn at random, drawn later, or fit EleutherAI's options.
+    """Counts the steps: of the main table, drawn at random, of each kind, and drawn anew.
 
     Of those that were drawn anew, also how many are right to the byte, and the worst error.
     """
     cases = record("memory_accuracy")["cases"]
+    kinds = ("reference", "decoders", "adapters", "pictures", "optimizers", "liger", "several_gpus")
+    found = {kind: len(steps) for file in kinds for kind, steps in _recorded(file).items()}
     return {
+        **{kind.replace("-", "_"): count for kind, count in found.items()},
         "steps": len(cases),
         "held_out": sum(case["held_out"] for case in cases),
-        "later": len(_steps(LATER)),
-        "decoders": len(_steps(DECODERS)),
-        "pictures": len(_steps(PICTURES)),
-        "diffusion": len(_steps(DIFFUSION)),
-        "adapters": len(_steps(ADAPTERS)),
-        "mixture_adapters": len(_steps(MIXTURE_ADAPTERS)),
-        "older_adapters": len(_steps(OLDER_ADAPTERS)),
-        "encoder_adapters": len(_steps(ENCODER_ADAPTERS)),
-        "vit_adapters": len(_steps(VIT_ADAPTERS)),
-        "deepseek_adapters": len(_steps(DEEPSEEK_ADAPTERS)),
-        "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
-        "low_rank": len(_steps(LOW_RANK)),
-        "muon": len(_steps(MUON)),
-        "offloaded": len(_steps(OFFLOADED)),
-        "liger": len(_steps(LIGER)),
-        "deepseek_liger": len(_steps(DEEPSEEK_LIGER)),
-        "packed": len(_steps(PACKED)),
-        "eight_bit": len(_steps(EIGHT_BIT)),
-        "sharded": len(_sharded_steps()),
-        "divided_liger": len(_steps(DIVIDED_LIGER)),
-        "divided_deepseek": len(_steps(DIVIDED_DEEPSEEK)),
-        "divided_adapters": len(_steps(DIVIDED_ADAPTERS)) + len(_steps(DIVIDED_ENCODER_ADAPTERS)),
-        "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
+        "sharded": len(_steps("several_gpus")),
+        "divided_adapters": found["several-gpus-lora"] + found["several-gpus-encoders-lora"],
         **_redrawn(),
     }
 
@@ -312,8 +216,8 @@ def accuracy_counts() -> dict[str, int | str]:
 @cache
 def _redrawn() -> dict[str, int | str]:
     found: dict[str, int | str] = {}
-    for name, path in (("redrawn", REDRAWN), ("redrawn_divided", REDRAWN_DIVIDED)):
-        off = [_error_of_peak(step) for step in _steps(path)]
+    for name in ("redrawn", "redrawn_several_gpus"):
+        off = [_error_of_peak(step) for step in _steps(name)]
         found |= {
             name: len(off),
             f"{name}_equal": off.count(0),

@@ -144,5 +144,4 @@ def _calls() -> dict:
         "streaming": streaming,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,
-        "worst_cases": accuracy.worst_cases,
     }

@@ -1,8 +1,6 @@
 """Diffusion transformers: parameters and operations equal those of diffusers, and what cannot be done is refused."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +8,8 @@ from calculator import BadSetup, Setup, estimate
 from calculator.choose.flops import forward_flops
 from calculator.models.architectures import PRESETS, from_config
 from calculator.parts.parameters import count_parameters, parameter_tensors
-from tests.calculator.retraced import assert_equal_when_traced_again
+from tests.calculator.recorded_steps import assert_equal_when_traced_again, steps_of
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PUBLISHED = {
     # released checkpoints, huggingface.co/black-forest-labs/FLUX.1-dev and stabilityai/stable-diffusion-3-medium
     "flux-dev": 11_901_408_320,
@@ -86,12 +83,12 @@ def test_operations_equal_those_that_torch_counts(config):
 @pytest.mark.exhaustive
 @pytest.mark.compiler
 @pytest.mark.parametrize("kind", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
-@pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])
-def test_a_recorded_step_is_traced_again(name, kind, tmp_path):
+@pytest.mark.parametrize(("file", "name"), [("pictures", "diffusion"), ("adapters", "diffusion-lora")])
+def test_a_recorded_step_is_traced_again(file, name, kind, tmp_path):
     pytest.importorskip("diffusers")
-    steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
+    steps = steps_of(file, name)
     of_this_class = [step for step in steps if step["setup"]["config"]["_class_name"] == kind]
-    assert_equal_when_traced_again(of_this_class[:2], "picture_steps.py", tmp_path)
+    assert_equal_when_traced_again(of_this_class[:2], tmp_path)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

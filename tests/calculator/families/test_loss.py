@@ -1,6 +1,6 @@
 """A loss in pieces: what it saves, what is refused, what a reader may type, and the code that `fit` prints for it.
 
-The steps of `benchmarks/liger_steps.json` were traced and are in test_reference_steps.py.
+The steps of `benchmarks/memory/steps/liger.json` were traced and are in test_reference_steps.py.
 """
 
 from dataclasses import replace

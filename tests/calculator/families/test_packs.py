@@ -1,16 +1,15 @@
 """Packs of samples: what their mask takes, and what a reader may type.
 
-The steps of `benchmarks/packed_steps.json` were traced and are in test_reference_steps.py.
+The steps of benchmarks/memory/steps/decoders.json were traced and are in test_reference_steps.py.
 """
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from calculator import Setup, estimate
 from calculator.models.architectures import PRESETS
-from tests.calculator.retraced import BENCHMARKS, assert_equal_when_traced_again
+from tests.calculator.recorded_steps import assert_equal_when_traced_again, steps_of
 
 QWEN = PRESETS["qwen3-0.6b"]
 PACKS = Setup(model="qwen3-0.6b", sequence_length=4096, micro_batch_size=2, precision="bf16", packed=True)
@@ -44,10 +43,10 @@ def test_separate_operations_have_a_mask_anyway():
 def test_recorded_steps_are_traced_again(tmp_path):
     """Packs, and steps without a mask whose query heads share keys: by flash attention, and in separate operations."""
     pytest.importorskip("torch")
-    packs, others = (json.loads((BENCHMARKS / f"{name}_steps.json").read_text()) for name in ("packed", "decoder"))
+    packs, others = steps_of("decoders", "packed"), steps_of("decoders", "decoders")
     flash, separate = others[29], others[3]
     for step, precision in ((flash, "bf16"), (separate, "fp32")):
         setup, config = step["setup"], step["setup"]["config"]
         assert (setup["attention"], setup["precision"]) == ("sdpa", precision)
         assert config["num_key_value_heads"] < config["num_attention_heads"]
-    assert_equal_when_traced_again([packs[2], flash, separate], "decoder_steps.py", tmp_path)
+    assert_equal_when_traced_again([packs[2], flash, separate], tmp_path)

@@ -1,8 +1,6 @@
 """Models of pictures: parameters equal those of transformers, and so does what ViT keeps for backward."""
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +8,8 @@ from calculator import BadSetup, Setup, estimate
 from calculator.choose.flops import forward_flops
 from calculator.models.architectures import PRESETS, from_config
 from calculator.parts.parameters import count_parameters
-from tests.calculator.retraced import assert_equal_when_traced_again
+from tests.calculator.recorded_steps import assert_equal_when_traced_again, steps_of
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PUBLISHED = {
     # released checkpoints, huggingface.co/google/vit-base-patch16-224 and vit-large-patch16-224
     "vit-base": 86_567_656,
@@ -88,15 +85,12 @@ def test_saved_activations_equal_those_of_transformers(seed):
 
 @pytest.mark.exhaustive
 @pytest.mark.compiler
-@pytest.mark.compiler
 def test_recorded_steps_are_traced_again(tmp_path):
     """By the program that draws such steps; one with an optimizer on the host, one whose update is the peak, and one
     with adapters."""
     pytest.importorskip("peft")
-    plain, adapted = (
-        json.loads((BENCHMARKS / f"{name}.json").read_text()) for name in ("picture_steps", "vit_lora_steps")
-    )
-    assert_equal_when_traced_again([plain[0], plain[2], adapted[0]], "picture_steps.py", tmp_path)
+    plain, adapted = steps_of("pictures", "vit"), steps_of("adapters", "vit-lora")
+    assert_equal_when_traced_again([plain[0], plain[2], adapted[0]], tmp_path)
 
 
 def test_a_recording_holds_for_other_sizes():

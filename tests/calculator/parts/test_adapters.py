@@ -1,7 +1,7 @@
 """LoRA and QLoRA: adapters and quantized weights as the libraries make them, refusals, and what a public report says.
 
-The steps of `benchmarks/lora_steps.json` were traced with peft and are in test_reference_steps.py. Here stand the parts
-that real tensors on a CPU show.
+The steps of benchmarks/memory/steps/adapters.json were traced with peft and are in test_reference_steps.py. Here stand
+the parts that real tensors on a CPU show.
 """
 
 import dataclasses

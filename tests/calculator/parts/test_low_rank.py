@@ -1,6 +1,6 @@
 """GaLore and APOLLO: the bytes of their packages' own state, what is refused, and the code that trains so.
 
-Whole steps, with the update that finds new projections, are in `benchmarks/low_rank_steps.json`, which
+Whole steps, with the update that finds new projections, are in `benchmarks/memory/steps/optimizers.json`, which
 test_reference_steps.py compares: galore-torch 1.0 and apollo-torch 1.0.3 on models of transformers. Here the packages
 run on real tensors where they are installed; apollo-torch, whose licence forbids commercial use, is in no list of
 requirements.

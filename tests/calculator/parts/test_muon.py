@@ -1,6 +1,6 @@
 """Muon: the bytes of PyTorch's own state, what is refused, and what a reader may type.
 
-The steps of `benchmarks/muon_steps.json` were traced and are in test_reference_steps.py.
+The steps of `benchmarks/memory/steps/optimizers.json` were traced and are in test_reference_steps.py.
 """
 
 import pytest

@@ -10,12 +10,10 @@ from calculator.step.setups import Setup
 
 ROOT = Path(__file__).parents[3]
 
-STEPS = json.loads(accuracy.STEPS.read_text())
-
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_errors_are_within_the_promised_figures(held_out):
-    steps = [step for step in json.loads(accuracy.STEPS.read_text()) if step["held_out"] == held_out]
+    steps = [step for step in accuracy.reference_steps() if step["held_out"] == held_out]
     assert len(steps) >= 50
     rows = accuracy.judge(steps, accuracy.ours)
     for figure, (median, p95, worst) in {
@@ -29,7 +27,7 @@ def test_errors_are_within_the_promised_figures(held_out):
 
 
 def test_a_wrong_calculator_is_shown_as_wrong():
-    steps = json.loads(accuracy.STEPS.read_text())[:4]
+    steps = accuracy.reference_steps()[:4]
 
     def doubled(setup: Setup):
         return {name: 2 * value for name, value in accuracy.ours(setup).items()}
@@ -43,5 +41,5 @@ def test_a_wrong_calculator_is_shown_as_wrong():
 
 def test_recorded_result_is_of_these_steps():
     recorded = json.loads((ROOT / "benchmarks/results/memory_accuracy.json").read_text())
-    steps = json.loads(accuracy.STEPS.read_text())
+    steps = accuracy.reference_steps()
     assert [case["step"] for case in recorded["cases"]] == [accuracy.name_of(step) for step in steps]

@@ -1,17 +1,12 @@
 """Several GPUs: what each holds under DDP, ZeRO and FSDP2, as traced steps of torch.distributed show it.
 
-`benchmarks/sharded_steps.json` was traced by `benchmarks/memory/sharded_steps.py`, drawn at random after the rules were
-written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/memory/liger_steps.py`, and
-`divided_adapter_steps.json`, `divided_encoder_lora_steps.json` and `divided_deepseek_steps.json` by
-`benchmarks/memory/decoder_steps.py`.
-`redrawn_divided_steps.json` holds steps of all these kinds, drawn anew with one seed.
+They are in benchmarks/memory/steps/several_gpus.json, drawn at random after the rules were written;
+redrawn_several_gpus.json holds steps of all these kinds, drawn anew with one seed.
 """
 
 import dataclasses
-import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,19 +14,15 @@ from calculator import BadSetup, Setup, estimate
 from calculator.choose.devices import device_named
 from calculator.choose.fit import advice, need_bytes
 from calculator.step.setups import setup_from
+from tests.calculator.recorded_steps import steps_of
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
-DIVIDED_LIGER = json.loads((BENCHMARKS / "divided_liger_steps.json").read_text())
-ADAPTERS = [
-    step
-    for name in ("divided_adapter_steps", "divided_encoder_lora_steps")
-    for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
-]
-DEEPSEEK = json.loads((BENCHMARKS / "divided_deepseek_steps.json").read_text())
-T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
-TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
-REDRAWN = json.loads((BENCHMARKS / "redrawn_divided_steps.json").read_text())
+STEPS = steps_of("several_gpus", "several-gpus")
+DIVIDED_LIGER = steps_of("several_gpus", "several-gpus-liger")
+ADAPTERS = steps_of("several_gpus", "several-gpus-lora", "several-gpus-encoders-lora")
+DEEPSEEK = steps_of("several_gpus", "several-gpus-deepseek")
+T5 = steps_of("several_gpus", "several-gpus-t5")
+TOGETHER = steps_of("several_gpus", "tensor-parallel")
+REDRAWN = steps_of("redrawn_several_gpus")
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 
 
@@ -104,14 +95,14 @@ def test_half_of_all_peaks_are_right_to_the_byte(steps):
 def test_a_step_that_is_traced_now_is_predicted(sharding):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from benchmarks.memory import sharded_steps
+    from benchmarks.memory.tracing import draws, several_gpus
 
     setup = dataclasses.replace(
-        sharded_steps.draw(random.Random(7)), sharding=sharding, precision="fp32", gpus=3,
+        draws.several_gpus(random.Random(7)), sharding=sharding, precision="fp32", gpus=3,
         config={"model_type": "llama", "vocab_size": 301, "hidden_size": 32, "intermediate_size": 65,
                 "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
     )  # fmt: skip
-    step = sharded_steps.trace(setup)
+    step = several_gpus.trace(setup)
     assert estimate(setup).gpu.total == pytest.approx(step["peak"], abs=1024)
     assert estimate(setup).optimizer_state_bytes == step["optimizer_state_bytes"]
 

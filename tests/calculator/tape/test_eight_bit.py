@@ -1,6 +1,6 @@
 """Products in FP8: what a cast takes, on which GPUs it runs, and what a reader may type.
 
-The steps of `benchmarks/eight_bit_steps.json` were traced and are in test_reference_steps.py.
+The steps of `benchmarks/memory/steps/decoders.json` were traced and are in test_reference_steps.py.
 """
 
 from dataclasses import replace

@@ -17,7 +17,7 @@ from pathlib import Path
 from calculator.tape.autograd import rounded
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-BUILD = Path(__file__).resolve().parents[2] / "build"
+BUILD = Path(__file__).resolve().parents[3] / "build"
 
 
 def _load() -> None:
