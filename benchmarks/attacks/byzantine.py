@@ -14,7 +14,7 @@ own all-reduce (`in_process.py`), with signatures and checks of reducers beside 
 Hostile peers send what an honest peer sends; each averages as large a share of the vector as any other, and answers all
 peers alike. Whoever is caught is left out for as long as the trainer does it, if an update takes `UPDATE_SECONDS`.
 
-The samples are those of `local_updates.py` with fewer captions, so that the loss is near its least when a run ends.
+The samples are those of `swarm/samples.py` with fewer captions, so that the loss is near its least when a run ends.
 `--reference FILE` writes what byzfl makes of small vectors, for tests/training/swarm/defence/test_clipping.py.
 """
 
@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from benchmarks.record import record, result
-from benchmarks.swarm import local_updates
+from benchmarks.swarm.samples import held_out_loss, samples
 from training.config import ModelConfig, RunConfig, load_recipe
 
 BYZFL_VERSION = "0.0.11"
@@ -206,7 +206,6 @@ class Swarm:
         from training.swarm.round.pipe import AveragerSettings
 
         engine.prepare()
-        local_updates.CAPTIONS = CAPTIONS
         self.case, run = case, recipe(case)
         if not case.momentum:  # then the optimizer keeps it, as with the mean
             run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"aggregation": MEAN})})
@@ -219,7 +218,7 @@ class Swarm:
             GradientAverager(self.host.model_parameters, dht=None, settings=settings, momentum=momentum, start=False)
             for _ in range(case.peers)
         ]
-        self.batches = [local_updates.samples(MODEL, 1000 * case.seed + n + 1, BATCH) for n in range(case.peers)]
+        self.batches = [samples(MODEL, 1000 * case.seed + n + 1, BATCH, captions=CAPTIONS) for n in range(case.peers)]
         self.clipping = {
             "gradients": clipping_of_gradients(self.run.swarm),
             "parameters": clipping_of_parameters(self.run.swarm),
@@ -350,7 +349,7 @@ class Swarm:
     @torch.no_grad()
     def loss(self) -> float:
         """On held-out samples."""
-        return local_updates.held_out_loss(self.model, MODEL, HELD_OUT)
+        return held_out_loss(self.model, MODEL, HELD_OUT, captions=CAPTIONS)
 
 
 async def average_parts(sent: list[list[torch.Tensor]], weights: list[float], clipping: object) -> list:

@@ -1,1 +1,1 @@
-"""Streams of samples and the command that prepares them."""
+"""Streams of samples, and the peers that this project's stream is compared with."""

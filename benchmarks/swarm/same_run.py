@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from benchmarks.swarm import local_updates
+from benchmarks.swarm.samples import samples as samples_of_pictures
 
 MICRO_BATCH, TARGET_BATCH = 4, 64
 HELD_OUT = 32
@@ -92,7 +92,7 @@ def samples(run: object, seed: int, size: int) -> Iterator[tuple]:
     import torch
 
     if run.task == "text-to-image":
-        yield from local_updates.samples(run.model, seed, size)
+        yield from samples_of_pictures(run.model, seed, size)
     fixed, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
     ids, length = run.model.architecture["vocab_size"], run.model.block_length
     texts = torch.randint(ids, (TEXTS, length), generator=fixed)

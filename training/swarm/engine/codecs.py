@@ -2,7 +2,7 @@
 
 hivemind's uniform 8-bit codec spreads 256 values over six standard deviations of a whole part and clips values outside:
 good for weights, bad for gradients, whose tails are heavy. The block-wise codec has one scale per 512 values and is
-dense near zero (Dettmers et al. 2021, arXiv:2110.02861): benchmarks/swarm/codecs.py measures both errors.
+dense near zero (Dettmers et al. 2021, arXiv:2110.02861): a test compares both errors.
 """
 
 from __future__ import annotations
