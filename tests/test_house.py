@@ -153,7 +153,7 @@ def test_readme_and_ci_run_the_same_test_command():
 
 def test_no_file_stands_at_the_trainers_top_but_what_all_its_folders_need():
     files = {path.stem for path in (ROOT / "training").glob("*.py")}
-    assert files == {"__init__", "__main__", "cli", "config", "errors", "native", "task"}
+    assert files == {"__init__", "__main__", "cli", "config", "errors", "native"}
 
 
 def test_packages_of_the_trainer_import_each_other_in_no_circle():

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
@@ -63,7 +63,7 @@ NOT_IN_DIGEST = {
 
 TEXT_TO_IMAGE, CAUSAL_LM = "text-to-image", "causal-lm"
 TASK_PLUGINS = "training_together.tasks"
-"""Entry points under which an installed package offers tasks; see `training.task.Task`."""
+"""Entry points under which an installed package offers tasks; see `training.tasks.task.Task`."""
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -449,6 +449,8 @@ class RunConfig(Section):
     """What is trained: `text-to-image`, `causal-lm`, or a task that an installed package offers."""
     seed: int = 0
     """Seed of the initial weights, the same for all peers."""
+    kind: ClassVar[Literal["pictures", "text"]]
+    """What the shards of such runs hold."""
     model: SerializeAsAny[Section]
     codec: CodecConfig | None = None
     data: DataConfig
@@ -528,6 +530,7 @@ class RunConfig(Section):
 class TextToImageRun(RunConfig):
     """A run that trains a text-to-image transformer."""
 
+    kind = "pictures"
     model: ModelConfig
     codec: CodecConfig
 
@@ -545,6 +548,7 @@ class TextToImageRun(RunConfig):
 class LanguageRun(RunConfig):
     """A run that trains a language model."""
 
+    kind = "text"
     model: LanguageModelConfig
     codec: None = None
     adapter: AdapterConfig | None = None

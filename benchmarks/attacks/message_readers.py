@@ -540,7 +540,7 @@ def _of_checkpoint(name: str) -> Reader:
     from training.checkpoints.checkpoint import FACTS_FILE, load_checkpoint, save_checkpoint
     from training.config import parse_recipe, read_recipe
     from training.errors import BadInput
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     recipe = read_recipe("demo")
     for before, after in SMALL_MODEL.items():

@@ -108,7 +108,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     from training.compute.machine import this_machine
     from training.compute.plan import PRECISIONS, layers_of, training_of
     from training.config import load_recipe
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     device = model.final_norm.weight.device
     run = load_recipe("dalle-2021").model_copy(update={"model": model.config})

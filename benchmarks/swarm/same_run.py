@@ -120,7 +120,7 @@ def one_peer(folder: Path, name: str, codec: str, kind: str, epochs: int, stop: 
     from training.swarm.node.dht import full_addresses, start_dht
     from training.swarm.node.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     torch.set_num_threads(1)
     run, identity, address = recipe(codec, kind, folder / "base"), Identity(folder / name), folder / "address"
@@ -201,7 +201,7 @@ def one_process(courses: list[list[dict]], kind: str = "pictures") -> list[float
     from training.optim.build import build_optimizer
     from training.optim.groups import parameter_groups
     from training.optim.schedule import learning_rate_factor
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -231,7 +231,7 @@ def counted_bytes(codec: str, model: str) -> int:
     """What the calculator counts for one peer of two that sends half of its gradients and half of the averages."""
     from calculator.swarm.exchange import vector_bytes
     from training.model.trained import trained_parameters
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     with tempfile.TemporaryDirectory() as folder:
         run = recipe(codec, model, Path(folder, "base"))

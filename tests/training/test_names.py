@@ -16,10 +16,10 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from tests.training.publish.history.test_history import Report
-from training.compute.choices import Setting
 from training.doctor.finding import Finding
 from training.doctor.show import show
 from training.processes.events import EventLog
+from training.processes.notices import Notices, Setting
 from training.publish.card import _volunteers
 from training.publish.history.history import History
 from training.publish.live.live import leaderboard_document
@@ -27,7 +27,6 @@ from training.publish.live.rendered import render
 from training.roles import bootstrap, peer
 from training.swarm.node.dht import record_validators
 from training.swarm.node.identity import Identity
-from training.volunteer.notices import Notices
 from training.volunteer.startup import Link
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,8 @@ from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, first_line, reason_of
 from training.model.trained import count_trained, load_trained_state, trained_state
 from training.storage.whole import delete_drafts, whole_folder, write_whole
-from training.task import TrainedModel, task_of
+from training.tasks.known import task_of
+from training.tasks.task import TrainedModel
 
 if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
     from training.swarm.run.lineage import Lineage

@@ -20,7 +20,7 @@ from training.model.language.adapters import ADAPTER_CONFIG, load_adapters
 from training.model.language.folders import build_language_model, export_adapters
 from training.model.transformer import build_model
 from training.storage.whole import whole_file
-from training.task import task_of
+from training.tasks.known import task_of
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Keys under which the files of training scripts store the state dictionary."""

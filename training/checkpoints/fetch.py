@@ -27,7 +27,7 @@ from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
 from training.processes.redirects import RefusedRedirect, open_checked, read_short
 from training.storage.whole import is_disk_fault, replace_folder
-from training.task import task_of
+from training.tasks.known import task_of
 
 REQUEST_SECONDS = 30.0
 """Longest silence of the server."""

@@ -17,7 +17,7 @@ from training.model.trained import count_trained
 from training.optim.saved import optimizer_tensors
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.run.lineage import Lineage
-from training.task import TrainedModel
+from training.tasks.task import TrainedModel
 
 MOST_PARAMETERS = 10**8
 """Of a larger model nothing is kept: a peer that was asked to stop has ten seconds, and that takes longer to write."""

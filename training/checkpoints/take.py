@@ -33,7 +33,7 @@ from training.swarm.node.dht import DHT
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.download import BadState, TrainingState, download_state
 from training.swarm.state.host import initialize_state, load_optimizer_state
-from training.task import task_of
+from training.tasks.known import task_of
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
 """Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""

@@ -140,8 +140,8 @@ def run(
     """Join a run and train its model together with the other volunteers."""
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
+    from training.publish.invitation import site_of
     from training.trust.client import Credentials
-    from training.volunteer.invitation import site_of
 
     config, text = _checked_recipe(recipe, invitation=invitation, state_dir=state_dir)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}

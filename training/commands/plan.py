@@ -52,7 +52,7 @@ def run(
     from training.compute.plan import make_plan
     from training.config import load_recipe
     from training.errors import BadInput
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     config = load_recipe(recipe)
     if gpu is not None and device is not None:

@@ -21,7 +21,9 @@ from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.errors import BadInput
 from training.model.kernels.pointwise import PLAIN
-from training.task import Task, TrainedModel, task_of
+from training.processes.notices import Setting
+from training.tasks.known import task_of
+from training.tasks.task import Task, TrainedModel
 
 MEASURING_SECONDS = 3.0
 """After this time, no further size is timed."""
@@ -47,15 +49,6 @@ class Wishes:
     """True: activations are recomputed in backward; False: all are kept."""
     compiled: bool = False
     """Whether `torch.compile` fuses the operations between matrix multiplications."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One setting and the reason for its value."""
-
-    name: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from training.compute.plan import Precision
 from training.data.stream.stream import Batch, TextBatch
 from training.errors import TrainingError
-from training.task import TrainedModel
+from training.tasks.task import TrainedModel
 
 FIRST_LOSS_SCALE = 2.0**14
 """float16 cannot hold gradients below 6e-8: we multiply the loss by this before backward and divide the gradients by it

@@ -25,7 +25,9 @@ from calculator.reports.units import show_bytes
 from calculator.step.estimate import GpuMemory, Peak, estimate_around
 from training.config import RunConfig
 from training.model.trained import count_trained
-from training.task import Task, TrainedModel, shape_of, task_of
+from training.tasks.known import task_of
+from training.tasks.shape import shape_of
+from training.tasks.task import Task, TrainedModel
 
 if TYPE_CHECKING:  # a question to the calculator alone needs no PyTorch
     from training.compute.traced import TracedSteps
@@ -91,7 +93,7 @@ def make_plan(
         micro_batch_size: Samples per forward pass; None: as many as are advised.
         precision: Type in which layers compute; None: 16 bits on a GPU, float32 on a processor.
         activation_budget_bytes: Bytes of activations that the model may keep, see
-            `training.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
+            `training.tasks.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
         BadInput: If the calculator does not know such a model and its step cannot be traced.

@@ -10,7 +10,7 @@ from training.compute.micro_batches import MicroBatches, is_out_of_memory
 from training.compute.plan import Precision
 from training.data.stream.stream import Batch, TextBatch
 from training.errors import TrainingError
-from training.task import TrainedModel
+from training.tasks.task import TrainedModel
 
 _FIRST_SIDE, _LARGEST_SIDE, _LONG_ENOUGH_SECONDS = 256, 8192, 0.03
 """We multiply larger and larger square matrices until one multiplication takes long enough to be timed."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from training.errors import BadInput, first_line
 from training.model.kernels.live_bytes import LiveBytes, fake_tensors
-from training.task import Task
+from training.tasks.task import Task
 
 FEW, MORE = 4, 8
 """Samples of the two steps. With fewer, a loss that is computed in pieces may not fill its first one."""
@@ -62,7 +62,7 @@ class TracedSteps:
 
         Args:
             samples: B, computed at once.
-            stored_layers: See `training.task.TrainedModel`.
+            stored_layers: See `training.tasks.task.TrainedModel`.
             dtype: Type in which layers compute, by autocast; float32: without.
 
         Raises:

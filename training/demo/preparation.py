@@ -16,7 +16,7 @@ from training.demo.children import Part, sweep
 from training.demo.config import DemoConfig
 from training.demo.display import LINE_SECONDS
 from training.processes.interruption import Interrupted, Stop
-from training.task import task_of
+from training.tasks.known import task_of
 
 
 def prepare(config: DemoConfig, run: RunConfig, console: Console, stop: Stop) -> None:
@@ -29,7 +29,7 @@ def prepare(config: DemoConfig, run: RunConfig, console: Console, stop: Stop) ->
     shards = config.run_dir / "shards"
     if (shards / "manifest.json").is_file():
         console.print(f"Shards are ready in {shards}.")
-    elif task_of(run).kind == "pictures":
+    elif run.kind == "pictures":
         _prepare_pictures(config, console, stop, shards)
     else:
         _prepare_stories(config, run, console, stop, shards)

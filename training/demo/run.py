@@ -31,7 +31,7 @@ from training.errors import BadInput, TrainingError
 from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
-from training.volunteer.invitation import INITIAL_PEERS, join_command
+from training.publish.invitation import INITIAL_PEERS, join_command
 
 DEFAULT_PORT = 8000
 LOOPBACK_HOST = "127.0.0.1"

@@ -20,7 +20,6 @@ from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.model.sampling import Progress, check_sampling, sample_codes
 from training.storage.whole import write_whole
-from training.task import task_of
 
 if TYPE_CHECKING:
     from training.data.demo.captions import Split
@@ -212,7 +211,7 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
         if shards is not None or not beside.is_dir():
             raise BadInput(f"The checkpoint's shards are not at {source}; say with --shards where they lie now.")
         source = str(beside)
-    opened = open_shards(source, split, kind=task_of(checkpoint.config).kind)
+    opened = open_shards(source, split, kind=checkpoint.config.kind)
     found = opened.manifest.codec_digest
     check_codec(checkpoint.path, checkpoint.codec_digest, shards=opened.source, found=found)
     return opened

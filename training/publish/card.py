@@ -10,7 +10,7 @@ from pathlib import Path
 from training.checkpoints.facts import read_facts
 from training.config import RunConfig
 from training.publish.history.history import HistoryReader
-from training.task import CardWords, task_of
+from training.publish.showcase import CardWords, card_words
 
 MOST_NAMES = 50
 """Volunteers that the card names; it counts the others."""
@@ -28,7 +28,7 @@ def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
         run: Its recipe.
         history: Of the run.
     """
-    facts, words = read_facts(checkpoint), task_of(run).card
+    facts, words = read_facts(checkpoint), card_words(run)
     header = {
         "library_name": "training-transformers-together",
         "pipeline_tag": words.pipeline_tag,

@@ -18,7 +18,6 @@ from training.publish.history.history import History
 from training.publish.pictures import PictureDrawer
 from training.swarm.node.dht import DHT
 from training.swarm.run.lineage import Lineage
-from training.task import task_of
 
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
@@ -41,7 +40,7 @@ def codec_of_run(run: RunConfig, shards: str, run_dir: Path) -> str | None:
     path = latest_checkpoint(run_dir / "checkpoints")
     expected = codec_of(path) if path is not None else None
     try:
-        found = open_manifest(shards, kind=task_of(run).kind).codec_digest
+        found = open_manifest(shards, kind=run.kind).codec_digest
     except BadInput as error:
         if expected is None:
             print(f"Warning: checkpoints will not say which codec they were trained with. {error}", flush=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from training.errors import TrainingError
-from training.task import Shown, task_of
+from training.publish.showcase import Shown
 
 NICENESS = 15
 """How much the process yields to volunteers on the same machine; 19 is the most."""
@@ -91,6 +91,8 @@ def main(shards: str) -> None:
 
     import torch
 
+    from training.publish.prompts import show
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but the monitor must end it
     os.nice(NICENESS)
     torch.set_num_threads(1)
@@ -99,19 +101,11 @@ def main(shards: str) -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            drawn = _draw(shards, Path(job["checkpoint"]), Path(job["folder"]))
+            drawn = show(Path(job["checkpoint"]), shards, Path(job["folder"]))
             answer = {"pictures": [asdict(one) for one in drawn]}
         except Exception as error:  # the process must survive a bad checkpoint
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
-
-
-def _draw(shards: str, checkpoint: Path, folder: Path) -> list[Shown]:
-    """What the model makes of the recipe's prompts."""
-    from training.checkpoints.branches import folder_name
-    from training.checkpoints.checkpoint import recipe_of
-
-    return task_of(recipe_of(checkpoint)).show(checkpoint, shards, folder, folder_name(checkpoint))
 
 
 if __name__ == "__main__":

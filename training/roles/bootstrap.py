@@ -12,7 +12,9 @@ from rich.text import Text
 
 from training.config import RunConfig
 from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.processes.role import StopRequest
+from training.publish.invitation import command_for
 from training.swarm.node.addresses import reach_of
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
@@ -21,9 +23,7 @@ from training.swarm.node.metrics import read_believable
 from training.swarm.run.online import go_online
 from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
-from training.volunteer.invitation import command_for
 from training.volunteer.membership import Membership, MemberStop
-from training.volunteer.notices import Notices
 
 LOOK_SECONDS = 5.0
 """How often the bootstrap peer checks which volunteers are present."""

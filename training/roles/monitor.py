@@ -29,11 +29,13 @@ from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
 from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.processes.servers.web import listen_at, serve_in_thread
 from training.publish.card import model_card
 from training.publish.copies.push import Pusher, Target, open_target
 from training.publish.history.history import History
+from training.publish.invitation import INITIAL_PEERS, initial_peers_flags, join_command
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.live import live
 from training.publish.live.watch import Watch
@@ -48,11 +50,8 @@ from training.swarm.run.lineage import Lineage
 from training.swarm.run.online import go_online
 from training.swarm.run.redial import Redial
 from training.swarm.run.server_lineage import ServerLineage
-from training.task import task_of
 from training.trust.client import Credentials
-from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
 from training.volunteer.membership import Membership, MemberStop
-from training.volunteer.notices import Notices
 
 ANY_HOST = ("0.0.0.0", "::")
 """To serve at these means at all addresses of a machine; nobody can be reached at them."""
@@ -358,7 +357,7 @@ class _Tokens:
         self._dht, self._run, self._identity = dht, run, identity
         self._digest = ""
         with suppress(BadInput):
-            self._digest = open_manifest(shards, kind=task_of(run).kind).tokens_digest
+            self._digest = open_manifest(shards, kind=run.kind).tokens_digest
             try:
                 check_tokens(dht, run, identity, self._digest, shards=shards, trusted=trusted)
             except RefusedByRun:

@@ -20,20 +20,20 @@ from training.errors import ProcessEnded, TrainingError
 from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
 from training.model.trained import count_trained, load_trained_state, trained_state
 from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
 from training.swarm.node.dht import full_addresses
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
-from training.task import task_of
+from training.tasks.known import task_of
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.membership import Membership, MemberStop
-from training.volunteer.notices import Notices
 from training.volunteer.preparation import (
     check_settings,
     choose_settings,

@@ -25,7 +25,7 @@ from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.processes.servers.service import Pace, Service
-from training.volunteer.invitation import MEMBERS_FLAGS
+from training.publish.invitation import MEMBERS_FLAGS
 
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0

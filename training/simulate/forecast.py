@@ -15,7 +15,7 @@ from training.config import RunConfig
 from training.errors import BadInput
 from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
-from training.task import shape_of
+from training.tasks.shape import shape_of
 
 WARM_UP_EPOCHS = 2
 """Epochs until peers that started together no longer finish together, and averages run in the background."""

@@ -1,1 +1,1 @@
-"""What a run trains: its model, its samples, and what is shown of it. Everything else is the same for all tasks."""
+"""What a run trains: its model and its samples. `training.publish` shows what came of it."""

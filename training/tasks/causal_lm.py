@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from training.checkpoints.checkpoint import load_checkpoint
 from training.config import CAUSAL_LM, LanguageRun
 from training.data.store.sets import Shards, open_shards
 from training.data.store.shards import Manifest, TextManifest, check_text_fit
 from training.data.stream.stream import TextBatch, TextSet
-from training.errors import BadInput
-from training.generate.pictures import Sampling
-from training.generate.story_judge import judge_story
-from training.generate.texts import continued, tokenizer_of
 from training.model.language.adapters import allocate_adapters, draw_adapters
 from training.model.language.folders import build_language_model
 from training.model.language.model import LanguageModel
-from training.model.language.source import HUB_ID
-from training.task import CardWords, Shown, Task
+from training.tasks.task import Task
 
 SHOWN_CHARACTERS = 60
 """Of a sample, so that it fits into a line."""
@@ -32,7 +25,6 @@ class CausalLanguageModel(Task):
 
     name = CAUSAL_LM
     run_config = LanguageRun
-    kind = "text"
 
     def build_model(self) -> LanguageModel:
         """See `Task.build_model`."""
@@ -115,42 +107,3 @@ class CausalLanguageModel(Task):
         """See `Task.describe`."""
         text = open_shards(shards, kind="text").tokenizer.decode(batch.tokens[0].tolist())
         return f"one block begins with {text[:SHOWN_CHARACTERS]!r}"
-
-    @property
-    def card(self) -> CardWords:
-        """See `Task.card`."""
-        base, needs = (
-            self.run.model.pretrained,
-            "It also needs the run's tokenizer, which lies beside its prepared shards.",
-        )
-        if self.run.adapter is not None:
-            needs += (
-                f" These are adapters: they stand beside the frozen weights of {base}, which are not in this folder."
-            )
-        return CardWords(
-            pipeline_tag="text-generation",
-            weights="a language model" if self.run.adapter is None else "adapters (LoRA) for a language model",
-            needs=needs,
-            knows="the texts that it was trained on",
-            makes="writes",
-            loss_unit="nats per token",
-            base=base.partition("@")[0] if base is not None and HUB_ID.fullmatch(base) else None,
-        )
-
-    def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> list[Shown]:
-        """See `Task.show`: how the model continues the prompts, always with the same seeds."""
-        loaded, monitor = load_checkpoint(checkpoint), self.run.monitor
-        how = {"sampling": Sampling.of_recipe(monitor), "most_tokens": monitor.continuation_tokens}
-        tokenizer, shown = tokenizer_of(loaded, shards), []
-        for number, prompt in enumerate(monitor.prompts):
-            text = "".join(continued(loaded.model, tokenizer, prompt, **how, seed=self.run.seed + number))
-            shown.append(Shown(prompt=prompt, text=text, good=_judged(prompt, text)))
-        return shown
-
-
-def _judged(prompt: str, text: str) -> bool | None:
-    """Whether a text is right; None if the judge does not know its words."""
-    try:
-        return judge_story(prompt, text).good
-    except BadInput:
-        return None

@@ -10,6 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import TrainingError
+from training.processes.notices import Notices
 from training.swarm.node.metrics import accounts_of_records, believable, of_voices, read_records
 from training.swarm.run.lineage import (
     PATIENCE_SECONDS,
@@ -25,7 +26,6 @@ from training.swarm.run.lineage import (
 from training.swarm.run.servers import document_of, read_document
 from training.volunteer.connection import Connection
 from training.volunteer.membership import MemberStop
-from training.volunteer.notices import Notices
 
 LOOK_SECONDS = 5.0
 """How often a peer looks whether the run's servers announce another lineage than its own."""

@@ -16,7 +16,6 @@ from training.swarm.node.listening import settle_ports
 from training.swarm.node.tokens import check_tokens
 from training.swarm.run.online import find_run, go_online
 from training.swarm.run.redial import Redial
-from training.task import task_of
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link
 
@@ -58,7 +57,7 @@ class Connection:
         Raises:
             BadInput: If it cannot be read.
         """
-        return open_manifest(self.shards, kind=task_of(self.run).kind)
+        return open_manifest(self.shards, kind=self.run.kind)
 
     def check_tokens(self, digest: str) -> None:
         """Checks that the other peers train on the same tokens.

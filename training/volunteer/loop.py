@@ -13,12 +13,12 @@ from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
+from training.processes.notices import Notices
 from training.swarm.node.dht import check_node
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.epochs import EpochReport
 from training.volunteer.belonging import LeaveRequest
 from training.volunteer.contribution import Contribution
-from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.samples import OwnSamples
 from training.volunteer.settings import PeerSettings

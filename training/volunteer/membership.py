@@ -10,6 +10,7 @@ from pathlib import Path
 
 from training.config import RunConfig
 from training.errors import BadInput, RefusedByRun, TrainingError
+from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.storage.whole import write_whole
 from training.swarm.node.admission import Admission
@@ -21,7 +22,6 @@ from training.trust.check import ServerSight, newer_bans
 from training.trust.client import Credentials, MembershipClient
 from training.trust.server.policy import BANS_EVERY_SECONDS
 from training.trust.ticket import ANY_LINEAGE, LARGEST_TICKET_BYTES, Ticket, read_ticket, when
-from training.volunteer.notices import Notices
 
 RETRY_SECONDS = 30.0
 """After a renewal that failed."""

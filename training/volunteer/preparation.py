@@ -13,10 +13,11 @@ from training.compute.micro_batches import is_out_of_memory
 from training.config import RunConfig
 from training.errors import TrainingError
 from training.model.trained import count_trained
+from training.processes.notices import Notices
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.selftest import check_exchange
-from training.task import TrainedModel, task_of
-from training.volunteer.notices import Notices
+from training.tasks.known import task_of
+from training.tasks.task import TrainedModel
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import check_files, check_flags, settings_in_use
 

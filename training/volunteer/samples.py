@@ -13,7 +13,7 @@ from training.data.stream.order import Place, read_place
 from training.data.stream.stream import Batch, SampleStream, TextBatch
 from training.errors import reason_of
 from training.swarm.node.identity import Identity
-from training.task import task_of
+from training.tasks.known import task_of
 from training.volunteer.settings import PeerSettings
 
 PLACE_FILE = "place"
@@ -103,7 +103,7 @@ def own_samples(
         BadInput: If the shards cannot be used.
     """
     task, source = task_of(run), settings.shards or run.data.shards
-    samples = task.samples(open_shards(source, "train", kind=task.kind, cache_gb=settings.cache_gb))
+    samples = task.samples(open_shards(source, "train", kind=run.kind, cache_gb=settings.cache_gb))
     place = read_place(file, order=samples.order)
     if place is None or (settings.seed is not None and place.seed != seed):
         place = Place(seed=seed)

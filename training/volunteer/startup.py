@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from calculator.reports.units import show_bytes
 from calculator.swarm.exchange import part_bytes, vector_bytes
-from training.compute.choices import Setting
 from training.compute.machine import usable_cores
 from training.config import RunConfig
 from training.errors import BadInput
 from training.optim.eight_bit.kernels import kernels
 from training.processes.environment import FILE_LIMIT, files_of_group
+from training.processes.notices import Setting
 from training.swarm.node.metrics import LONGEST_NAME, PLAIN
 
 MEASURABLE_BYTES = 1 << 23

@@ -29,7 +29,8 @@ from training.config import RunConfig, load_recipe
 from training.demo.children import read_events
 from training.simulate.forecast import collaboration_of
 from training.swarm.engine.codecs import exchange_codec
-from training.task import Task, task_of
+from training.tasks.known import task_of
+from training.tasks.task import Task
 
 EVERY = [
     (recipe, machine, link)

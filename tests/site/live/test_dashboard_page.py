@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.site.pages.test_every_page import violations
-from training.volunteer.invitation import MEMBERS_FLAGS
+from training.publish.invitation import MEMBERS_FLAGS
 
 pytestmark = pytest.mark.browser
 

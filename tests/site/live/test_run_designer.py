@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from builder.learn.figures import answer_of
 from tests.programs import until
 from training.config import CAUSAL_LM, load_recipe
-from training.task import task_of
+from training.tasks.known import task_of
 
 pytestmark = pytest.mark.browser
 

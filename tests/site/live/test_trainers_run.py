@@ -22,7 +22,7 @@ from tests.site.pages.test_every_page import ROOT, violations
 from training.config import load_recipe
 from training.publish.history.history import History, HistoryReader
 from training.publish.live.live import create_app, export, store_run
-from training.task import Shown
+from training.publish.showcase import Shown
 
 pytestmark = pytest.mark.browser
 

@@ -17,7 +17,7 @@ from training.optim.saved import optimizer_tensors
 from training.swarm.epoch.strategies import strategy_of
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState, Event
-from training.task import task_of
+from training.tasks.known import task_of
 
 shards = test_peer.shards
 RECIPE = test_peer.tiny_recipe()

@@ -22,7 +22,7 @@ from training.compute.plan import peer_of
 from training.config import load_recipe, run_of
 from training.errors import BadInput
 from training.model.transformer import build_model
-from training.task import task_of
+from training.tasks.known import task_of
 
 GIB = 2**30
 

@@ -18,7 +18,7 @@ from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
-from training.task import task_of
+from training.tasks.known import task_of
 
 SAMPLES = 4
 

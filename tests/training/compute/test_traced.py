@@ -22,7 +22,7 @@ from training.compute.traced import TracedSteps
 from training.config import LanguageModelConfig, load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.language.architecture import FAMILIES
-from training.task import task_of
+from training.tasks.known import task_of
 
 SIZES = dict(vocab_size=640, hidden_size=128, intermediate_size=336, num_hidden_layers=3, num_attention_heads=4)
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -26,7 +26,7 @@ from training.model.language.folders import build_language_model, export_adapter
 from training.model.trained import count_trained, load_trained_state, trained_parameters, trained_state
 from training.optim.groups import parameter_groups
 from training.simulate.forecast import collaboration_of
-from training.task import task_of
+from training.tasks.known import task_of
 
 LAYERS = {"llama": ["k_proj", "o_proj", "q_proj", "v_proj"], "gpt2": ["c_attn", "c_fc", "c_proj"]}
 """Linear layers of a decoder, without the feed-forward ones of Llama."""

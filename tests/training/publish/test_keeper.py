@@ -14,8 +14,8 @@ from training.config import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.keeper import Keeper
+from training.publish.showcase import Shown
 from training.swarm.run.lineage import Lineage
-from training.task import Shown
 
 RUN, TEXT = load_recipe("demo"), (RECIPES / "demo.toml").read_text()
 OLD = Lineage(id="a" * 16)

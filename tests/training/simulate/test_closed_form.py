@@ -26,7 +26,7 @@ from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.simulate.forecast import collaboration_of
 from training.swarm.engine.codecs import BLOCK_SIZE, exchange_codec
-from training.task import task_of
+from training.tasks.known import task_of
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from training.config import load_recipe
 from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.swarm.epoch.strategies import Delayed, Parts
 from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd
@@ -20,7 +21,6 @@ from training.swarm.peers.groups import RoundReport
 from training.swarm.state.alignment import AlignmentState
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
-from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus
 
 

@@ -15,6 +15,7 @@ from tests.serving import serving
 from tests.training.trust.tickets import Holder
 from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
+from training.processes.notices import Notices
 from training.swarm.run.lineage import Lineage
 from training.trust import check
 from training.trust.check import TicketRefused
@@ -29,7 +30,6 @@ from training.trust.server.policy import Policy
 from training.trust.ticket import ANY_LINEAGE
 from training.volunteer import membership as memberships
 from training.volunteer.membership import BANS_FILE, TICKET_FILE, Membership
-from training.volunteer.notices import Notices
 
 HOLDER, OTHER = Holder(), Holder()
 LINEAGE = Lineage(id="a" * 16)

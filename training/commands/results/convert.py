@@ -55,7 +55,6 @@ def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards:
         import_weights,
     )
     from training.generate.texts import export_texts
-    from training.task import task_of
 
     if adapters:
         export_adapters_of(source, out)
@@ -63,7 +62,7 @@ def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards:
     if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
         path = import_language_model(source, out, recipe=recipe, epoch=epoch, shards=shards)
         return f"Wrote the checkpoint {path}."
-    if source.is_dir() and task_of(recipe_of(find_checkpoint(source))).kind == "text":
+    if source.is_dir() and recipe_of(find_checkpoint(source)).kind == "text":
         export_texts(source, out, shards)
         return f"Wrote {out} for transformers: AutoModelForCausalLM.from_pretrained({str(out)!r})."
     if source.is_dir():

@@ -60,11 +60,10 @@ def run(
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.commands.results.evaluate_texts import judge_texts
     from training.generate.pictures import choose_sampling
-    from training.task import task_of
 
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
-    if task_of(loaded.config).kind == "text":
+    if loaded.config.kind == "text":
         of_pictures = {"--captions": captions, "--judge": judge, "--clip": clip, "--out": out}
         refuse("text", {**of_pictures, "--candidates": candidates if candidates > 1 else None})
         judge_texts(loaded, shards, count=count, seed=seed, sampling=sampling, as_json=as_json)

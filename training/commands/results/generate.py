@@ -76,7 +76,6 @@ def run(
     from training.errors import BadInput
     from training.generate.pictures import check_prompts, choose_sampling, read_prompts
     from training.generate.ranking import check_ranking
-    from training.task import task_of
 
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
     if not wanted:
@@ -88,7 +87,7 @@ def run(
     how = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "guidance": guidance}
     sampling = choose_sampling(loaded.config.monitor, **how)
     asked = {"shards": shards, "sampling": sampling, "seed": seed}
-    if task_of(loaded.config).kind == "pictures":
+    if loaded.config.kind == "pictures":
         refuse("pictures", {"--tokens": tokens})
         ranking = {"candidates": candidates, "keep": keep, "clip": clip}
         _draw(loaded, wanted, out or Path("runs/pictures"), count=count or 4, **ranking, **asked)

@@ -46,7 +46,7 @@ LEAST_BYTES = 1 << 18
 
 def check_shards(shared: Shared) -> Finding:
     """Whether the shards are there and whole, as far as that can be seen without reading them all."""
-    from training.task import task_of
+    from training.tasks.known import task_of
 
     if shared.source() is None:
         return skipped("Not checked: neither a recipe nor --shards says where they are.")

@@ -49,8 +49,8 @@ from training.publish.history.schema import (
     show,
     version_of,
 )
+from training.publish.showcase import Shown
 from training.swarm.peers.epochs import MOST_BATCHES
-from training.task import Shown
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 

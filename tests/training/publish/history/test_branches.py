@@ -7,7 +7,7 @@ import pytest
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
-from training.task import Shown
+from training.publish.showcase import Shown
 
 OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
 GRACE = {"name": "grace", "peer_id": "G"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from training.errors import BadInput, TrainingError
 from training.publish.history.history import History, HistoryReader
-from training.task import Shown
+from training.publish.showcase import Shown
 
 ROOT = Path(__file__).parents[4]
 

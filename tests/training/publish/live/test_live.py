@@ -19,7 +19,7 @@ from training.errors import TrainingError
 from training.publish.history.history import History
 from training.publish.live import live
 from training.publish.live.rendered import KEPT_SECONDS
-from training.task import Shown
+from training.publish.showcase import Shown
 
 
 @pytest.fixture

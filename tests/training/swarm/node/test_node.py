@@ -96,7 +96,7 @@ from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.state.download import find_donors
 from training.volunteer.arrival import arrive
 from training.volunteer.loop import TrainingLoop
-from training.volunteer.notices import Notices
+from training.processes.notices import Notices
 from training.volunteer.reporter import PeerStatus
 
 def role(stop):

@@ -17,6 +17,7 @@ from started_peers import meet
 from training.config import load_recipe
 from training.errors import BadInput
 from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.swarm.node.dht import full_addresses, post_word, start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.run import lineage as lineages
@@ -36,7 +37,6 @@ from training.swarm.run.server_lineage import ServerLineage
 from training.swarm.run.servers import Servers
 from training.volunteer import belonging
 from training.volunteer.belonging import Belonging
-from training.volunteer.notices import Notices
 
 RUN, RUNS = load_recipe("demo"), itertools.count()
 A, B, C = (Lineage(id=letter * 16) for letter in "abc")

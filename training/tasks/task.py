@@ -1,32 +1,11 @@
-"""What a run trains: the interface between a task and everything else, such as peers, plans, monitor and checkpoints.
-
-The tasks of this project are in `training.tasks`; nothing imports them, `task_of` loads the one that a recipe names. A
-task of an installed package is a subclass of `Task`, offered as an entry point:
-
-    [project.entry-points."training_together.tasks"]
-    my-task = "my_package:MyTask"
-
-A recipe chooses it by `task = "my-task"`; it is never loaded from a recipe's address.
-"""
+"""A task: what a run trains. The interface between it and everything else: peers, plans, monitor, checkpoints."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.config import (
-    CAUSAL_LM,
-    TASK_PLUGINS,
-    TEXT_TO_IMAGE,
-    LanguageRun,
-    RunConfig,
-    Section,
-    TextToImageRun,
-)
+from training.config import RunConfig, Section
 from training.errors import BadInput
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
@@ -34,51 +13,9 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe do
     from torch import Tensor
 
     from training.data.store.sets import Shards
-    from training.data.store.shards import Kind, Manifest, TextManifest
+    from training.data.store.shards import Manifest, TextManifest
     from training.data.stream.stream import Batch, Samples, TextBatch
     from training.model.kernels.kernel_choice import KernelChoice
-
-
-BUILT_IN = {
-    TEXT_TO_IMAGE: "training.tasks.text_to_image:TextToImage",
-    CAUSAL_LM: "training.tasks.causal_lm:CausalLanguageModel",
-}
-"""Task -> where its class is, as an entry point names it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
-    """What a model has made of a prompt, a picture or a text, and what a judge says of it."""
-
-    prompt: str
-    file: str | None = None
-    """Path of the picture below the pictures' folder, such as `000040/0.png`."""
-    shape: bool | None = None
-    """Whether every shape is as the prompt says; None if the judge does not know the prompt's words."""
-    colour: bool | None = None
-    text: str | None = None
-    """How the model has continued the prompt."""
-    good: bool | None = None
-    """Whether the text is right; None if no judge knows."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CardWords:
-    """What a model card says that depends on the task."""
-
-    pipeline_tag: str
-    """As model hubs name the task."""
-    weights: str
-    """What the checkpoint holds, after "Weights of"."""
-    needs: str
-    """A sentence on what else is needed to use it."""
-    knows: str
-    """What the model has seen, after "The model knows"."""
-    makes: str
-    """What it does, after "nobody has filtered what it"."""
-    loss_unit: str
-    base: str | None = None
-    """Hub id of the weights with which training began, or beside which adapters are trained."""
 
 
 class Losses(Protocol):
@@ -123,8 +60,6 @@ class Task(ABC):
     """As recipes name it."""
     run_config: ClassVar[type[RunConfig]]
     """What its recipes may hold."""
-    kind: ClassVar[Kind]
-    """What its shards hold."""
 
     def __init__(self, run: RunConfig):
         self.run = run
@@ -231,65 +166,3 @@ class Task(ABC):
     @abstractmethod
     def describe(self, batch: Batch | TextBatch, shards: str) -> str:
         """The first sample of a batch in words, so that a volunteer sees what will be trained."""
-
-    # -- what people see -----------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def card(self) -> CardWords:
-        """What the model card of a checkpoint says."""
-
-    @abstractmethod
-    def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> Sequence[Shown]:
-        """What the monitor shows of a checkpoint: the recipe's prompts, each with what the model makes of it.
-
-        Args:
-            checkpoint: Its folder.
-            shards: Folder or address of the run's shards.
-            folder: Gets files, below `name`.
-            name: Folder of this checkpoint's files.
-        """
-
-
-def task_of(run: RunConfig) -> Task:
-    """The task of a run, whose recipe was read; so the task is known."""
-    if run.task in BUILT_IN:
-        plugin = EntryPoint(name=run.task, value=BUILT_IN[run.task], group=TASK_PLUGINS)
-    else:
-        plugin = entry_points(group=TASK_PLUGINS)[run.task]
-    return plugin.load()(run)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
-    """What the calculator must know of a run's model."""
-
-    config: dict[str, Any]
-    """See `Task.calculator_config`."""
-    seq_len: int
-    """T, tokens of a sample."""
-    reversible: bool
-    """See `Task.reversible`."""
-    adapters: Mapping[str, Any] = field(default_factory=dict)
-    """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
-
-
-def shape_of(run: RunConfig) -> ModelShape:
-    """The shape of a run's model, from the recipe alone where that says it all.
-
-    So the site's pages are built where PyTorch is not installed. A task of an installed package is asked: it may know
-    better than the class of runs that it has from us.
-
-    Raises:
-        BadInput: If the model cannot be built.
-        TrainingError: If its description has to be fetched and cannot be.
-    """
-    config = run.calculator_config if run.task in BUILT_IN else None
-    adapters = run.calculator_adapters
-    if config is not None and isinstance(run, TextToImageRun):
-        return ModelShape(config=config, seq_len=run.model.seq_len, reversible=run.model.reversible)
-    if config is not None and isinstance(run, LanguageRun):
-        return ModelShape(config=config, seq_len=run.model.block_length, reversible=False, adapters=adapters)
-    task = task_of(run)
-    facts = {"seq_len": task.seq_len, "reversible": task.reversible}
-    return ModelShape(config=task.calculator_config(), adapters=adapters, **facts)

@@ -1,4 +1,4 @@
-"""What a peer reports: to its volunteer on the console, and to programs in the event log."""
+"""Notices of a program: for people on the console, for programs in the event log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from training.compute.choices import Setting
 from training.processes.events import EventLog
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting and the reason for its value."""
+
+    name: str
+    value: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notices:
-    """Console and event log of a peer."""
+    """The console and the event log of a program."""
 
     events: EventLog
     console: Console

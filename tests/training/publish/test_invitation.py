@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from training.volunteer.invitation import MEMBERS_FLAGS, join_command
+from training.publish.invitation import MEMBERS_FLAGS, join_command
 
 
 def test_program_below_the_folder_is_named_from_there(monkeypatch, tmp_path):

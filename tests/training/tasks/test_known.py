@@ -11,7 +11,9 @@ from training.compute.micro_batches import MicroBatches
 from training.compute.plan import make_plan
 from training.config import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
-from training.task import BUILT_IN, Task, shape_of, task_of
+from training.tasks.known import OWN, task_of
+from training.tasks.shape import shape_of
+from training.tasks.task import Task
 
 PLUGIN = """
 from training.config import ModelConfig, TextToImageRun
@@ -58,7 +60,7 @@ def test_each_recipe_of_the_project_has_a_task_with_its_name():
         run = load_recipe(name)
         task = task_of(run)
         assert task.name == run.task and type(run) is task.run_config
-    assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(BUILT_IN)
+    assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(OWN)
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -1,1 +1,0 @@
-model/model_step.py

@@ -1,0 +1,75 @@
+"""Draws or continues the fixed prompts of a run's recipe with a checkpoint, and judges what comes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from training.checkpoints.branches import folder_name
+from training.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from training.errors import BadInput
+from training.generate.judge import judge
+from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
+from training.generate.story_judge import judge_story
+from training.generate.texts import continued, tokenizer_of
+from training.publish.showcase import Shown
+from training.storage.whole import whole_file
+
+
+def show(checkpoint: Path, shards: str, folder: Path) -> list[Shown]:
+    """Shows what the model makes of each prompt of the recipe, always with the same seeds.
+
+    Args:
+        checkpoint: Its folder.
+        shards: Folder or address of the run's shards.
+        folder: Gets the pictures, below a folder named after the checkpoint.
+    """
+    loaded = load_checkpoint(checkpoint)
+    if loaded.config.kind == "text":
+        return _continue(loaded, shards)
+    return _draw(loaded, shards, folder, folder_name(checkpoint))
+
+
+def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Shown]:
+    run = loaded.config
+    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
+    sampling = Sampling.of_recipe(run.monitor)
+    drawn = draw_prompts(loaded.model, codec, tokenizer, run.monitor.prompts, sampling=sampling, seed=run.seed)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    shown = []
+    for number, picture in enumerate(drawn):
+        file = f"{name}/{number}.png"
+        with whole_file(folder / file) as draft:
+            Image.fromarray(picture.pixels).save(draft, format="PNG")
+        shape, colour = _judged_picture(picture.pixels, picture.prompt)
+        shown.append(Shown(prompt=picture.prompt, file=file, shape=shape, colour=colour))
+    return shown
+
+
+def _judged_picture(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
+    """Whether shape and colour are right; None if the judge does not know the prompt's words."""
+    try:
+        verdict = judge(pixels, prompt)
+    except BadInput:
+        return None, None
+    return bool(verdict.shape), bool(verdict.colour)
+
+
+def _continue(loaded: Checkpoint, shards: str) -> list[Shown]:
+    run = loaded.config
+    how = {"sampling": Sampling.of_recipe(run.monitor), "most_tokens": run.monitor.continuation_tokens}
+    tokenizer, shown = tokenizer_of(loaded, shards), []
+    for number, prompt in enumerate(run.monitor.prompts):
+        text = "".join(continued(loaded.model, tokenizer, prompt, **how, seed=run.seed + number))
+        shown.append(Shown(prompt=prompt, text=text, good=_judged_text(prompt, text)))
+    return shown
+
+
+def _judged_text(prompt: str, text: str) -> bool | None:
+    """Whether a text is right; None if the judge does not know its words."""
+    try:
+        return judge_story(prompt, text).good
+    except BadInput:
+        return None
