@@ -64,7 +64,7 @@ MEAN, CLIP, TICKETS = KINDS = ("mean", "centered-clip", "tickets")
 def be_hostile(first_epoch: int) -> None:
     """Changes this process: it sends its gradients times `FACTOR` from an epoch on, and hears of no ban."""
     from training.swarm.epoch.gradients import GradientAverager
-    from training.volunteer.membership import Membership
+    from training.trust.member import Member
 
     load_mean = GradientAverager.load_mean
 
@@ -77,7 +77,7 @@ def be_hostile(first_epoch: int) -> None:
         return samples
 
     GradientAverager.load_mean = load_hostile
-    Membership._look = lambda self: None
+    Member._look = lambda self: None
 
 
 # -- the programs of a run ---------------------------------------------------------------------------------------------

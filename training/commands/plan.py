@@ -66,9 +66,9 @@ def run(
     task = task_of(config)
     untimed = other is not None or task.fetches_weights
     build = None if untimed else cache(lambda: task.build_model().to(torch_device(device)))
-    choices = choose(config, wishes, machine=other, build=build)
+    choices = choose(task, wishes, machine=other, build=build)
     plan = make_plan(
-        config,
+        task,
         choices.machine,
         micro_batch_size=choices.micro_batch_size,
         precision=choices.precision,

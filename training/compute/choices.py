@@ -18,11 +18,11 @@ from calculator.reports.units import show_bytes
 from training.compute.machine import this_machine, torch_device
 from training.compute.plan import PRECISIONS, Precision, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
-from training.config import RunConfig
+from training.config import SwarmConfig
 from training.errors import BadInput
 from training.model.kernels.pointwise import PLAIN
+from training.model.trained import count_trained
 from training.processes.notices import Setting
-from training.tasks.known import task_of
 from training.tasks.task import Task, TrainedModel
 
 MEASURING_SECONDS = 3.0
@@ -56,6 +56,8 @@ class Choices:
     """How this peer trains."""
 
     machine: Device
+    trained_parameters: int
+    """What is averaged and updated."""
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
@@ -67,7 +69,7 @@ class Choices:
 
 
 def choose(
-    run: RunConfig,
+    task: Task,
     wishes: Wishes,
     *,
     machine: Device | None = None,
@@ -76,7 +78,7 @@ def choose(
     """Settings for this machine, by the calculator and by measurement; for another machine, by the calculator alone.
 
     Args:
-        run: The recipe.
+        task: What is trained.
         wishes: What the volunteer has asked for.
         machine: A GPU other than this machine's; then nothing is measured.
         build: Returns the model on its device, so that steps can be timed; without it, memory alone decides the
@@ -88,7 +90,8 @@ def choose(
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
-    task, peer = task_of(run), peer_of(run)
+    model = task.on_paper()
+    peer = peer_of(task, model)
 
     def largest(sizes: Sequence[int], precision: Precision) -> Choice:
         return largest_that_fits(
@@ -98,12 +101,13 @@ def choose(
     timer = _Timer(task, here, largest, build)
     free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
     precision, why_precision = _precision(task, machine, wishes, timer)
-    samples, why_samples = _micro_batch(run, wishes, precision, largest, timer)
+    samples, why_samples = _micro_batch(task.run.swarm, wishes, precision, largest, timer)
     choice, layers = largest([samples], precision), task.num_layers
     kept, needed = choice.kept_layers, choice.need_bytes
     traced = "; measured by a traced step, since the calculator does not know this model" if choice.traced else ""
     return Choices(
         machine=machine,
+        trained_parameters=count_trained(model),
         micro_batch_size=samples,
         precision=precision,
         activation_budget_bytes=choice.activation_budget_bytes,
@@ -219,7 +223,7 @@ def _kernels(model: TrainedModel, precision: Precision, wishes: Wishes) -> list[
 
 
 def _micro_batch(
-    run: RunConfig,
+    swarm: SwarmConfig,
     wishes: Wishes,
     precision: Precision,
     largest: Callable[[Sequence[int], Precision], Choice],
@@ -229,7 +233,7 @@ def _micro_batch(
         choice = largest([wishes.micro_batch_size], precision)
         return choice.micro_batch_size, "it fits" if choice.fits else f"{_according_to(choice)} it does not fit"
     a_sample = timer.expected_seconds(precision)
-    target, window = run.swarm.target_batch_size, run.swarm.matchmaking_seconds
+    target, window = swarm.target_batch_size, swarm.matchmaking_seconds
     sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
     choice = largest(sizes, precision)
     if not choice.fits:

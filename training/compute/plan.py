@@ -11,7 +11,7 @@ its decisions on this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 from calculator import Estimate, Setup
@@ -25,9 +25,8 @@ from calculator.reports.units import show_bytes
 from calculator.step.estimate import GpuMemory, Peak, estimate_around
 from training.config import RunConfig
 from training.model.trained import count_trained
-from training.tasks.known import task_of
 from training.tasks.shape import shape_of
-from training.tasks.task import Task, TrainedModel
+from training.tasks.task import ModelShape, Task, TrainedModel
 
 if TYPE_CHECKING:  # a question to the calculator alone needs no PyTorch
     from training.compute.traced import TracedSteps
@@ -78,7 +77,7 @@ class Plan:
 
 
 def make_plan(
-    run: RunConfig,
+    task: Task,
     device: Device,
     *,
     micro_batch_size: int | None = None,
@@ -88,7 +87,7 @@ def make_plan(
     """A plan for one machine.
 
     Args:
-        run: The recipe.
+        task: What is trained.
         device: Where it is trained; see `training.compute.machine`.
         micro_batch_size: Samples per forward pass; None: as many as are advised.
         precision: Type in which layers compute; None: 16 bits on a GPU, float32 on a processor.
@@ -98,13 +97,13 @@ def make_plan(
     Raises:
         BadInput: If the calculator does not know such a model and its step cannot be traced.
     """
-    task, budget = task_of(run), activation_budget_bytes
-    peer, model = peer_of(run), task.on_paper()
+    budget, model = activation_budget_bytes, task.on_paper()
+    peer = peer_of(task, model)
     if budget == "usual":
         budget = task.usual_activation_budget
     theirs = None if precision is None else PRECISIONS[precision]
     # The smallest amount with which a peer could train: no activations are kept unless the budget asks for all.
-    sizes, recomputed = sizes_to_advise(run.swarm.target_batch_size), budget is not None
+    sizes, recomputed = sizes_to_advise(task.run.swarm.target_batch_size), budget is not None
     largest = largest_that_fits(peer, device, sizes, precision=theirs, checkpointing=recomputed)
     samples = micro_batch_size or largest.micro_batch_size
     step = peer_step(peer, device, samples, budget, precision=theirs)
@@ -130,53 +129,36 @@ def make_plan(
 
 def training_of(run: RunConfig) -> PeerTraining:
     """The settings of a recipe on which a peer's memory depends; needs no PyTorch."""
-    return _known_of(run).training
+    return _training(run, shape_of(run))
 
 
-def peer_of(run: RunConfig) -> PeerSetup:
-    """A recipe's training as the calculator asks for it: the settings, the model's layers, and steps to trace."""
-    return _known_of(run).peer
+def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
+    return PeerTraining(
+        config=shape.config,
+        sequence_length=shape.seq_len,
+        reversible=shape.reversible,
+        optimizer=OF_RECIPES[run.optimizer.name],
+        local_updates=run.swarm.mode == "diloco",
+        powersgd=run.swarm.powersgd_rank > 0,
+        **shape.adapters,
+    )
 
 
-class _Known:
-    """What is the same in all questions about one recipe, and takes a while to find out."""
+def peer_of(task: Task, model: TrainedModel) -> PeerSetup:
+    """A task's training as the calculator asks for it: the settings, the model's layers, and steps to trace.
 
-    def __init__(self, run: RunConfig):
-        shape, self._run = shape_of(run), run
-        self.training = PeerTraining(
-            config=shape.config,
-            sequence_length=shape.seq_len,
-            reversible=shape.reversible,
-            optimizer=OF_RECIPES[run.optimizer.name],
-            local_updates=run.swarm.mode == "diloco",
-            powersgd=run.swarm.powersgd_rank > 0,
-            **shape.adapters,
-        )
+    Args:
+        task: What is trained.
+        model: From `Task.on_paper`.
+    """
+    from training.compute.traced import TracedSteps
 
-    @cached_property
-    def peer(self) -> PeerSetup:
-        from training.compute.traced import TracedSteps
-
-        task = task_of(self._run)
-        model, steps = task.on_paper(), TracedSteps(task)
-        return PeerSetup(
-            training=self.training,
-            layers=layers_of(task, model),
-            traced=lambda setup, stored: _traced(self._run, model, steps, setup, stored),
-        )
-
-
-_LAST: dict[str, _Known] = {}
-"""The last recipe, as JSON: its settings may be unhashable."""
-
-
-def _known_of(run: RunConfig) -> _Known:
-    recipe = run.model_dump_json()
-    if recipe not in _LAST:
-        known = _Known(run)
-        _LAST.clear()
-        _LAST[recipe] = known
-    return _LAST[recipe]
+    steps = cache(partial(TracedSteps, task))
+    return PeerSetup(
+        training=_training(task.run, task.shape),
+        layers=layers_of(task, model),
+        traced=lambda setup, stored: _traced(task.run.optimizer.name, model, steps(), setup, stored),
+    )
 
 
 def layers_of(task: Task, model: TrainedModel) -> Layers:
@@ -191,10 +173,10 @@ def layers_of(task: Task, model: TrainedModel) -> Layers:
 
 
 def _traced(
-    run: RunConfig, model: TrainedModel, steps: TracedSteps, setup: Setup, stored: int
+    optimizer: str, model: TrainedModel, steps: TracedSteps, setup: Setup, stored: int
 ) -> tuple[Estimate, tuple[ParameterTensor, ...]]:
     """A step of a model that the calculator does not know, and the tensors that it trains."""
-    tensors, frozen = _tensors(run, model)
+    tensors, frozen = _tensors(optimizer, model)
     step = steps.peak(setup.micro_batch_size, stored, dtype_of(setup.precision))
     parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
     largest = sorted((parts | {"temporary": step.temporary}).items(), key=lambda part: -part[1])[:2]
@@ -211,11 +193,11 @@ def _traced(
     return result, tensors
 
 
-def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
+def _tensors(optimizer: str, model: TrainedModel) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
     """What is trained, and the bytes of each tensor that is not."""
     from training.optim.groups import hidden_matrices
 
-    hidden = hidden_matrices(model) if run.optimizer.name == "muon" else set()
+    hidden = hidden_matrices(model) if optimizer == "muon" else set()
     trained = []
     for name, tensor in model.named_parameters():
         if tensor.requires_grad:

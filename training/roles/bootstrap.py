@@ -16,6 +16,7 @@ from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.publish.invitation import command_for
 from training.swarm.node.addresses import reach_of
+from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.listening import settle_ports
@@ -23,7 +24,7 @@ from training.swarm.node.metrics import read_believable
 from training.swarm.run.online import go_online
 from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
-from training.volunteer.membership import Membership, MemberStop
+from training.trust.member import Member, MemberStop
 
 LOOK_SECONDS = 5.0
 """How often the bootstrap peer checks which volunteers are present."""
@@ -60,8 +61,10 @@ def run_bootstrap(
     """
     identity = Identity(settings.state_dir)
     notices = Notices(events=events, console=console)
-    membership = Membership(run, identity, settings.credentials, settings.state_dir, notices)
-    membership.begin()
+    admission = Admission.of(run)
+    tell_processes = None if admission is None else admission.tell
+    facts = {"state_dir": settings.state_dir, "notices": notices}
+    member = Member(run, identity, settings.credentials, tell_processes, **facts)
     redial = go_online(
         run,
         identity,
@@ -69,7 +72,7 @@ def run_bootstrap(
         host_maddrs=settle_ports(settings.state_dir, settings.host_maddrs),
         announce_maddrs=settings.announce_maddrs,
         may_be_alone=True,
-        admission=membership.admission,
+        admission=admission,
         tell=partial(console.print, markup=False),
     )
     stop.listen()
@@ -82,7 +85,7 @@ def run_bootstrap(
         servers=redial.servers,
         tell=partial(console.print, markup=False),
     )
-    membership.bind(lineage.lineage)
+    member.bind(lineage.lineage)
     addresses = full_addresses(redial.dht)
     facts = {"peer_id": str(identity.peer_id), "recipe_digest": run.digest, "lineage": lineage.lineage.id}
     events.write("ready", addresses=addresses, **facts)
@@ -90,11 +93,10 @@ def run_bootstrap(
         notices.warn(warning)
     if not settings.brief:
         _greet(run, settings, addresses, console)
-    _welcome(run, identity, redial.dht, lineage, membership, membership.until_refused(stop), console)
+    _welcome(run, identity, redial.dht, lineage, member, member.until_refused(stop), console)
     redial.stop()
     events.write("stopped")
-    if membership.refusal is not None:
-        raise membership.refusal
+    member.check()
 
 
 def of_strangers(run: RunConfig, addresses: Sequence[str]) -> str | None:
@@ -137,7 +139,7 @@ def _welcome(
     identity: Identity,
     dht: DHT,
     lineage: ServerLineage,
-    membership: Membership,
+    member: Member,
     stop: MemberStop,
     console: Console,
 ) -> None:
@@ -155,7 +157,7 @@ def _welcome(
         except TimeoutError:
             continue
         if lineage.renew(records):
-            membership.bind(lineage.lineage)
+            member.bind(lineage.lineage)
         there = {r.peer_id: r.name for r in records if r.status != "leaving"}
         for peer_id in there.keys() - seen.keys():
             console.print(f"{there[peer_id]} has joined ({len(there)} in all).", markup=False)

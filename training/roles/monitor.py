@@ -41,6 +41,7 @@ from training.publish.live import live
 from training.publish.live.watch import Watch
 from training.storage.room import await_room, beginning
 from training.swarm.node.addresses import address_to_tell, id_of, widest
+from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.listening import settle_ports
@@ -51,7 +52,7 @@ from training.swarm.run.online import go_online
 from training.swarm.run.redial import Redial
 from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
-from training.volunteer.membership import Membership, MemberStop
+from training.trust.member import Member, MemberStop
 
 ANY_HOST = ("0.0.0.0", "::")
 """To serve at these means at all addresses of a machine; nobody can be reached at them."""
@@ -129,15 +130,16 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     if stop.asked:
         return
     identity = Identity(flags.run_dir / STATE_FOLDER)
-    membership = _membership(flags, run, identity, events)
+    admission = Admission.of(run)
+    member = _member(flags, run, identity, admission, events)
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
     # has started; otherwise a leftover child would keep both.
-    redial = _go_online(flags, run, identity, membership)
+    redial = _go_online(flags, run, identity, admission)
     dht = redial.dht
     has_stored = latest_checkpoint(flags.run_dir / "checkpoints") is not None
     tokens = _Tokens(dht, run, identity, shards, trusted=redial.servers.ids, has_stored=has_stored)
     lineage = _lineage(flags, redial, run, identity)
-    membership.bind(lineage.lineage)
+    member.bind(lineage.lineage)
     with ExitStack() as running:
         with beginning(flags.run_dir):
             history = running.enter_context(closing(_history(flags, run)))
@@ -155,12 +157,11 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url, lineage=lineage.lineage.id, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        _watch(watch, history, dht, run, keeper, tokens, lineage, membership, membership.until_refused(stop))
+        _watch(watch, history, dht, run, keeper, tokens, lineage, member, member.until_refused(stop))
         _note_end(history, events)
         watch.let_pages_know()
     redial.stop()
-    if membership.refusal is not None:
-        raise membership.refusal
+    member.check()
 
 
 def _history(flags: MonitorFlags, run: RunConfig) -> History:
@@ -187,15 +188,17 @@ def _warn(events: EventLog, text: str) -> None:
     events.write("warning", text=text)
 
 
-def _membership(flags: MonitorFlags, run: RunConfig, identity: Identity, events: EventLog) -> Membership:
-    """This monitor's, with its first ticket."""
+def _member(
+    flags: MonitorFlags, run: RunConfig, identity: Identity, admission: Admission | None, events: EventLog
+) -> Member:
+    """This monitor as a member, with its first ticket."""
     notices = Notices(events=events, console=Console(highlight=False, soft_wrap=True))
-    membership = Membership(run, identity, flags.credentials, identity.path.parent, notices)
-    membership.begin()
-    return membership
+    tell_processes = None if admission is None else admission.tell
+    facts = {"state_dir": identity.path.parent, "notices": notices}
+    return Member(run, identity, flags.credentials, tell_processes, **facts)
 
 
-def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, membership: Membership) -> Redial:
+def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, admission: Admission | None) -> Redial:
     """Starts this monitor's node and checks that the run has this recipe.
 
     A monitor that was in the run before may come back before all others, as after a power cut.
@@ -207,7 +210,7 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, membersh
         host_maddrs=settle_ports(identity.path.parent, flags.host_maddrs),
         announce_maddrs=flags.announce_maddrs,
         may_be_alone=True,
-        admission=membership.admission,
+        admission=admission,
         tell=partial(print, flush=True),
     )
     reach = redial.reachability()
@@ -309,7 +312,7 @@ def _watch(
     keeper: Keeper,
     tokens: _Tokens,
     lineage: ServerLineage,
-    membership: Membership,
+    member: Member,
     stop: MemberStop,
 ) -> None:
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
@@ -317,20 +320,20 @@ def _watch(
     has_entered = True
     while not stop.wait(POLL_SECONDS):
         check_node(dht)
-        records = _observe(watch, history, dht, run, membership)
+        records = _observe(watch, history, dht, run, member)
         if lineage.renew(records):
-            membership.bind(lineage.lineage)
+            member.bind(lineage.lineage)
             has_entered = False
         has_entered = has_entered or _try_to_enter(lineage.lineage, history, keeper, watch)
         tokens.renew()
         keeper.look()
         with suppress(OSError):  # such as too many open files: the next look may succeed
             watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
-        watch.saw_members_server(membership.is_server_away)
+        watch.saw_members_server(member.is_server_away)
     watch.stop()
     tokens.take_back()
     keeper.finish()
-    _observe(watch, history, dht, run, membership)  # notes the volunteers that stopped at the same time as the monitor
+    _observe(watch, history, dht, run, member)  # notes the volunteers that stopped at the same time as the monitor
 
 
 class _Tokens:
@@ -386,13 +389,13 @@ class _Tokens:
             tell_tokens(self._dht, self._run, self._identity, "")
 
 
-def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, membership: Membership) -> list[PeerRecord]:
+def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: Member) -> list[PeerRecord]:
     """Takes the peers' records into the history; none if they could not be read."""
     records: list[PeerRecord] = []
     try:
         records = read_believable(dht, run)
         # Beside peers, the list names accounts, which are nobody's peer id.
-        history.observe(records, banned=membership.bans.until.keys() if membership.bans is not None else ())
+        history.observe(records, banned=member.bans.until.keys() if member.bans is not None else ())
         watch.saw(records)
     except TimeoutError:
         print("Warning: the DHT did not answer in time; trying again.", flush=True)

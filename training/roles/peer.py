@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -15,32 +15,28 @@ from training.checkpoints.folders import KEPT_FOLDER
 from training.checkpoints.keep import KeptWeights
 from training.compute.choices import Choices
 from training.config import RunConfig
-from training.data.store.shards import AnyManifest
+from training.data.store.sets import open_manifest
 from training.errors import ProcessEnded, TrainingError
 from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
-from training.model.trained import count_trained, load_trained_state, trained_state
+from training.model.trained import load_trained_state, trained_state
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
+from training.swarm.node.admission import Admission
 from training.swarm.node.dht import full_addresses
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.tasks.known import task_of
+from training.tasks.task import Task, TrainedModel
+from training.trust.member import Member, MemberStop
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
-from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
-from training.volunteer.membership import Membership, MemberStop
-from training.volunteer.preparation import (
-    check_settings,
-    choose_settings,
-    model_on_device,
-)
-from training.volunteer.recent import RECENT_FILE, RecentEpochs
-from training.volunteer.reporter import PeerStatus, Reporter
+from training.volunteer.preparation import check_settings, choose_settings, model_on_device
+from training.volunteer.reporter import Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
@@ -53,19 +49,16 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
         TrainingError: If something does not work; the message says what.
     """
     notices = Notices(events=events, console=console)
-    check_settings(run, settings, notices)
+    check_settings(run.swarm, settings, notices)
     console.print("Averaging in 8 and 16 bit works on this machine.")
-    identity = Identity(state_dir)
-    membership = Membership(run, identity, settings.credentials, state_dir, notices)
-    membership.begin()
-    connection = connect(run, settings, identity, notices.warn, membership.admission)
-    connection.check_tokens(connection.own_manifest().tokens_digest)
-    choices = choose_settings(run, settings, notices, build=cache(partial(model_on_device, run, settings)))
+    task, shards = task_of(run), settings.shards or run.data.shards
+    connection, _ = _enter(run, settings, state_dir, notices)
+    connection.check_tokens(open_manifest(shards, kind=run.kind).tokens_digest, shards)
+    choices = choose_settings(task, settings, notices, build=_builder(task, settings))
     notices.show(link_in_use(connection.link))
     size = choices.micro_batch_size
-    samples = own_samples(run, settings, state_dir / PLACE_FILE, seed=0, micro_batch_size=size, tell=notices.warn)
-    told = task_of(run).describe(next(samples), connection.shards)
-    console.print(f"The shards can be read; {told}.", markup=False)
+    samples = own_samples(task, settings, state_dir / PLACE_FILE, seed=0, micro_batch_size=size, tell=notices.warn)
+    console.print(f"The shards can be read; {task.describe(next(samples), shards)}.", markup=False)
     samples.close()
     others = [record.name for record in read_records(connection.dht, run.run_id) if record.status != "leaving"]
     console.print(
@@ -92,35 +85,47 @@ def run_peer(
     """
     keep_freed_memory()
     notices = Notices(events=events, console=console)
-    check_settings(run, settings, notices)
-
-    identity = Identity(state_dir)
-    membership = Membership(run, identity, settings.credentials, state_dir, notices)
-    membership.begin()
-    connection = connect(run, settings, identity, notices.warn, membership.admission)
+    check_settings(run.swarm, settings, notices)
+    task, shards = task_of(run), settings.shards or run.data.shards
+    connection, member = _enter(run, settings, state_dir, notices)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
     belonging = Belonging(connection, state_dir, notices)
-    membership.bind(belonging.lineage)
-    stop = membership.until_refused(stop)
-    manifest = connection.own_manifest()
-    tokens = manifest.tokens_digest
-    connection.check_tokens(tokens)
-
-    build = cache(partial(model_on_device, run, settings))
-    choices = choose_settings(run, settings, notices, build=build)
+    member.bind(belonging.lineage)
+    stop = member.until_refused(stop)
+    manifest = open_manifest(shards, kind=run.kind)
+    connection.check_tokens(manifest.tokens_digest, shards)
+    build = _builder(task, settings)
+    choices = choose_settings(task, settings, notices, build=build)
     reporter = Reporter(
         run,
-        connection.dht,
-        connection.identity,
-        name=connection.name,
+        connection,
+        belonging,
+        state_dir,
         micro_batch_size=choices.micro_batch_size,
-        tokens=tokens,
-        belonging=belonging,
-        recent=RecentEpochs(state_dir / RECENT_FILE),
+        tokens=manifest.tokens_digest,
+        warn=notices.warn,
     )
-    peer = _Peer(connection, belonging, membership, choices, build(), reporter, notices, manifest, state_dir)
-    reporter.update(PeerStatus(contribution=Contribution.read(peer.contribution_file)))
+    kept = KeptWeights(
+        folder=state_dir / KEPT_FOLDER,
+        recipe_toml=settings.recipe_toml,
+        shards=shards,
+        codec_digest=manifest.codec_digest,
+    )
+    peer = _Peer(
+        task=task,
+        settings=settings,
+        connection=connection,
+        belonging=belonging,
+        member=member,
+        choices=choices,
+        model=build(),
+        reporter=reporter,
+        notices=notices,
+        tokens=manifest.tokens_digest,
+        kept=kept,
+        state_dir=state_dir,
+    )
     epoch = 0
     try:
         epoch = peer.take_part(settings.resume, stop)
@@ -131,46 +136,48 @@ def run_peer(
         connection.redial.stop()
         reporter.leave()
         events.write("stopped", epoch=epoch)
-    if membership.refusal is not None:
-        raise membership.refusal
+    member.check()
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
-@dataclass(frozen=True)
+def _enter(run: RunConfig, settings: PeerSettings, state_dir: Path, notices: Notices) -> tuple[Connection, Member]:
+    """Gets the first ticket, and connects to the run."""
+    identity, admission = Identity(state_dir), Admission.of(run)
+    tell_processes = None if admission is None else admission.tell
+    facts = {"state_dir": state_dir, "notices": notices}
+    member = Member(run, identity, settings.credentials, tell_processes, **facts)
+    return connect(run, settings, identity, notices.warn, admission), member
+
+
+def _builder(task: Task, settings: PeerSettings) -> Callable[[], TrainedModel]:
+    """Builds the model on its device when it is first needed."""
+    return cache(partial(model_on_device, task, settings.wishes.device))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Peer:
     """What a volunteer's peer keeps when it goes over to another lineage."""
 
+    task: Task
+    settings: PeerSettings
     connection: Connection
     belonging: Belonging
-    membership: Membership
+    member: Member
     choices: Choices
-    model: torch.nn.Module
+    model: TrainedModel
     reporter: Reporter
     notices: Notices
-    manifest: AnyManifest
+    tokens: str
+    """Digest of the tokens that it trains on."""
+    kept: KeptWeights
+    """What it keeps when it leaves."""
     state_dir: Path
-
-    @property
-    def contribution_file(self) -> Path:
-        """What this volunteer has given so far."""
-        return self.state_dir / "contribution.json"
-
-    @property
-    def kept(self) -> KeptWeights:
-        """What it keeps when it leaves."""
-        return KeptWeights(
-            folder=self.state_dir / KEPT_FOLDER,
-            recipe_toml=self.connection.settings.recipe_toml,
-            shards=self.connection.shards,
-            codec_digest=self.manifest.codec_digest,
-        )
 
     def take_part(self, resume: Path | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
-        connection, belonging = self.connection, self.belonging
-        run, settings = connection.run, connection.settings
+        connection, belonging, run = self.connection, self.belonging, self.task.run
         until = belonging.until_left(stop)
-        with belonging.resting, self.membership.resting:
+        with belonging.resting, self.member.resting:
             optimizer = SwarmOptimizer(
                 self.model,
                 run,
@@ -178,7 +185,7 @@ class _Peer:
                 identity=connection.identity,
                 lineage=belonging.lineage,
                 micro_batch_size=self.choices.micro_batch_size,
-                client_mode=settings.client_mode,
+                client_mode=self.settings.client_mode,
             )
         stop.listen()
         try:
@@ -188,14 +195,12 @@ class _Peer:
                 belonging=belonging,
                 resume=resume,
                 kept=self.kept,
-                shards=connection.shards,
                 stop=until,
                 console=self.notices.console,
             )
             if source is not None:
-                connection.check_tokens(
-                    self.manifest.tokens_digest
-                )  # another peer, with other tokens, may have come meanwhile
+                # Another peer, with other tokens, may have come meanwhile.
+                connection.check_tokens(self.tokens, self.kept.shards)
                 self._train(optimizer, source, until)
         finally:
             optimizer.say_goodbye()
@@ -208,86 +213,77 @@ class _Peer:
         return optimizer.local_epoch
 
     def go_over(self, epoch: int) -> None:
-        """To the lineage that the run's servers announce, from the weights with which every peer begins."""
-        self.reporter.update(PeerStatus(contribution=self.reporter.status.contribution))
+        """Goes over to the lineage that the run's servers announce, from the weights with which every peer begins."""
+        self.reporter.begin_anew()
         self.belonging.go_over(epoch)
-        self.membership.bind(self.belonging.lineage)
-        run = self.connection.run
-        load_trained_state(self.model, trained_state(task_of(run).build_trained_part()))
+        self.member.bind(self.belonging.lineage)
+        load_trained_state(self.model, trained_state(self.task.build_trained_part()))
 
     def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest) -> None:
+        """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
         give_back_freed_memory()
-        self.reporter.update(replace(self.reporter.status, epoch=optimizer.local_epoch))
+        self.reporter.update(epoch=optimizer.local_epoch)
         self.belonging.remember(optimizer.local_epoch)
-        connection, settings = self.connection, self.connection.settings
-        loop = TrainingLoop(
-            connection.run,
-            settings,
-            self.choices,
-            self.model,
-            optimizer,
-            self.reporter,
-            self.contribution_file,
-            self.notices,
-        )
-        _announce(loop, connection, source)
-        if not settings.normal_priority:
+        self._announce(optimizer, source)
+        if not self.settings.normal_priority:
             lower_priority()
-        _train(loop, connection, until)
+        try:
+            samples = own_samples(
+                self.task,
+                self.settings,
+                self.state_dir / PLACE_FILE,
+                seed=sample_seed(self.settings, self.connection.identity, optimizer.local_epoch),
+                micro_batch_size=self.choices.micro_batch_size,
+                tell=self.notices.warn,
+            )
+            with closing(samples):  # else its threads would fetch on beside those of another lineage
+                loop = TrainingLoop(
+                    schedule=self.task.run.schedule,
+                    swarm=self.task.run.swarm,
+                    choices=self.choices,
+                    model=self.model,
+                    optimizer=optimizer,
+                    samples=samples,
+                    reporter=self.reporter,
+                    notices=self.notices,
+                )
+                loop.train(self.settings.epochs, until)
+        except ProcessEnded:
+            raise  # without its node a peer reaches nobody
+        except TrainingError as error:
+            if self.connection.reaches_servers:
+                raise
+            raise TrainingError(
+                f"{error} The run's servers no longer answer either: the run is over, or this machine is offline.",
+                cure="Check your connection; if it works, the run's page says whether the run is still on.",
+            ) from None
 
-
-def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
-    """Declares this peer's bandwidth to the other peers, and tells the volunteer at which epoch the peer joined."""
-    run, optimizer, notices = loop.run, loop.optimizer, loop.notices
-    link = replace(
-        connection.link,
-        download_bytes=optimizer.last_download[0],
-        download_seconds=optimizer.last_download[1],
-        told_mbits=loop.settings.bandwidth_mbits,
-    )
-    optimizer.declare_bandwidth(link.mbits)
-    notices.events.write(
-        "joined",
-        name=connection.name,
-        peer_id=str(connection.identity.peer_id),
-        epoch=optimizer.local_epoch,
-        state=source,
-        lineage=optimizer.lineage.id,
-        link=asdict(link),
-    )
-    notices.show(link_in_use(link))
-    parameters = count_trained(loop.model)
-    notices.console.print(
-        Text.assemble(
-            (connection.name, "bold"),
-            f" joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: {parameters:,} parameters.",
+    def _announce(self, optimizer: SwarmOptimizer, source: str) -> None:
+        """Declares this peer's bandwidth to the other peers, and says at which epoch the peer joined."""
+        connection, run, notices = self.connection, self.task.run, self.notices
+        link = replace(
+            connection.link,
+            download_bytes=optimizer.last_download[0],
+            download_seconds=optimizer.last_download[1],
+            told_mbits=self.settings.bandwidth_mbits,
         )
-    )
-    if (slow := link_warning(run, link, parameters)) is not None:
-        notices.warn(slow)
-
-
-def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> None:
-    """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
-    seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
-    size, file = loop.choices.micro_batch_size, loop.contribution_file.with_name(PLACE_FILE)
-    try:
-        samples = own_samples(
-            loop.run,
-            loop.settings,
-            file,
-            seed=seed,
-            micro_batch_size=size,
-            tell=loop.notices.warn,
+        optimizer.declare_bandwidth(link.mbits)
+        notices.events.write(
+            "joined",
+            name=connection.name,
+            peer_id=str(connection.identity.peer_id),
+            epoch=optimizer.local_epoch,
+            state=source,
+            lineage=optimizer.lineage.id,
+            link=asdict(link),
         )
-        with closing(samples):  # else its threads would fetch on beside those of another lineage
-            loop.train(samples, stop)
-    except ProcessEnded:
-        raise  # without its node a peer reaches nobody
-    except TrainingError as error:
-        if connection.reaches_servers:
-            raise
-        raise TrainingError(
-            f"{error} The run's servers no longer answer either: the run is over, or this machine is offline.",
-            cure="Check your connection; if it works, the run's page says whether the run is still on.",
-        ) from None
+        notices.show(link_in_use(link))
+        parameters = self.choices.trained_parameters
+        notices.console.print(
+            Text.assemble(
+                (connection.name, "bold"),
+                f" joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: {parameters:,} parameters.",
+            )
+        )
+        if (slow := link_warning(run.swarm, link, parameters)) is not None:
+            notices.warn(slow)

@@ -60,7 +60,6 @@ def arrive(
     belonging: Belonging,
     resume: Path | None,
     kept: KeptWeights,
-    shards: str,
     stop: LeaveRequest,
     console: Console,
 ) -> str | None:
@@ -74,7 +73,6 @@ def arrive(
         belonging: The lineage that this peer joins, and who knows of it.
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
         kept: What this peer has kept of the run.
-        shards: Folder or URL of the shards that it will train on.
         stop: A request to stop, or to leave the lineage, ends the waiting.
         console: Prints what the peer waits for.
 
@@ -82,7 +80,7 @@ def arrive(
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
         ProcessEnded: If the node has ended.
     """
-    newcomer = _Newcomer(optimizer, run, belonging, kept, shards, stop, console)
+    newcomer = _Newcomer(optimizer, run, belonging, kept, stop, console)
     source = newcomer.resume(resume) if resume is not None else None
     began = time.monotonic()
     while not stop.asked:
@@ -133,7 +131,6 @@ class _Newcomer:
     run: RunConfig
     belonging: Belonging
     kept: KeptWeights
-    shards: str
     stop: LeaveRequest
     console: Console
     told: dict[str, float] = field(default_factory=dict)
@@ -224,8 +221,8 @@ class _Newcomer:
         if not self._is_of_this_lineage(checkpoint):
             return None
         if checkpoint.codec_digest is not None:
-            found = open_manifest(self.shards, kind=None).codec_digest
-            check_codec(path, checkpoint.codec_digest, shards=self.shards, found=found)
+            found = open_manifest(self.kept.shards, kind=None).codec_digest
+            check_codec(path, checkpoint.codec_digest, shards=self.kept.shards, found=found)
         made = (checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
         self.optimizer.load_checkpoint(*made, may_differ=bool(checkpoint.metrics.get(MAY_DIFFER)))
         return f"the checkpoint {path.name}"

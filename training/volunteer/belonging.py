@@ -24,8 +24,8 @@ from training.swarm.run.lineage import (
     read_kept,
 )
 from training.swarm.run.servers import document_of, read_document
+from training.trust.member import MemberStop
 from training.volunteer.connection import Connection
-from training.volunteer.membership import MemberStop
 
 LOOK_SECONDS = 5.0
 """How often a peer looks whether the run's servers announce another lineage than its own."""

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from training.config import RunConfig
-from training.data.store.sets import open_manifest
-from training.data.store.shards import AnyManifest
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, connection_seconds
 from training.swarm.node.identity import Identity
@@ -46,27 +44,18 @@ class Connection:
         """This peer's name on the leaderboard."""
         return self.settings.name or f"volunteer-{str(self.identity.peer_id)[-4:]}"
 
-    @property
-    def shards(self) -> str:
-        """Folder or URL of the shards that this peer trains on."""
-        return self.settings.shards or self.run.data.shards
-
-    def own_manifest(self) -> AnyManifest:
-        """The manifest of this peer's shards.
-
-        Raises:
-            BadInput: If it cannot be read.
-        """
-        return open_manifest(self.shards, kind=self.run.kind)
-
-    def check_tokens(self, digest: str) -> None:
+    def check_tokens(self, digest: str, shards: str) -> None:
         """Checks that the other peers train on the same tokens.
+
+        Args:
+            digest: Of this peer's tokens.
+            shards: Where it has them from.
 
         Raises:
             RefusedByRun: If they do not.
         """
         trusted = self.redial.servers.ids
-        check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards, trusted=trusted)
+        check_tokens(self.dht, self.run, self.identity, digest, shards=shards, trusted=trusted)
 
 
 def connect(

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-
-import torch
+from dataclasses import asdict, dataclass, field, fields
 
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
-from training.config import RunConfig
-from training.errors import TrainingError, reason_of
+from training.config import ScheduleConfig, SwarmConfig
+from training.errors import TrainingError
 from training.processes.notices import Notices
 from training.swarm.node.dht import check_node
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.epochs import EpochReport
+from training.tasks.task import TrainedModel
 from training.volunteer.belonging import LeaveRequest
-from training.volunteer.contribution import Contribution
-from training.volunteer.reporter import PeerStatus, Reporter
+from training.volunteer.reporter import Reporter
 from training.volunteer.samples import OwnSamples
-from training.volunteer.settings import PeerSettings
 
 SERVE_SECONDS = 30.0
 """How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
@@ -68,31 +64,29 @@ class _Streamed:
         return _Streamed(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainingLoop:
     """The loop over micro-batches."""
 
-    run: RunConfig
-    settings: PeerSettings
+    schedule: ScheduleConfig
+    swarm: SwarmConfig
     choices: Choices
-    model: torch.nn.Module
+    model: TrainedModel
     optimizer: SwarmOptimizer
+    samples: OwnSamples
     reporter: Reporter
-    contribution_file: Path
     notices: Notices
     not_finite: int = 0
+    """Losses in a row that were not finite."""
     apart: int = 0
     """Epochs in a row that were not averaged though others train."""
-    is_kept: bool = True
-    """Whether the contribution was written when the last epoch ended."""
-    samples: OwnSamples | None = None
-    """What it trains on, once it does."""
     told: _Streamed = field(default_factory=_Streamed)
     """What was reported of the stream before."""
 
-    def train(self, samples: OwnSamples, stop: LeaveRequest) -> None:
-        self.samples = samples
-        last = min(self.settings.epochs or self.run.schedule.total_epochs, self.run.schedule.total_epochs)
+    def train(self, epochs: int | None, stop: LeaveRequest) -> None:
+        """Trains until the run has done so many epochs, its schedule ends, or `stop` is requested."""
+        samples, total = self.samples, self.schedule.total_epochs
+        last = min(epochs or total, total)
         micro_batches = MicroBatches(
             self.model,
             micro_batch_size=self.choices.micro_batch_size,
@@ -106,7 +100,8 @@ class TrainingLoop:
         while self.optimizer.local_epoch < last and not stop.asked:
             batch = next(samples)
             for piece in micro_batches.gradients_of(batch):
-                self.reporter.micro_batch_size = micro_batches.micro_batch_size
+                if (size := micro_batches.micro_batch_size) != self.reporter.record.micro_batch_size:
+                    self.reporter.update(micro_batch_size=size)
                 if not self._is_finite(piece.loss):
                     samples.computed(piece.samples, is_added=False, held=self.optimizer.samples_held)
                     continue
@@ -129,7 +124,7 @@ class TrainingLoop:
                     began += self._wait_for_others(stop)
                 if self.optimizer.local_epoch >= last or stop.asked:
                     break
-        if self.optimizer.local_epoch >= self.run.schedule.total_epochs and not stop.asked:
+        if self.optimizer.local_epoch >= total and not stop.asked:
             self.notices.console.print(
                 f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.", markup=False
             )
@@ -141,18 +136,18 @@ class TrainingLoop:
         Raises:
             ProcessEnded: If the node has ended: nobody would ever come.
         """
-        began, epochs = time.monotonic(), self.run.swarm.max_epochs_alone
+        began, epochs = time.monotonic(), self.swarm.max_epochs_alone
         self.notices.warn(
             f"No other volunteer has trained during the last {epochs} epochs. This peer keeps its gradients of epoch "
             f"{self.optimizer.local_epoch + 1} and waits until others come."
         )
-        self.reporter.update(replace(self.reporter.status, status="waiting", samples_per_second=0.0))
+        self.reporter.update(status="waiting", samples_per_second=0.0)
         while self.optimizer.waits_for_others and not stop.wait(WAIT_SECONDS):
             check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
         if not stop.asked:
             self.notices.console.print("Another volunteer is there: training goes on.")
-            self.reporter.update(replace(self.reporter.status, status="training"))
+            self.reporter.update(status="training")
         return time.monotonic() - began
 
     def _is_finite(self, loss: float) -> bool:
@@ -171,7 +166,6 @@ class TrainingLoop:
         return False
 
     def _end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
-        speed = report.samples / seconds if seconds else 0.0
         streamed = _Streamed.of(self.samples)
         since, self.told = streamed.minus(self.told), streamed
         self.notices.events.write(
@@ -191,23 +185,11 @@ class TrainingLoop:
             **{f"data_{name}": value for name, value in asdict(since).items()},
         )
         # After the log: what a peer that is killed here has told the others is then in its log, too.
-        contribution = self.reporter.status.contribution.plus(report, seconds)
-        self._keep(contribution)
-        self.reporter.end_epoch(
-            PeerStatus(
-                status="training",
-                epoch=report.epoch,
-                loss=loss,
-                samples_per_second=speed,
-                group_size=report.senders,
-                contribution=contribution,
-            ),
-            report.samples,
-        )
+        self.reporter.end_epoch(report, loss, seconds)
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
         share = since.waiting_seconds / seconds if seconds else 0.0
         waiting = f"  {share:.0%} waiting for samples" if share >= SHOWN_SHARE else ""
-        samples = f"{report.samples:>5} samples  {speed:6.1f}/s"
+        samples = f"{report.samples:>5} samples  {self.reporter.record.samples_per_second:6.1f}/s"
         self.notices.console.print(
             f"epoch {report.epoch:>5}  loss {loss:.4f}  {samples}  {together}{waiting}", markup=False
         )
@@ -217,19 +199,6 @@ class TrainingLoop:
                 "server of the shards, is too slow for it."
             )
         self._warn_of(report)
-
-    def _keep(self, contribution: Contribution) -> None:
-        """Writes what this volunteer has given so far; a full disk is no reason to stop training, and is told once."""
-        try:
-            contribution.write(self.contribution_file)
-            self.is_kept = True
-        except OSError as error:
-            if self.is_kept:
-                self.notices.warn(
-                    f"What you have contributed cannot be written to {self.contribution_file} ({reason_of(error)}); "
-                    "training goes on. What is not written when this peer ends is missing from its totals later."
-                )
-            self.is_kept = False
 
     def _warn_of(self, report: EpochReport) -> None:
         """Warns of what went wrong in an epoch, if anything did."""

@@ -10,19 +10,17 @@ import torch
 from training.compute.choices import Choices, choose
 from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
-from training.config import RunConfig
+from training.config import SwarmConfig
 from training.errors import TrainingError
-from training.model.trained import count_trained
 from training.processes.notices import Notices
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.selftest import check_exchange
-from training.tasks.known import task_of
-from training.tasks.task import TrainedModel
+from training.tasks.task import Task, TrainedModel
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import check_files, check_flags, settings_in_use
 
 
-def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> None:
+def check_settings(swarm: SwarmConfig, settings: PeerSettings, notices: Notices) -> None:
     """Checks flags, recipe, the process's limits and the codecs, before anything is started.
 
     Raises:
@@ -31,41 +29,49 @@ def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> 
     """
     torch.set_num_threads(settings.threads or usable_cores())
     check_flags(
-        run,
+        swarm,
         micro_batch_size=settings.wishes.micro_batch_size,
         threads=settings.threads,
         client_mode=settings.client_mode,
         announce_maddrs=settings.announce_maddrs,
         name=settings.name,
     )
-    if (few_files := check_files(run)) is not None:
+    if (few_files := check_files(swarm)) is not None:
         notices.warn(few_files)
-    swarm = run.swarm
     check_exchange(exchange_codec(swarm.compression_threshold, swarm.gradient_codec), swarm.compression_threshold)
 
 
 def choose_settings(
-    run: RunConfig, settings: PeerSettings, notices: Notices, *, build: Callable[[], TrainedModel]
+    task: Task, settings: PeerSettings, notices: Notices, *, build: Callable[[], TrainedModel]
 ) -> Choices:
     """Chooses how this peer trains, and prints each choice with its reason."""
-    choices = choose(run, settings.wishes, build=build)
-    parameters = count_trained(task_of(run).on_paper())
-    every = (*choices.settings, *settings_in_use(run, parameters=parameters, threads=torch.get_num_threads()))
+    choices = choose(task, settings.wishes, build=build)
+    in_use = settings_in_use(
+        task.run.swarm,
+        optimizer=task.run.optimizer.name,
+        parameters=choices.trained_parameters,
+        threads=torch.get_num_threads(),
+    )
+    every = (*choices.settings, *in_use)
     for setting in every:
         notices.show(setting)
     notices.events.write("chosen", choices=[asdict(setting) for setting in every])
     return choices
 
 
-def model_on_device(run: RunConfig, settings: PeerSettings) -> TrainedModel:
+def model_on_device(task: Task, wanted: str | None) -> TrainedModel:
     """The model with its initial weights, on the device that trains it.
+
+    Args:
+        task: What is trained.
+        wanted: The device that the volunteer has asked for; see `torch_device`.
 
     Raises:
         TrainingError: If the device has not enough memory.
     """
-    device = torch_device(settings.wishes.device)
+    device = torch_device(wanted)
     try:
-        return task_of(run).build_model().to(device)
+        return task.build_model().to(device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,79 +1,110 @@
-"""Posts this peer's status in the DHT for as long as the peer runs."""
+"""Keeps this peer's metric record up to date, and posts it in the DHT for as long as the peer runs."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from training.config import RunConfig
+from training.errors import reason_of
+from training.storage.whole import write_whole
 from training.swarm.node.clocks import time_of_day
-from training.swarm.node.dht import DHT, WORD_SECONDS, post_recipe
-from training.swarm.node.identity import Identity
+from training.swarm.node.dht import WORD_SECONDS, post_recipe
 from training.swarm.node.metrics import LARGEST_LOSS, MetricsBoard, PeerRecord, RecentEpoch
 from training.swarm.node.tokens import tell_tokens
+from training.swarm.peers.epochs import EpochReport
 from training.swarm.run.lineage import Word, post_lineage
 from training.volunteer.belonging import Belonging
-from training.volunteer.contribution import Contribution
-from training.volunteer.recent import RecentEpochs
+from training.volunteer.connection import Connection
+from training.volunteer.recent import RECENT_FILE, RecentEpochs
 
-
-@dataclass(frozen=True, kw_only=True)
-class PeerStatus:
-    """The peer's current status; the trainer replaces it, the reporter reads it."""
-
-    status: str = "joining"
-    epoch: int = 0
-    loss: float | None = None
-    samples_per_second: float = 0.0
-    group_size: int = 0
-    contribution: Contribution = field(default_factory=Contribution)
+TOTALS_FILE = "contribution.json"
+"""In the state folder: what the peer has contributed over its whole life, restarts included."""
+TOTALS = ("samples", "seconds", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
+"""Fields of a record that the file keeps."""
 
 
 class Reporter:
     """A thread that posts the peer's record as often as the recipe says, even in the middle of an epoch.
 
     It also renews the peer's announcements of its recipe, tokens and lineage before they expire.
+
+    Args:
+        run: The recipe.
+        connection: To the run.
+        belonging: The lineage that the peer trains.
+        state_dir: Keeps totals and recent epochs across restarts.
+        micro_batch_size: Samples per forward pass.
+        tokens: Digest of the tokens that the peer trains on.
+        warn: Called with a sentence if the totals cannot be kept.
     """
 
     def __init__(
         self,
         run: RunConfig,
-        dht: DHT,
-        identity: Identity,
+        connection: Connection,
+        belonging: Belonging,
+        state_dir: Path,
         *,
-        name: str,
         micro_batch_size: int,
         tokens: str,
-        belonging: Belonging,
-        recent: RecentEpochs,
+        warn: Callable[[str], None],
     ):
-        self._run, self._dht, self._identity, self._belonging = run, dht, identity, belonging
-        self._name, self.micro_batch_size, self._tokens = name, micro_batch_size, tokens
-        self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
-        self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
-        self.status = PeerStatus()
-        self._recent = recent
+        self._run, self._dht, self._identity, self._belonging = run, connection.dht, connection.identity, belonging
+        self._tokens, self._warn = tokens, warn
+        self._board = MetricsBoard(
+            dht=self._dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds
+        )
+        self._totals_file, self._recent = state_dir / TOTALS_FILE, RecentEpochs(state_dir / RECENT_FILE)
+        self._are_kept = True
+        """Whether the totals were written when the last epoch ended."""
+        self.record = _first_record(
+            self._totals_file,
+            name=connection.name,
+            peer_id=str(self._identity.peer_id),
+            micro_batch_size=micro_batch_size,
+        )
+        """The peer's record; the trainer changes it, the thread posts it."""
         self._news, self._finished = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="reporter")
         self._thread.start()
 
-    def update(self, status: PeerStatus) -> None:
-        """Replaces the status; the thread posts it soon."""
-        self.status = status
+    def update(self, **facts: object) -> None:
+        """Changes fields of the record; the thread posts it soon."""
+        self.record = self.record.copy(update=facts)
         self._news.set()
 
-    def end_epoch(self, status: PeerStatus, samples: int) -> None:
-        """As `update`, after an epoch to which this peer has contributed so many samples."""
-        if status.loss is not None and status.loss > LARGEST_LOSS:
-            status = replace(status, loss=None)  # others would refuse the record
-        if status.loss is not None:
-            ended = RecentEpoch(epoch=status.epoch, loss=status.loss, samples=samples, time=time_of_day())
+    def begin_anew(self) -> None:
+        """The peer joins another lineage; its totals stay."""
+        self.update(status="joining", epoch=0, loss=None, samples_per_second=0.0, group_size=0)
+
+    def end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
+        """Adds an epoch that the peer has trained in so many seconds, and keeps the totals."""
+        before = self.record
+        told = loss if loss <= LARGEST_LOSS else None  # others would refuse the record
+        if told is not None:
+            ended = RecentEpoch(epoch=report.epoch, loss=told, samples=report.samples, time=time_of_day())
             self._recent.add(self._belonging.lineage.id, ended)
-        self.update(status)
+        self.update(
+            status="training",
+            epoch=report.epoch,
+            loss=told,
+            samples_per_second=report.samples / seconds if seconds else 0.0,
+            group_size=report.senders,
+            samples=before.samples + report.samples,
+            seconds=before.seconds + seconds,
+            averaged_epochs=before.averaged_epochs + (report.senders > 1),
+            alone_epochs=before.alone_epochs + report.alone,
+            bytes_sent=before.bytes_sent + report.bytes_sent,
+            bytes_received=before.bytes_received + report.bytes_received,
+        )
+        self._keep()
 
     def leave(self, timeout_seconds: float = 1.5) -> None:
         """Posts a last record, once, which says that the peer leaves, and withdraws its tokens."""
@@ -84,49 +115,56 @@ class Reporter:
         self._thread.join(timeout_seconds)
         with suppress(Exception):  # the network may be gone already
             tell_tokens(self._dht, self._run, self._identity, "")
-            self._post(replace(self.status, status="leaving")).result(timeout=timeout_seconds)
+            self.record = self.record.copy(update={"status": "leaving"})
+            self._post().result(timeout=timeout_seconds)
+
+    def _keep(self) -> None:
+        """Writes the totals; a full disk is no reason to stop training, and is told once."""
+        try:
+            write_whole(self._totals_file, json.dumps({name: getattr(self.record, name) for name in TOTALS}))
+            self._are_kept = True
+        except OSError as error:
+            if self._are_kept:
+                self._warn(
+                    f"What you have contributed cannot be written to {self._totals_file} ({reason_of(error)}); "
+                    "training goes on. What is not written when this peer ends is missing from its totals later."
+                )
+            self._are_kept = False
 
     def _work(self) -> None:
         renewed, announced = -math.inf, None
         while not self._finished.is_set():
             with suppress(Exception):  # a record that could not be posted is posted again soon
-                self._post(self.status)
+                self._post()
                 lineage = self._belonging.lineage
                 if time.monotonic() - renewed > WORD_SECONDS / 3 or lineage != announced:
                     post_recipe(self._dht, self._run, self._identity)
                     tell_tokens(self._dht, self._run, self._identity, self._tokens)
-                    word = Word(lineage=lineage, epoch=self.status.epoch)
+                    word = Word(lineage=lineage, epoch=self.record.epoch)
                     post_lineage(self._dht, self._run.run_id, word, self._identity)
                     renewed, announced = time.monotonic(), lineage
             self._news.wait(self._run.swarm.metrics_every_seconds)
             self._news.clear()
 
-    def _post(self, status: PeerStatus):
-        done, lineage = status.contribution, self._belonging.lineage.id
-        record = PeerRecord(
-            name=self._name,
-            peer_id=str(self._identity.peer_id),
-            status=status.status,
-            lineage=lineage,
-            epoch=status.epoch,
-            loss=status.loss,
-            samples=done.samples,
-            samples_per_second=status.samples_per_second,
-            seconds=done.seconds,
-            group_size=status.group_size,
-            averaged_epochs=done.averaged_epochs,
-            alone_epochs=done.alone_epochs,
-            micro_batch_size=self.micro_batch_size,
-            bytes_sent=done.bytes_sent,
-            bytes_received=done.bytes_received,
-            version=self._version,
-            time=time_of_day(),
-            recent=self._recent.until(lineage, status.epoch),
-        )
-        return self._board.post(record, self._identity)
+    def _post(self):
+        record, lineage = self.record, self._belonging.lineage.id
+        recent = self._recent.until(lineage, record.epoch)
+        now = {"lineage": lineage, "time": time_of_day(), "recent": recent}
+        return self._board.post(record.copy(update=now), self._identity)
 
 
-def _installed() -> bool:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return bool(importlib.metadata.version("training-transformers-together"))
-    return False
+def _first_record(file: Path, **facts: object) -> PeerRecord:
+    """The record of a peer that joins, with the totals in the file; with zeros if there are none or it is damaged."""
+    facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
+    facts |= {"version": _version(), "time": time_of_day()}
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return PeerRecord(**facts, **{name: kept[name] for name in TOTALS})
+    return PeerRecord(**facts, **dict.fromkeys(TOTALS, 0) | {"seconds": 0.0})
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("training-transformers-together")
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout"

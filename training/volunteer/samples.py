@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from training.config import RunConfig
 from training.data.store.sets import open_shards
 from training.data.stream.order import Place, read_place
 from training.data.stream.stream import Batch, SampleStream, TextBatch
 from training.errors import reason_of
 from training.swarm.node.identity import Identity
-from training.tasks.known import task_of
+from training.tasks.task import Task
 from training.volunteer.settings import PeerSettings
 
 PLACE_FILE = "place"
@@ -81,7 +80,7 @@ class OwnSamples:
 
 
 def own_samples(
-    run: RunConfig,
+    task: Task,
     settings: PeerSettings,
     file: Path,
     *,
@@ -92,7 +91,7 @@ def own_samples(
     """Samples of the training split, from the kept place on; without one, from the beginning of an order of their own.
 
     Args:
-        run: The recipe.
+        task: What is trained.
         settings: This peer's; a kept place of another seed than theirs does not count.
         file: Where the place is kept.
         seed: Decides the order if no place is kept.
@@ -102,7 +101,8 @@ def own_samples(
     Raises:
         BadInput: If the shards cannot be used.
     """
-    task, source = task_of(run), settings.shards or run.data.shards
+    run = task.run
+    source = settings.shards or run.data.shards
     samples = task.samples(open_shards(source, "train", kind=run.kind, cache_gb=settings.cache_gb))
     place = read_place(file, order=samples.order)
     if place is None or (settings.seed is not None and place.seed != seed):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from calculator.reports.units import show_bytes
 from calculator.swarm.exchange import part_bytes, vector_bytes
 from training.compute.machine import usable_cores
-from training.config import RunConfig
+from training.config import Codec, SwarmConfig
 from training.errors import BadInput
 from training.optim.eight_bit.kernels import kernels
 from training.processes.environment import FILE_LIMIT, files_of_group
@@ -55,7 +55,7 @@ class Link:
 
 
 def check_flags(
-    run: RunConfig,
+    swarm: SwarmConfig,
     *,
     micro_batch_size: int | None,
     threads: int | None,
@@ -68,7 +68,7 @@ def check_flags(
     Raises:
         BadInput: If a flag cannot work.
     """
-    target, cores = run.swarm.target_batch_size, usable_cores()
+    target, cores = swarm.target_batch_size, usable_cores()
     if micro_batch_size is not None and micro_batch_size > target:
         raise BadInput(
             f"--micro-batch-size {micro_batch_size} is more than an epoch of this run, which is {target} samples of "
@@ -91,7 +91,7 @@ def check_flags(
         )
 
 
-def check_files(run: RunConfig) -> str | None:
+def check_files(swarm: SwarmConfig) -> str | None:
     """Checks the limit on open files; returns a warning if a full group's connections may exceed it.
 
     Raises:
@@ -100,7 +100,6 @@ def check_files(run: RunConfig) -> str | None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return None
-    swarm = run.swarm
     least, full = map(files_of_group, (swarm.min_group_size, swarm.max_group_size))
     if limit < least:
         raise BadInput(
@@ -115,21 +114,20 @@ def check_files(run: RunConfig) -> str | None:
     return None
 
 
-def all_reduce_bytes(run: RunConfig, parameters: int) -> int:
+def all_reduce_bytes(codec: Codec, parameters: int) -> int:
     """Bytes that a peer sends in one average of gradients, in a large group whose peers have equal shares.
 
     It sends its gradient to the reducers, and the part that it has averaged back to the other peers.
 
     Args:
-        run: The recipe.
+        codec: Of gradients; see `SwarmConfig.gradient_codec`.
         parameters: Number of the model's parameters; all are counted as large tensors.
     """
-    return 2 * vector_bytes(parameters, 0, run.swarm.gradient_codec)
+    return 2 * vector_bytes(parameters, 0, codec)
 
 
-def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[Setting, ...]:
+def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, threads: int) -> tuple[Setting, ...]:
     """The settings that `Choices` does not cover, set by the recipe or by this machine, with their reasons."""
-    swarm, optimizer = run.swarm, run.optimizer
     compiled = "loops compiled for this processor" if kernels() else "PyTorch only, since there is no C compiler"
     bits = {"float16": "16 bit", "float32": "32 bit"}.get(swarm.gradient_codec, "8 bit")
     state = "16 bit" if swarm.state_bits == 16 else bits
@@ -141,7 +139,7 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[S
         "the average of gradients" * swarm.delay_gradient_averaging,
     ]
     behind = " and ".join(filter(None, delays)) if not local else ""
-    sent = all_reduce_bytes(run, parameters)
+    sent = all_reduce_bytes(swarm.gradient_codec, parameters)
     mbits = sent * 8 / swarm.allreduce_timeout_seconds / 1e6
     return (
         Setting(
@@ -151,9 +149,9 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[S
         ),
         Setting(
             name="optimizer",
-            value=f"{optimizer.name} with the model and SGD on the host" if local else f"{optimizer.name} on the host",
+            value=f"{optimizer} with the model and SGD on the host" if local else f"{optimizer} on the host",
             reason=f"averaging needs weights and gradients there in any case; {compiled}"
-            if optimizer.name.endswith("8bit")
+            if optimizer.endswith("8bit")
             else "averaging needs weights and gradients there in any case",
         ),
         Setting(
@@ -201,12 +199,12 @@ def link_in_use(link: Link) -> Setting:
     return Setting(name="link", value=latency, reason=reason)
 
 
-def link_warning(run: RunConfig, link: Link, parameters: int) -> str | None:
+def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
     """A warning if the state was downloaded too slowly for averages to finish in time."""
     if not link.download_seconds:
         return None
-    seconds = all_reduce_bytes(run, parameters) * link.download_seconds / max(link.download_bytes, 1)
-    limit = run.swarm.allreduce_timeout_seconds
+    seconds = all_reduce_bytes(swarm.gradient_codec, parameters) * link.download_seconds / max(link.download_bytes, 1)
+    limit = swarm.allreduce_timeout_seconds
     if seconds <= limit:
         return None
     return (

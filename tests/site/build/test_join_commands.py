@@ -98,7 +98,10 @@ def test_the_micro_batch_is_the_plans():
     for recipe in joining.RECIPES:
         run = load_recipe(recipe)
         for machine in joining.machines():
-            ours, plans = joining.micro_batch(run, machine.device), make_plan(run, machine.device).advised_micro_batch
+            ours, plans = (
+                joining.micro_batch(run, machine.device),
+                make_plan(task_of(run), machine.device).advised_micro_batch,
+            )
             assert ours == plans <= MOST_SAMPLES, (recipe, machine.title)
 
 
@@ -121,8 +124,8 @@ def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe,
         device = device_named(f"cuda-{gib}gb")
         page = joining.micro_batch(run, device)
         found.add(page)
-        chosen = choose(run, Wishes(precision="bfloat16"), machine=device)
-        assert make_plan(run, device).advised_micro_batch == page
+        chosen = choose(task_of(run), Wishes(precision="bfloat16"), machine=device)
+        assert make_plan(task_of(run), device).advised_micro_batch == page
         assert chosen.micro_batch_size == max(page, 1), "where nothing fits, one sample is tried"
         assert micro_batch(designed(recipe, run), device.name, local_updates=local, target_batch_size=target) == page
         for seconds in (0.1, 5.0):
@@ -130,7 +133,7 @@ def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe,
             with monkeypatch.context() as measured:
                 measured.setattr(choices, "this_machine", lambda name, device=device: device)
                 measured.setattr(choices._Timer, "expected_seconds", lambda timer, precision, s=seconds: s)
-                joined = choose(run, Wishes(precision="bfloat16")).micro_batch_size
+                joined = choose(task_of(run), Wishes(precision="bfloat16")).micro_batch_size
             window = run.swarm.matchmaking_seconds
             sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=seconds)
             advised = advised_micro_batch(sizes, partial(training_of(run).need_bytes, device), device)

@@ -21,6 +21,7 @@ from training.compute import plan
 from training.config import RECIPES, load_recipe
 from training.data.store.shards import MANIFEST_FILE
 from training.publish.history.history import HistoryReader
+from training.tasks.known import task_of
 
 SECTION = tutorial.SOURCE.read_text(encoding="utf-8").partition(tutorial.TOGETHER)[2]
 TINY = {
@@ -116,10 +117,10 @@ def test_the_sections_commands_train_a_language_model_with_two_volunteers(progra
 @pytest.mark.parametrize("name", tutorial.runs_together())
 def test_what_a_volunteer_needs_is_what_plan_and_simulate_say(name):
     run, gpu = tutorial.runs_together()[name], device_named(tutorial.VOLUNTEER_GPU)
-    made = plan.make_plan(run, gpu, micro_batch_size=1, activation_budget_bytes=0)
+    made = plan.make_plan(task_of(run), gpu, micro_batch_size=1, activation_budget_bytes=0)
     weights, memory, smallest, at_once, host, joining, sent, minutes = tutorial.volunteer_needs(run).values()
     assert memory == tutorial.show_bytes(made.need_bytes) and host == tutorial.show_bytes(made.host_bytes)
-    assert at_once == str(plan.make_plan(run, gpu, activation_budget_bytes=0).advised_micro_batch)
+    assert at_once == str(plan.make_plan(task_of(run), gpu, activation_budget_bytes=0).advised_micro_batch)
     ours = tutorial.exchange_of(run)
     assert ours.parameters == made.parameters and weights == f"{made.parameters / 1e6:.0f} million"
     # Of the vector, and of the part that a peer has averaged, at most 8 bits and a scale of 32 for 512 values each; of

@@ -13,7 +13,7 @@ from training.trust.server.desk import Desk
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
 from training.trust.server.policy import Policy
-from training.trust.server.register import Admission
+from training.trust.server.register import Entrant
 
 pytestmark = pytest.mark.browser
 TOKEN = "the password of the page, which is long"
@@ -24,8 +24,8 @@ def address(tmp_path):
     """A server with members, bans, an invitation and refusals."""
     register = Moderation(tmp_path / REGISTER_FILE, run_id="demo")
     ends = register.now + 25_000
-    long = Admission(account="hf:a-name-that-is-rather-long-and-has-no-end", standing="vouched")
-    anybody = Admission(account=f"open:{OTHER_PEER}", standing="open")
+    long = Entrant(account="hf:a-name-that-is-rather-long-and-has-no-end", standing="vouched")
+    anybody = Entrant(account=f"open:{OTHER_PEER}", standing="open")
     for admission, peer in ((long, PEER), (anybody, OTHER_PEER)):
         register.admit(admission, peer, ticket_ends=ends, most_peers=8)
     register.invite("lab", uses=5, seconds=3600, who="mo")

@@ -27,7 +27,7 @@ from training.config import RECIPES, load_recipe, parse_recipe
 from training.publish.history.history import HistoryReader
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
-from training.trust.server.register import Admission
+from training.trust.server.register import Entrant
 
 PAGE = (ROOT / "site" / "operate.md").read_text(encoding="utf-8")
 MEMBERS = PAGE.split("## Admit members only\n")[1].split("\n## ")[0]
@@ -145,7 +145,7 @@ def test_the_pages_commands_admit_members_only(programs, tmp_path):
 
     code = re.search(r"--invitation (\S+),", guide.run(f"{TRAINER}moderate invite"))[1]
     register = Moderation(tmp_path / "runs" / "my-run" / "membership" / REGISTER_FILE)
-    admission = Admission(standing="vouched", code=code)
+    admission = Entrant(standing="vouched", code=code)
     register.admit(admission, PEER, ticket_ends=register.now + 60, most_peers=1)
     assert "invited:ada (vouched)" in guide.run(f"{TRAINER}moderate list")
     assert "Banned invited:ada" in guide.run(f"{TRAINER}moderate ban")

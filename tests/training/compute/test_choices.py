@@ -55,14 +55,14 @@ def rates(monkeypatch):
 
 def need(run, machine, samples, **options):
     """Bytes of a step that keeps no activations which it could recompute."""
-    return peer_step(peer_of(run), machine, samples, 0, **options).need_bytes(machine)
+    return peer_step(peer_of(task := task_of(run), task.on_paper()), machine, samples, 0, **options).need_bytes(machine)
 
 
 @pytest.mark.parametrize("gib", [4, 8, 20, 200])
 def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
     run, machine = load_recipe("dalle-2021"), machine_with(gib * GIB)
     rates(float32=1e15, bfloat16=1e15)
-    chosen = choose(run, Wishes())
+    chosen = choose(task_of(run), Wishes())
     assert chosen.need_bytes <= 0.9 * machine.usable_bytes
     assert chosen.micro_batch_size in (1, 2, 4, 8, 16, 32)
     if chosen.micro_batch_size < 32:
@@ -75,7 +75,7 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
 def test_a_micro_batch_ends_while_peers_look_for_each_other(machine_with, rates, rate, expected):
     machine_with(200 * GIB)
     rates(float32=rate, bfloat16=rate)
-    chosen = choose(load_recipe("dalle-2021"), Wishes())
+    chosen = choose(task_of(load_recipe("dalle-2021")), Wishes())
     assert chosen.micro_batch_size == expected
     if expected < 32:
         assert "longer than the 15 s" in reasons_of(chosen)["micro-batch"].reason
@@ -85,7 +85,7 @@ def test_a_micro_batch_ends_while_peers_look_for_each_other(machine_with, rates,
 def test_a_faster_precision_is_taken_where_it_is_faster(machine_with, rates, bfloat16, expected):
     machine_with(20 * GIB)
     rates(float32=1e12, bfloat16=bfloat16)
-    chosen = choose(load_recipe("dalle-2021"), Wishes())
+    chosen = choose(task_of(load_recipe("dalle-2021")), Wishes())
     assert chosen.precision == expected and f"{bfloat16 / 1e12:.3g} TFLOP/s" in reasons_of(chosen)["precision"].reason
 
 
@@ -93,7 +93,7 @@ def test_steps_of_the_real_model_are_timed():
     run = load_recipe("demo")
     model = build_model(run.model, seed=0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    chosen = choose(run, Wishes(device="cpu", precision="float32"), build=lambda: model)
+    chosen = choose(task_of(run), Wishes(device="cpu", precision="float32"), build=lambda: model)
     reason = reasons_of(chosen)["micro-batch"].reason
     speeds = {int(size): float(speed) for size, speed in re.findall(r"(\d+): ([\d.e+]+)", reason)}
     assert reasons_of(chosen)["attention"].value == "separate matrix multiplications"
@@ -109,7 +109,7 @@ def test_steps_that_would_take_long_or_all_memory_are_not_timed(machine_with, ra
     rates(float32=1e12, bfloat16=2e12)
     machine_with(8 * GIB if timed else 2**24)
     run = load_recipe("demo")
-    choose(run, Wishes(device="cpu", micro_batch_size=asked), build=lambda: build_model(run.model, seed=0))
+    choose(task_of(run), Wishes(device="cpu", micro_batch_size=asked), build=lambda: build_model(run.model, seed=0))
     assert set(sizes) == ({timed} if timed else set())
 
 
@@ -117,7 +117,7 @@ def test_activations_are_kept_where_there_is_room(machine_with):
     run, budgets = load_recipe("dalle-2021"), []
     for gib in (400, 8, 1):
         machine_with(gib * GIB)
-        budgets.append(choose(run, Wishes(micro_batch_size=1)).activation_budget_bytes)
+        budgets.append(choose(task_of(run), Wishes(micro_batch_size=1)).activation_budget_bytes)
     assert budgets[0] is None and budgets[1] and budgets[2] == 0
 
 
@@ -126,7 +126,7 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
     run, kept = load_recipe("dalle-2021"), []
     for gib in (12, 16):
         machine = machine_with(gib * GIB)
-        chosen = choose(run, Wishes(micro_batch_size=1, precision="float32"))
+        chosen = choose(task_of(run), Wishes(micro_batch_size=1, precision="float32"))
         model = task_of(run).on_paper()
         layers = model.stored_layers(1, chosen.activation_budget_bytes, torch.float32)
         one_more = sum(model.activation_bytes(1, torch.float32)[-layers - 1 :])
@@ -146,7 +146,7 @@ def test_a_model_whose_optimizer_takes_more_than_its_activations(machine_with):
     run, machine = run_of(recipe), device_named("t4")
     least = need(run, machine, 1)
     for room in (least // 2, 2 * least):
-        chosen = choose(run, Wishes(micro_batch_size=1), machine=replace(machine, usable_bytes=room))
+        chosen = choose(task_of(run), Wishes(micro_batch_size=1), machine=replace(machine, usable_bytes=room))
         assert (chosen.activation_budget_bytes, chosen.need_bytes) == (None, least)
 
 
@@ -155,7 +155,7 @@ def test_the_plan_is_what_join_chooses(machine_with, rates):
     machine = machine_with(14 * GIB)
     rates(float32=1e12, bfloat16=1.1e12)
     run = load_recipe("dalle-2021")
-    chosen = choose(run, Wishes(), build=lambda: task_of(run).on_paper())
+    chosen = choose(task_of(run), Wishes(), build=lambda: task_of(run).on_paper())
     facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--json"]).output)
     assert facts["choices"] == [asdict(setting) for setting in chosen.settings]
     for name in ("micro_batch_size", "precision", "activation_budget_bytes", "need_bytes"):
@@ -167,7 +167,7 @@ def test_the_plan_is_what_join_chooses(machine_with, rates):
 def test_the_plan_says_what_the_volunteer_says(machine_with, rates):
     machine_with(14 * GIB)
     rates(float32=1e5, bfloat16=1e5)  # too slow for a step to be timed
-    chosen = choose(load_recipe("demo"), Wishes(micro_batch_size=2, checkpointing=True))
+    chosen = choose(task_of(load_recipe("demo")), Wishes(micro_batch_size=2, checkpointing=True))
     shown = CliRunner().invoke(build_app(), ["plan", "--micro-batch-size", "2", "--checkpointing"]).output
     for setting in chosen.settings:
         assert f"{setting.name:<12} {setting.value}: {setting.reason}." in shown
@@ -179,7 +179,7 @@ def test_the_plan_says_what_the_volunteer_says(machine_with, rates):
 def test_what_the_volunteer_says_is_done(machine_with, precision, checkpointing, size):
     machine_with(GIB // 4)
     wishes = Wishes(device="cpu", micro_batch_size=size, precision=precision, checkpointing=checkpointing)
-    chosen = choose(load_recipe("demo"), wishes)
+    chosen = choose(task_of(load_recipe("demo")), wishes)
     assert (chosen.micro_batch_size, chosen.precision) == (size, precision)
     assert chosen.activation_budget_bytes == (0 if checkpointing else None)
     assert all(setting.reason.startswith("as you said") for setting in chosen.settings)
@@ -187,7 +187,7 @@ def test_what_the_volunteer_says_is_done(machine_with, precision, checkpointing,
 
 def test_where_not_even_one_sample_fits_it_is_tried_and_said(machine_with):
     machine_with(GIB // 100)
-    chosen = choose(load_recipe("demo"), Wishes())
+    chosen = choose(task_of(load_recipe("demo")), Wishes())
     assert chosen.micro_batch_size == 1 and "it is tried all the same" in reasons_of(chosen)["micro-batch"].reason
 
 

@@ -60,7 +60,7 @@ def kept_by_autograd(model, stored_layers):
 
 
 def test_saved_activations_are_as_estimated(run, machine):
-    model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
+    model, plan = build_model(run.model, seed=0), make_plan(task_of(run), machine, micro_batch_size=SAMPLES)
     least = 0 if run.model.reversible else run.model.num_layers
     assert plan.estimate.saved_activations == kept_by_autograd(model, least)
     if run.model.reversible:  # and what is kept within the budget comes to it, but for the two streams that it replaces
@@ -71,7 +71,7 @@ def test_saved_activations_are_as_estimated(run, machine):
 
 def test_the_peak_of_a_step_is_as_estimated(run, machine):
     """Bytes taken and given back by the operations of a step on the processor, at their highest."""
-    model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
+    model, plan = build_model(run.model, seed=0), make_plan(task_of(run), machine, micro_batch_size=SAMPLES)
     least = 0 if run.model.reversible else run.model.num_layers
     inputs = tokens(run.model)
     model(*inputs, stored_layers=least).loss.backward()
@@ -81,22 +81,22 @@ def test_the_peak_of_a_step_is_as_estimated(run, machine):
 
 
 def test_parameters_are_said_twice():
-    plan = make_plan(load_recipe("dalle-2021"), device_named("t4"))
+    plan = make_plan(task_of(load_recipe("dalle-2021")), device_named("t4"))
     assert round(plan.parameters / 1e6, 1) == 125.9 and 1.1e9 < plan.computing_parameters < 1.12e9
     assert plan.estimate.parameters == plan.parameters
     assert plan.fits and plan.advised_micro_batch >= 1
     assert plan.setup.precision == "amp-fp16", "a T4 has no bfloat16"
-    assert make_plan(load_recipe("demo"), device_named("a10")).setup.precision == "amp-bf16"
-    assert make_plan(load_recipe("demo"), device_named("cuda-20gb")).setup.precision == "amp-bf16"
+    assert make_plan(task_of(load_recipe("demo")), device_named("a10")).setup.precision == "amp-bf16"
+    assert make_plan(task_of(load_recipe("demo")), device_named("cuda-20gb")).setup.precision == "amp-bf16"
     assert plan.estimate.host.total > 10 * plan.parameters
 
 
 def test_advice_is_the_largest_that_fits_with_a_margin():
     run, small = load_recipe("dalle-2021"), device_named("t4")
-    advised = make_plan(run, small).advised_micro_batch
-    assert make_plan(run, small, micro_batch_size=advised).need_bytes <= 0.9 * small.usable_bytes
+    advised = make_plan(task_of(run), small).advised_micro_batch
+    assert make_plan(task_of(run), small, micro_batch_size=advised).need_bytes <= 0.9 * small.usable_bytes
     if advised < 32:
-        assert make_plan(run, small, micro_batch_size=2 * advised).need_bytes > 0.9 * small.usable_bytes
+        assert make_plan(task_of(run), small, micro_batch_size=2 * advised).need_bytes > 0.9 * small.usable_bytes
 
 
 def test_stored_layers_shrink_as_samples_grow():
@@ -137,7 +137,9 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
         there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
         result = estimate(training_of(there).setup(device, SAMPLES))
         _, more = training_of(there).bytes_of_the_mode(result)
-        return peer_step(peer_of(there), device, SAMPLES, 0).need_bytes(device), result.host.total + more
+        return peer_step(peer_of(task := task_of(there), task.on_paper()), device, SAMPLES, 0).need_bytes(
+            device
+        ), result.host.total + more
 
     blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
     for device, local, product in (

@@ -136,7 +136,11 @@ def test_a_model_larger_than_any_memory_is_traced():
 
 
 def test_the_calculator_knows_all_families_but_these():
-    steps = {family: peer_step(peer_of(language(family)), device_named("t4"), 1, 0) for family in FAMILIES}
+    def step_of(family):
+        task = task_of(language(family))
+        return peer_step(peer_of(task, task.on_paper()), device_named("t4"), 1, 0)
+
+    steps = {family: step_of(family) for family in FAMILIES}
     refused = [family for family, step in steps.items() if step.refusal is not None]
     assert sorted(refused) == sorted(UNKNOWN)
 
@@ -147,10 +151,10 @@ def test_what_the_host_keeps_is_counted_by_tensors(optimizer, monkeypatch):
     run = language("llama")
     run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"name": optimizer})})
     for device in (device_named("t4"), this_machine("cpu")):
-        known = make_plan(run, device, micro_batch_size=2)
+        known = make_plan(task_of(run), device, micro_batch_size=2)
         refused = partial(replace, config={"model_type": "none"})
         monkeypatch.setattr("calculator.choose.largest.estimate", lambda setup, to=refused: estimate(to(setup)))
-        traced = make_plan(run, device, micro_batch_size=2)
+        traced = make_plan(task_of(run), device, micro_batch_size=2)
         monkeypatch.undo()
         assert known.refusal is None and "none" in traced.refusal
         assert (traced.host_bytes, traced.parameters) == (known.host_bytes, known.parameters)
@@ -192,12 +196,13 @@ def test_what_does_not_fit_is_told_with_its_largest_part_and_what_fits(tmp_path)
 def test_as_many_layers_keep_their_activations_as_there_is_room_for(family, monkeypatch):
     run = language(family, num_hidden_layers=6)
     paper, device = task_of(run).on_paper(), this_machine("cpu")
-    least, most = (peer_step(peer_of(run), device, 4, kept, precision="fp32").need_bytes(device) for kept in (0, None))
+    peer = peer_of(task_of(run), paper)
+    least, most = (peer_step(peer, device, 4, kept, precision="fp32").need_bytes(device) for kept in (0, None))
     kept = []
     for share in (0.1, 0.4, 0.8):
         room = int((least + share * (most - least)) / HOST_SHARE)
         monkeypatch.setattr(module, "this_machine", lambda name, room=room: replace(device, usable_bytes=room))
-        chosen = choose(run, Wishes(device="cpu", micro_batch_size=4, precision="float32"))
+        chosen = choose(task_of(run), Wishes(device="cpu", micro_batch_size=4, precision="float32"))
         kept.append(paper.stored_layers(4, chosen.activation_budget_bytes, torch.float32))
         step = TracedSteps(task_of(run)).peak(4, kept[-1], torch.float32)
         assert step.total <= chosen.need_bytes <= HOST_SHARE * room + 1

@@ -355,11 +355,11 @@ def test_a_transposed_layer_is_not_quantized(base):
 def test_plans_and_choices_count_what_is_trained(llama, freeze_a):
     text = recipe_text(llama, adapter_lines=f"freeze_a = {str(freeze_a).lower()}")
     run = parse_recipe(text.replace("frozen_bits = 32", "frozen_bits = 16"))
-    choices = choose(run, Wishes())
+    choices = choose(task_of(run), Wishes())
     assert choices.precision == "bfloat16"
     with pytest.raises(BadInput, match="--precision is float32, and the recipe's frozen weights"):
-        choose(run, Wishes(precision="float32"))
-    plan = make_plan(run, choices.machine, precision=choices.precision)
+        choose(task_of(run), Wishes(precision="float32"))
+    plan = make_plan(task_of(run), choices.machine, precision=choices.precision)
     model = task_of(run).build_model()
     assert plan.trained_parameters == count_trained(model) == plan.estimate.trained_parameters
     assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -373,7 +373,7 @@ def test_plans_and_choices_count_what_is_trained(llama, freeze_a):
 def test_the_7b_recipe_is_planned_and_simulated_without_its_weights_and_exchanges_little():
     """The hub is not asked: the recipe has the architecture."""
     run = load_recipe("lora-7b")
-    plan = make_plan(run, device_named("t4"), micro_batch_size=1)
+    plan = make_plan(task_of(run), device_named("t4"), micro_batch_size=1)
     assert plan.fits and plan.parameters > 7e9
     assert run.adapter.rank == 16 and run.adapter.freeze_a
     # B (r, out) beside query and value in each of 32 layers; Mistral's keys and values are a quarter as wide.
@@ -385,7 +385,7 @@ def test_the_7b_recipe_is_planned_and_simulated_without_its_weights_and_exchange
         # that average adapters.
         assert 0 < swarm.forecast().sent_bytes <= 10e6
     # A (r, in) as well
-    trained = make_plan(with_a_trained(run), device_named("t4"), micro_batch_size=1).trained_parameters
+    trained = make_plan(task_of(with_a_trained(run)), device_named("t4"), micro_batch_size=1).trained_parameters
     assert trained == plan.trained_parameters + 32 * 16 * (4096 + 4096)
 
 

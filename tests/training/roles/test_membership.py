@@ -215,8 +215,8 @@ def test_a_server_that_cannot_serve_says_why(maintainer, monkeypatch):
 
 DEAF = """
 from training.__main__ import main
-from training.volunteer.membership import Membership
-Membership._look = lambda self: None
+from training.trust.member import Member
+Member._look = lambda self: None
 main()
 """
 """The program, changed so that it hears of no ban: it goes on, with a ticket that is good for an hour."""

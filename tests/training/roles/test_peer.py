@@ -18,7 +18,6 @@ from tests.chaos.volunteer import Control
 from tests.programs import Programs, are_gone, until
 from tests.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
-from training.compute.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
@@ -30,8 +29,8 @@ from training.processes.priority import LOW
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import MetricsBoard, PeerRecord
+from training.tasks.known import task_of
 from training.volunteer.preparation import model_on_device
-from training.volunteer.settings import PeerSettings
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 
@@ -60,7 +59,7 @@ def test_weights_for_which_there_is_no_memory_are_one_sentence():
     run = parse_recipe(tiny_recipe())
     run = run.model_copy(update={"model": run.model.model_copy(update={"text_vocab_size": 10**13})})
     with pytest.raises(TrainingError, match="cpu has not enough memory for the model's weights"):
-        model_on_device(run, PeerSettings(initial_peers=(), wishes=Wishes(device="cpu")))
+        model_on_device(task_of(run), "cpu")
 
 
 @pytest.fixture(scope="module")

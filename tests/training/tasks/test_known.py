@@ -98,9 +98,8 @@ def test_a_package_offers_a_task(package):
     run = parse_recipe(recipe)
     task = task_of(run)
     assert isinstance(run, RunConfig) and isinstance(task, Task) and task.num_layers == run.model.times == 3
-    assert (
-        make_plan(run, this_machine("cpu")).parameters == make_plan(load_recipe("demo"), this_machine("cpu")).parameters
-    )
+    plans = [make_plan(task, this_machine("cpu")) for task in (task, task_of(load_recipe("demo")))]
+    assert plans[0].parameters == plans[1].parameters
     with pytest.raises(BadInput, match=r"model\.times"):
         parse_recipe(recipe.replace("times = 3", 'times = "many"'))
 

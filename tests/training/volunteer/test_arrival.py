@@ -93,7 +93,7 @@ class Newcomer:
         self.stop.asked = self.now > 1000
 
     def come(self, **flags):
-        settings = {"resume": None, "shards": "none", "stop": self.stop, "console": self.console, "kept": self.kept}
+        settings = {"resume": None, "stop": self.stop, "console": self.console, "kept": self.kept}
         settings |= flags
         return arrival.arrive(self.optimizer, load_recipe("demo"), belonging=self.belonging, **settings)
 

@@ -1,7 +1,6 @@
 """What a volunteer is told of an epoch."""
 
 import io
-import shutil
 import threading
 import time
 from functools import partial
@@ -19,21 +18,20 @@ from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import RoundReport
 from training.swarm.state.alignment import AlignmentState
-from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
-from training.volunteer.reporter import PeerStatus
+
+RECORD = SimpleNamespace(samples_per_second=6.4, micro_batch_size=4)
 
 
 def loop_that_prints_to(printed, folder, *, waiting_seconds=0.0):
     stream = SimpleNamespace(waiting_seconds=waiting_seconds, skipped_samples=0, repeated_samples=0)
     return TrainingLoop(
-        run=None,
-        settings=None,
+        schedule=None,
+        swarm=None,
         choices=None,
         model=None,
         optimizer=None,
-        reporter=SimpleNamespace(status=PeerStatus(), end_epoch=lambda status, samples: None),
-        contribution_file=folder / "contribution.json",
+        reporter=SimpleNamespace(record=RECORD, end_epoch=lambda report, loss, seconds: None),
         notices=Notices(events=EventLog(folder / "events.jsonl"), console=Console(file=printed, width=400)),
         samples=SimpleNamespace(stream=stream),
     )
@@ -71,25 +69,6 @@ def test_a_peer_that_reaches_none_of_the_others_says_so_after_ten_epochs(tmp_pat
     average = RoundReport(**sizes, torn=False, bytes_sent=1, bytes_received=1, seconds=1.0)
     assert end_epochs(30, 1, others=2, group=average) == 1
     assert end_epochs(31, 9, others=2) == 1 and end_epochs(40, 1, others=2) == 2
-
-
-def test_a_disk_that_cannot_be_written_is_told_once_and_training_goes_on(tmp_path):
-    printed = io.StringIO()
-    loop = loop_that_prints_to(printed, tmp_path)
-    loop.contribution_file = tmp_path / "away" / "contribution.json"
-    ended = EpochEnd(epoch=0, others=0, samples=64).report([])
-
-    def warnings_after_two_epochs():
-        for _ in range(2):
-            loop._end_epoch(ended, loss=2.5, seconds=10.0)
-        return printed.getvalue().count("cannot be written to")
-
-    assert warnings_after_two_epochs() == 1
-    loop.contribution_file.parent.mkdir()
-    assert warnings_after_two_epochs() == 1
-    assert Contribution.read(loop.contribution_file).samples == 64  # its status is not renewed here
-    shutil.rmtree(loop.contribution_file.parent)
-    assert warnings_after_two_epochs() == 2
 
 
 class _Line(torch.nn.Module):
@@ -159,14 +138,13 @@ def test_two_epochs_that_end_at_once_are_both_reported(tmp_path):
     """The last average of a peer whose only companion leaves may end in the same step as the epoch after it."""
     run, model = load_recipe("demo"), _Line()
     loop, told = loop_that_prints_to(io.StringIO(), tmp_path), []
-    loop.run, loop.model, loop.optimizer = run, model, _LastOfTwo(model, run)
-    loop.settings = SimpleNamespace(epochs=2)
+    loop.schedule, loop.swarm, loop.model, loop.optimizer = run.schedule, run.swarm, model, _LastOfTwo(model, run)
     loop.choices = SimpleNamespace(micro_batch_size=4, activation_budget_bytes=None, precision="float32")
-    loop.reporter = SimpleNamespace(status=PeerStatus(), end_epoch=lambda status, samples: told.append(status))
+    loop.reporter = SimpleNamespace(record=RECORD, end_epoch=lambda *facts: told.append(facts))
 
     class FourSamples:
         inputs = (torch.tensor([1.0, 2.0, 3.0, 4.0]),)
-        stream, pass_done = loop.samples.stream, None
+        stream = loop.samples.stream
 
         def __len__(self):
             return 4
@@ -174,14 +152,12 @@ def test_two_epochs_that_end_at_once_are_both_reported(tmp_path):
         def __next__(self):
             return self
 
-        def numbers(self, samples):
-            return ()
-
         def computed(self, samples, *, is_added, held):
             pass
 
     began = time.monotonic()
-    loop.train(FourSamples(), SimpleNamespace(asked=False))
+    loop.samples = FourSamples()
+    loop.train(2, SimpleNamespace(asked=False))
     seconds = time.monotonic() - began
-    assert [(one.epoch, one.loss) for one in told] == [(1, 2.5), (2, 2.5)]
-    assert all(4 / seconds <= one.samples_per_second < 100 for one in told)  # the two took 0.2 s or longer
+    assert [(report.epoch, loss) for report, loss, _ in told] == [(1, 2.5), (2, 2.5)]
+    assert all(0.04 < took <= seconds for *_, took in told)  # the two took 0.2 s or longer

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.random_shards import SAMPLES, write_shards
 from training.config import load_recipe
 from training.data.stream.order import Order, Place, read_place
+from training.tasks.known import task_of
 from training.volunteer.samples import OwnSamples, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 
@@ -129,7 +130,7 @@ def opened(tmp_path):
 
     def open_samples(*, seed, said=None):
         peer = PeerSettings(initial_peers=(), shards=str(shards), seed=said)
-        samples = own_samples(RUN, peer, tmp_path / "place", seed=seed, micro_batch_size=4, tell=print)
+        samples = own_samples(task_of(RUN), peer, tmp_path / "place", seed=seed, micro_batch_size=4, tell=print)
         made.append(samples)
         return samples
 

@@ -33,6 +33,10 @@ def with_swarm(run=DEMO, **changes):
     return run.model_copy(update={"swarm": run.swarm.model_copy(update=changes)})
 
 
+def in_use(run, parameters=10**6, threads=1):
+    return settings_in_use(run.swarm, optimizer=run.optimizer.name, parameters=parameters, threads=threads)
+
+
 def flags(**changes):
     return {"micro_batch_size": None, "threads": None, "client_mode": False, "announce_maddrs": (), **changes}
 
@@ -40,8 +44,8 @@ def flags(**changes):
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_recipes_that_come_with_the_project_make_sense(name):
     run = load_recipe(name)
-    check_flags(run, **flags())
-    assert len(settings_in_use(run, parameters=10**6, threads=2)) >= 6
+    check_flags(run.swarm, **flags())
+    assert len(in_use(run, threads=2)) >= 6
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,8 @@ def test_the_recipes_that_come_with_the_project_make_sense(name):
 )
 def test_flags_that_cannot_be_are_refused(changes, words):
     with pytest.raises(BadInput, match=words):
-        check_flags(DEMO, **flags(**changes))
-    check_flags(DEMO, **flags(micro_batch_size=256, threads=usable_cores(), name="[/] ada \u00e9"))
+        check_flags(DEMO.swarm, **flags(**changes))
+    check_flags(DEMO.swarm, **flags(micro_batch_size=256, threads=usable_cores(), name="[/] ada \u00e9"))
 
 
 @pytest.fixture
@@ -75,19 +79,16 @@ def file_limit():
 def test_too_few_open_files_are_refused_or_warned_of(file_limit):
     file_limit(100)
     with pytest.raises(BadInput, match="ulimit -n"):
-        check_files(DEMO)
+        check_files(DEMO.swarm)
     file_limit(500)
-    assert "a full group of 256 peers may need 768" in check_files(DEMO)
+    assert "a full group of 256 peers may need 768" in check_files(DEMO.swarm)
     file_limit(1000)
-    assert check_files(DEMO) is None
+    assert check_files(DEMO.swarm) is None
 
 
 def test_settings_in_use_follow_the_recipe():
     def reasons(run):
-        return {
-            choice.name: f"{choice.value}: {choice.reason}"
-            for choice in settings_in_use(run, parameters=10**6, threads=1)
-        }
+        return {choice.name: f"{choice.value}: {choice.reason}" for choice in in_use(run)}
 
     assert "the update: set by the recipe; it runs while the next epoch computes" in reasons(DEMO)["meanwhile"]
     both = reasons(with_swarm(delay_gradient_averaging=True))["meanwhile"]
@@ -106,7 +107,7 @@ def test_settings_in_use_follow_the_recipe():
 )
 def test_the_link_that_the_recipe_names_is_the_one_that_it_takes(name, parameters, mbits):
     """As the recipe says beside its timeout."""
-    every = settings_in_use(load_recipe(name), parameters=parameters, threads=1)
+    every = in_use(load_recipe(name), parameters)
     assert f"at least {mbits} Mbit/s" in next(choice.reason for choice in every if choice.name == "times")
     assert f"at least {mbits} Mbit/s" in read_recipe(name)
 
@@ -117,7 +118,7 @@ def test_bytes_of_an_average_are_those_of_the_codec(codec):
     tensor = torch.ones(1 << 17)
     info = CompressionInfo(key=0, descriptor=TensorDescriptor.from_tensor(tensor))
     sent = len(exchange_codec(65_536, codec).compress(tensor, info).buffer)
-    assert all_reduce_bytes(with_swarm(gradient_codec=codec), tensor.numel()) == pytest.approx(2 * sent, rel=0.06)
+    assert all_reduce_bytes(codec, tensor.numel()) == pytest.approx(2 * sent, rel=0.06)
 
 
 def test_the_link_says_what_was_measured_and_what_was_not():
@@ -131,10 +132,10 @@ def test_the_link_says_what_was_measured_and_what_was_not():
     assert link_in_use(slow).reason.endswith("; you average a part that suits 10 Mbit/s")
     told = Link(download_bytes=10_000_000, download_seconds=8.0, told_mbits=50.0)
     assert link_in_use(told).reason.endswith("suits 50 Mbit/s, as you said")
-    run = with_swarm(allreduce_timeout_seconds=60.0)
-    assert link_warning(run, Link(), 10**9) is None
-    assert link_warning(run, known, 37_000_000) is None
-    assert "takes 61 s" in link_warning(run, known, 38_000_000)
+    swarm = with_swarm(allreduce_timeout_seconds=60.0).swarm
+    assert link_warning(swarm, Link(), 10**9) is None
+    assert link_warning(swarm, known, 37_000_000) is None
+    assert "takes 61 s" in link_warning(swarm, known, 38_000_000)
 
 
 @pytest.mark.parametrize("name", recipe_names())

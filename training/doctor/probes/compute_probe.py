@@ -76,10 +76,11 @@ def plan_of(run: RunConfig, device: str | None) -> dict[str, object]:
     from training.compute.machine import this_machine
     from training.compute.plan import make_plan
     from training.errors import TrainingError
+    from training.tasks.known import task_of
 
     try:
         machine = this_machine(device)
-        plan = make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=0)
+        plan = make_plan(task_of(run), machine, micro_batch_size=1, activation_budget_bytes=0)
     except TrainingError as error:
         return {"fault": str(error)}
     return {

@@ -25,6 +25,7 @@ from hivemind.dht.routing import get_dht_time
 from hivemind.p2p import PeerID
 
 from training.errors import TrainingError
+from training.processes.uptime import seconds_since_boot
 from training.swarm.node.signs_of_life import ping
 
 PEERS_ASKED = 8
@@ -54,11 +55,6 @@ class WrongClock(TrainingError):
             "announces would have expired, or would stay for too long.",
             cure=f"{HOW_TO_SET}, and try again.",
         )
-
-
-def seconds_since_boot() -> float:
-    """Of a clock that nobody sets; the time that a machine sleeps counts where the system tells it (Linux)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class SteadyClock:

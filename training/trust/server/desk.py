@@ -18,7 +18,7 @@ from training.trust.refusals import Reason, Refusal
 from training.trust.server.hub import Hub
 from training.trust.server.limits import RateLimit
 from training.trust.server.policy import Policy
-from training.trust.server.register import Admission, Register
+from training.trust.server.register import Entrant, Register
 from training.trust.ticket import ACCOUNT, Ticket
 
 NONCE_SECONDS = 600
@@ -113,12 +113,12 @@ class Desk:
         if must_show or shows_more:
             member = self._by_credential(asked, known)
         else:
-            member = Admission(account=known["account"], standing=known["standing"], renews=True)
+            member = Entrant(account=known["account"], standing=known["standing"], renews=True)
         if wait := self._per_account.take(member.account or asked.peer_id):
             raise Refusal("too-fast", seconds=wait)
         return self._sign(asked, member)
 
-    def _by_credential(self, asked: Request, known: dict | None) -> Admission:
+    def _by_credential(self, asked: Request, known: dict | None) -> Entrant:
         match asked.kind:
             case "hub":
                 if not self.policy.organizations:
@@ -128,19 +128,19 @@ class Desk:
                 if not ACCOUNT.fullmatch(account):
                     raise Refusal("hub-away")
                 until = int(self._clock()) + self.policy.recheck_seconds
-                return Admission(account=account, standing="vouched", hub_id=hub_id, shown_until=until)
+                return Entrant(account=account, standing="vouched", hub_id=hub_id, shown_until=until)
             case "invitation":
-                return Admission(standing="vouched", code=asked.credential)
+                return Entrant(standing="vouched", code=asked.credential)
             case "work":
                 if not self.policy.work_bits:
                     raise Refusal("way-closed")
                 if not has_worked(asked.nonce, asked.peer_id, asked.credential, self.policy.work_bits):
                     raise Refusal("work-wrong")
-                return Admission(account=f"open:{asked.peer_id}", standing="open")
+                return Entrant(account=f"open:{asked.peer_id}", standing="open")
             case _:
                 raise Refusal("show-again" if known else "no-credential")
 
-    def _sign(self, asked: Request, member: Admission) -> str:
+    def _sign(self, asked: Request, member: Entrant) -> str:
         now = int(self._clock())
         account = self.register.admit(
             member,

@@ -19,8 +19,8 @@ HUB_NAME = "hub:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """As whom somebody may take part."""
+class Entrant:
+    """Account and standing that a credential admits."""
 
     account: str = ""
     """Empty: as the invitation says."""
@@ -55,11 +55,11 @@ class Register(Ledger):
         )
         return rows[0] if rows else None
 
-    def admit(self, admission: Admission, peer_id: str, *, ticket_ends: int, most_peers: int) -> str:
+    def admit(self, entrant: Entrant, peer_id: str, *, ticket_ends: int, most_peers: int) -> str:
         """Makes somebody a member, or renews it, and notes that a peer of theirs gets a ticket; returns the account.
 
         Args:
-            admission: As whom.
+            entrant: Account and standing that the credential admits.
             peer_id: The peer, which has proven its id.
             ticket_ends: When the ticket will be over.
             most_peers: Peers of one account that may have tickets at once.
@@ -69,17 +69,17 @@ class Register(Ledger):
         """
         now = self.now
         with self._changing() as connection:
-            account = admission.account if admission.code is None else _redeem(connection, admission.code, now)
-            names = (account, peer_id, admission.hub_name)
+            account = entrant.account if entrant.code is None else _redeem(connection, entrant.code, now)
+            names = (account, peer_id, entrant.hub_name)
             if _is_banned(connection, *names):
                 raise Refusal("banned")
             others = "SELECT count(*) FROM peers WHERE account = ? AND peer_id != ? AND ticket_ends > ?"
             if connection.execute(others, (account, peer_id, now)).fetchone()[0] >= most_peers:
                 raise Refusal("too-many-peers")
             there = connection.execute("SELECT 1 FROM members WHERE account = ?", (account,)).fetchall()
-            if admission.renews and not there:
+            if entrant.renews and not there:
                 raise Refusal("show-again")
-            _enter(connection, account, admission, now)
+            _enter(connection, account, entrant, now)
             connection.execute(
                 "INSERT INTO peers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET account = excluded.account, "
                 "ticket_ends = max(ticket_ends, excluded.ticket_ends)",
@@ -87,7 +87,7 @@ class Register(Ledger):
             )
             if connection.execute("DELETE FROM bans WHERE name IN (?, ?, ?)", names).rowcount:
                 renumber(connection, now)  # they were removed, and are back
-            if not there and admission.standing == "vouched":  # of those that anybody can make, none is logged
+            if not there and entrant.standing == "vouched":  # of those that anybody can make, none is logged
                 self.log(connection, "server", "joined", account, peer_id)
         return account
 
@@ -180,12 +180,12 @@ def _is_banned(connection: sqlite3.Connection, *names: str | None) -> bool:
     return connection.execute(f"SELECT 1 FROM bans WHERE is_ban AND name IN ({places})", names).fetchone() is not None
 
 
-def _enter(connection: sqlite3.Connection, account: str, admission: Admission, now: int) -> None:
+def _enter(connection: sqlite3.Connection, account: str, entrant: Entrant, now: int) -> None:
     """Writes a new member, or what is new of a known one."""
     connection.execute(
         "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
         "shown_until = coalesce(excluded.shown_until, shown_until), hub_id = coalesce(excluded.hub_id, hub_id)",
-        (account, admission.standing, now, admission.shown_until, admission.hub_id),
+        (account, entrant.standing, now, entrant.shown_until, entrant.hub_id),
     )
 
 

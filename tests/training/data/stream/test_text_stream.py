@@ -20,6 +20,7 @@ from training.data.store.shards import Manifest, check_fit, parse_manifest
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream, TextSet
 from training.errors import BadInput
+from training.tasks.known import task_of
 from training.volunteer.samples import own_samples
 from training.volunteer.settings import PeerSettings
 
@@ -130,7 +131,7 @@ def test_each_kind_of_run_refuses_the_shards_of_the_other(folder, tmp_path):
         check_fit(either[0].manifest, MODEL, source="x")
     peer = PeerSettings(initial_peers=(), shards=str(folder))
     with pytest.raises(BadInput, match="hold blocks of text"):  # what `join` calls
-        own_samples(load_recipe("demo"), peer, tmp_path / "place", seed=0, micro_batch_size=4, tell=print)
+        own_samples(task_of(load_recipe("demo")), peer, tmp_path / "place", seed=0, micro_batch_size=4, tell=print)
 
 
 def test_a_manifest_of_another_kind_is_refused(folder, tmp_path):

@@ -97,7 +97,6 @@ from training.swarm.state.download import find_donors
 from training.volunteer.arrival import arrive
 from training.volunteer.loop import TrainingLoop
 from training.processes.notices import Notices
-from training.volunteer.reporter import PeerStatus
 
 def role(stop):
     dht, run = start(), load_recipe("demo")
@@ -105,10 +104,11 @@ def role(stop):
     os.kill(dht.pid, signal.SIGKILL)
     dht.join()
     optimizer = SimpleNamespace(dht=dht, local_epoch=7, waits_for_others=True, keep_waiting=lambda: None)
-    reporter = SimpleNamespace(status=PeerStatus(), update=lambda status: None)
+    reporter = SimpleNamespace(update=lambda **facts: None)
     notices = Notices(events=EventLog(None), console=Console(quiet=True))
-    loop = TrainingLoop(run, None, None, None, optimizer, reporter, None, notices)
-    given = dict(belonging=SimpleNamespace(lineage=SimpleNamespace(id="a" * 16)), resume=None, kept=None, shards="")
+    facts = dict(schedule=run.schedule, swarm=run.swarm, choices=None, model=None, optimizer=optimizer, samples=None)
+    loop = TrainingLoop(**facts, reporter=reporter, notices=notices)
+    given = dict(belonging=SimpleNamespace(lineage=SimpleNamespace(id="a" * 16)), resume=None, kept=None)
     told = []
     for wait in (
         lambda: find_donors(dht, "demo"),

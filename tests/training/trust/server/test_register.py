@@ -14,7 +14,7 @@ from training.errors import BadInput
 from training.trust.refusals import Refusal
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
-from training.trust.server.register import FORGOTTEN_AFTER_SECONDS, Admission
+from training.trust.server.register import FORGOTTEN_AFTER_SECONDS, Entrant
 from training.trust.ticket import LONGEST_SECONDS
 
 DAY = 86_400
@@ -38,7 +38,7 @@ def register(tmp_path, clock):
 
 
 def admit(register, account="hf:ada", peer=PEER, *, standing="vouched", hours=7, **more):
-    admission = Admission(account=account, standing=standing, **more)
+    admission = Entrant(account=account, standing=standing, **more)
     return register.admit(admission, peer, ticket_ends=register.now + hours * 3600, most_peers=2)
 
 

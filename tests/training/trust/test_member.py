@@ -16,11 +16,14 @@ from tests.training.trust.tickets import Holder
 from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.notices import Notices
+from training.swarm.node.admission import Admission
 from training.swarm.run.lineage import Lineage
 from training.trust import check
+from training.trust import member as members
 from training.trust.check import TicketRefused
 from training.trust.client import Credentials
 from training.trust.keys import MembershipKey
+from training.trust.member import BANS_FILE, TICKET_FILE, Member
 from training.trust.server import app as apps
 from training.trust.server.app import create_app
 from training.trust.server.desk import Desk
@@ -28,8 +31,6 @@ from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
 from training.trust.server.policy import Policy
 from training.trust.ticket import ANY_LINEAGE
-from training.volunteer import membership as memberships
-from training.volunteer.membership import BANS_FILE, TICKET_FILE, Membership
 
 HOLDER, OTHER = Holder(), Holder()
 LINEAGE = Lineage(id="a" * 16)
@@ -57,18 +58,18 @@ class World:
     def __exit__(self, *_):
         self._serving.__exit__(None, None, None)
 
-    def peer(self, state="peer", *, holder=HOLDER, **credentials):
+    def member(self, state="peer", *, holder=HOLDER, **credentials):
+        """A peer with its first ticket; `admission` is told what it hears."""
         text = (RECIPES / "demo.toml").read_text()
         text += f'[membership]\nopen = false\nkey = "{self.desk.key.public}"\nurl = "{self.url}"\n'
         notices = SimpleNamespace(warn=self.warned.append, console=self.console)
         folder = self.folder / state
         folder.mkdir(exist_ok=True)
-        return Membership(parse_recipe(text), holder, Credentials(**credentials), folder, notices)
-
-    def member(self, **more):
-        """One that has its first ticket."""
-        peer = self.peer(**more)
-        peer.begin()
+        run = parse_recipe(text)
+        admission = Admission.of(run)
+        facts = {"state_dir": folder, "notices": notices}
+        peer = Member(run, holder, Credentials(**credentials), admission.tell, **facts)
+        peer.admission = admission
         return peer
 
     def printed(self):
@@ -77,7 +78,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    monkeypatch.setattr(memberships, "BANS_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(members, "BANS_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(apps, "LIMITS", {})
     return World(tmp_path, Policy())
 
@@ -86,10 +87,9 @@ def test_in_an_open_run_there_is_nothing_to_hold(tmp_path):
     console = Console(record=True, width=400, file=(tmp_path / "printed").open("w"))
     notices = Notices(events=None, console=console)
     for credentials in (Credentials(), Credentials(invitation="x")):
-        peer = Membership(OPEN, HOLDER, credentials, tmp_path, notices)
-        peer.begin()
+        peer = Member(OPEN, HOLDER, credentials, None, state_dir=tmp_path, notices=notices)
         peer.bind(LINEAGE)
-        assert (peer.ticket, peer.text, peer.admission, peer.refusal) == (None, None, None, None)
+        assert (peer.ticket, peer.text, peer.refusal) == (None, None, None)
     assert not (tmp_path / TICKET_FILE).exists()
     assert console.export_text() == "This run is open to all: it asks for no invitation and no token.\n"
 
@@ -113,7 +113,7 @@ def test_a_peer_has_a_ticket_to_meet_others_and_then_one_for_its_lineage(world):
 
 
 def test_a_ticket_is_renewed_before_it_ends(world, monkeypatch):
-    monkeypatch.setattr(memberships, "RENEWED_AT", 0.05)
+    monkeypatch.setattr(members, "RENEWED_AT", 0.05)
     world.desk.policy = replace(world.desk.policy, ticket_seconds=20)
     with world:
         peer = world.member(invitation=world.code)
@@ -145,13 +145,13 @@ def test_a_peer_that_starts_while_the_server_is_away_goes_on_with_its_ticket(wor
 def test_a_ticket_that_is_over_is_of_no_use(world, monkeypatch):
     with world:
         over = world.member(invitation=world.code).ticket.ends
-    monkeypatch.setattr(memberships, "time", SimpleNamespace(time=lambda: over))
+    monkeypatch.setattr(members, "time", SimpleNamespace(time=lambda: over))
     with pytest.raises(TrainingError):
         world.member()
 
 
 def test_while_the_server_is_away_a_member_goes_on_and_is_told_once(world, monkeypatch):
-    monkeypatch.setattr(memberships, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(members, "RETRY_SECONDS", 0.05)
     with world:
         peer = world.member(invitation=world.code)
     peer.bind(LINEAGE)
@@ -165,7 +165,7 @@ def test_while_the_server_is_away_a_member_goes_on_and_is_told_once(world, monke
 
 
 def test_a_ban_ends_the_membership_within_ten_seconds_and_stops_the_peer(world, monkeypatch):
-    monkeypatch.setattr(memberships, "BANS_EVERY_SECONDS", 5.0)
+    monkeypatch.setattr(members, "BANS_EVERY_SECONDS", 5.0)
     stop = SimpleNamespace(asked=False, wait=lambda seconds: False, listen=lambda: None)
     with world:
         peer = world.member(invitation=world.code)

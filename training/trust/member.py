@@ -1,25 +1,25 @@
-"""A peer's membership of its run: the ticket that it holds and renews, and the ban list that it goes by."""
+"""A peer as a member of its run: the ticket that it holds and renews, and the ban list that it goes by."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from training.config import RunConfig
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
+from training.processes.uptime import seconds_since_boot
 from training.storage.whole import write_whole
-from training.swarm.node.admission import Admission
-from training.swarm.node.clocks import seconds_since_boot
-from training.swarm.node.identity import Identity
-from training.swarm.run.lineage import Lineage
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, read_bans
 from training.trust.check import ServerSight, newer_bans
 from training.trust.client import Credentials, MembershipClient
+from training.trust.proof import Identity
 from training.trust.server.policy import BANS_EVERY_SECONDS
 from training.trust.ticket import ANY_LINEAGE, LARGEST_TICKET_BYTES, Ticket, read_ticket, when
 
@@ -33,29 +33,50 @@ BANS_FILE = "bans"
 """In the state folder: the newest ban list, by which a peer goes from its next start until it hears a newer one."""
 
 
-class Membership:
-    """The membership of one peer; in an open run there is nothing to hold, and all of its methods do nothing.
+class Lineage(Protocol):
+    """The training that a ticket is for; `training.swarm.run.lineage.Lineage` is one."""
+
+    id: str
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Its own id, and those of the lineages from which it branches."""
+
+
+class Member:
+    """This peer as a member; in an open run there is nothing to hold, and all of its methods do nothing.
+
+    Making one gets the first ticket, with which this peer may meet others.
 
     Args:
         run: The recipe.
         identity: Of the peer.
         credentials: What the volunteer may show.
+        tell: Tells all processes of this peer what it knows (`training.swarm.node.admission.Admission.tell`); None in
+        an
+            open run.
         state_dir: Keeps the ticket for the next start.
         notices: Tells the volunteer what happens.
+
+    Raises:
+        BadInput: If a credential is to be shown and there is none such on this machine.
+        RefusedByRun: If the server gives no ticket.
+        TrainingError: If the server does not answer, and no ticket of before still holds.
     """
 
-    def __init__(self, run: RunConfig, identity: Identity, credentials: Credentials, state_dir: Path, notices: Notices):
-        self._run, self._peer_id, self._notices = run, str(identity.peer_id), notices
+    def __init__(
+        self,
+        run: RunConfig,
+        identity: Identity,
+        credentials: Credentials,
+        tell: Callable[..., None] | None,
+        *,
+        state_dir: Path,
+        notices: Notices,
+    ):
+        self._run_id, self._peer_id, self._notices = run.run_id, str(identity.peer_id), notices
         self._file, self._bans_file = state_dir / TICKET_FILE, state_dir / BANS_FILE
-        self._client = None
-        self.admission = Admission.of(run)
-        """By which this peer lets others in; None in an open run. It has this peer's ticket from `begin` on."""
-        if not run.membership.open:
-            self._client = MembershipClient(
-                run, identity, credentials, tell=partial(notices.console.print, markup=False)
-            )
-        elif credentials != Credentials():
-            notices.console.print("This run is open to all: it asks for no invitation and no token.")
+        self._client, self._tell_processes = None, tell
         self.resting = threading.Lock()
         """Hold it while processes are forked: a lock that the renewing thread holds then is never released in them."""
         self.text: str | None = None
@@ -72,6 +93,12 @@ class Membership:
         self._due = (0.0, 0.0)
         """When the ticket is to be renewed, by each of the clocks of `_now`: the first that is there counts."""
         self._is_watched = self._has_warned = False
+        if not run.membership.open:
+            say = partial(notices.console.print, markup=False)
+            self._client = MembershipClient(run, identity, credentials, tell=say)
+            self._begin()
+        elif credentials != Credentials():
+            notices.console.print("This run is open to all: it asks for no invitation and no token.")
 
     @property
     def ticket(self) -> Ticket | None:
@@ -83,16 +110,7 @@ class Membership:
         """Whether nothing has been heard of the membership server for a while; never in an open run."""
         return self._client is not None and self._sight.since(time.time()) is None
 
-    def begin(self) -> None:
-        """Gets the first ticket, with which this peer may meet others.
-
-        Raises:
-            BadInput: If a credential is to be shown and there is none such on this machine.
-            RefusedByRun: If the server gives none.
-            TrainingError: If the server does not answer, and no ticket of before still holds.
-        """
-        if self._client is None:
-            return
+    def _begin(self) -> None:
         self.bans = self._kept_bans()
         try:
             self._renew()
@@ -118,15 +136,22 @@ class Membership:
             if self._ticket is None or self._ticket.lineage != lineage.id:
                 self._try()
             self._tell()
-        if self.refusal is not None:
-            raise self.refusal
+        self.check()
         if not self._is_watched:
             self._is_watched = True
             threading.Thread(target=self._watch, daemon=True, name="membership").start()
 
     def until_refused(self, stop: StopRequest) -> MemberStop:
-        """What a member listens to: to `stop`, and to whether the run no longer wants it."""
+        """A request to stop that is also made when the run no longer wants this peer."""
         return MemberStop(stop, self)
+
+    def check(self) -> None:
+        """
+        Raises:
+            RefusedByRun: If the server has given no further ticket.
+        """
+        if self.refusal is not None:
+            raise self.refusal
 
     def _watch(self) -> None:
         while self.refusal is None:
@@ -166,7 +191,7 @@ class Membership:
         """The list of before, if there is one that the membership key has signed."""
         try:
             with self._bans_file.open("rb") as file:
-                kept = read_bans(file.read(LARGEST_BANS_BYTES + 1), self._client.public_key, self._run.run_id)
+                kept = read_bans(file.read(LARGEST_BANS_BYTES + 1), self._client.public_key, self._run_id)
         except OSError:
             return None
         return kept if isinstance(kept, BanList) else None
@@ -201,7 +226,7 @@ class Membership:
 
     def _tell(self) -> None:
         """Lets all processes of this peer go by what it knows now."""
-        self.admission.tell(
+        self._tell_processes(
             own_ticket=self.text,
             lineages=self._lineage.ids if self._lineage is not None else (),
             bans=self.bans,
@@ -216,7 +241,7 @@ class Membership:
         except OSError:
             return False
         kept = read_ticket(text, self._client.public_key)
-        if kept is None or (kept.peer_id, kept.run_id) != (self._peer_id, self._run.run_id) or time.time() >= kept.ends:
+        if kept is None or (kept.peer_id, kept.run_id) != (self._peer_id, self._run_id) or time.time() >= kept.ends:
             return False
         self._take(text.decode("ascii"))
         return True
@@ -236,13 +261,13 @@ def _now() -> tuple[float, float]:
 class MemberStop:
     """Asks a peer to stop, because its program is to stop or the run no longer wants it; as `StopRequest`."""
 
-    def __init__(self, stop: StopRequest, membership: Membership):
-        self._stop, self._membership = stop, membership
+    def __init__(self, stop: StopRequest, member: Member):
+        self._stop, self._member = stop, member
 
     @property
     def asked(self) -> bool:
         """Whether it is to stop."""
-        return self._stop.asked or self._membership.refusal is not None
+        return self._stop.asked or self._member.refusal is not None
 
     def wait(self, seconds: float) -> bool:
         """Sleeps this long, or until the program is to stop; returns whether the peer is to stop."""
