@@ -16,6 +16,7 @@ from training.checkpoints.keep import KeptWeights
 from training.compute.choices import Choices
 from training.config import RunConfig
 from training.data.store.sets import open_manifest
+from training.data.store.shards import AnyManifest
 from training.errors import ProcessEnded, TrainingError
 from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
 from training.model.trained import load_trained_state, trained_state
@@ -86,15 +87,16 @@ def run_peer(
     keep_freed_memory()
     notices = Notices(events=events, console=console)
     check_settings(run.swarm, settings, notices)
-    task, shards = task_of(run), settings.shards or run.data.shards
     connection, member = _enter(run, settings, state_dir, notices)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
     belonging = Belonging(connection, state_dir, notices)
     member.bind(belonging.lineage)
     stop = member.until_refused(stop)
+    shards = settings.shards or run.data.shards
     manifest = open_manifest(shards, kind=run.kind)
     connection.check_tokens(manifest.tokens_digest, shards)
+    task = task_of(run)
     build = _builder(task, settings)
     choices = choose_settings(task, settings, notices, build=build)
     reporter = Reporter(
@@ -106,25 +108,10 @@ def run_peer(
         tokens=manifest.tokens_digest,
         warn=notices.warn,
     )
-    kept = KeptWeights(
-        folder=state_dir / KEPT_FOLDER,
-        recipe_toml=settings.recipe_toml,
-        shards=shards,
-        codec_digest=manifest.codec_digest,
-    )
+    tokens, kept = manifest.tokens_digest, _kept_in(state_dir, settings, shards, manifest)
+    model = build()
     peer = _Peer(
-        task=task,
-        settings=settings,
-        connection=connection,
-        belonging=belonging,
-        member=member,
-        choices=choices,
-        model=build(),
-        reporter=reporter,
-        notices=notices,
-        tokens=manifest.tokens_digest,
-        kept=kept,
-        state_dir=state_dir,
+        task, settings, connection, belonging, member, choices, model, reporter, notices, tokens, kept, state_dir
     )
     epoch = 0
     try:
@@ -149,12 +136,22 @@ def _enter(run: RunConfig, settings: PeerSettings, state_dir: Path, notices: Not
     return connect(run, settings, identity, notices.warn, admission), member
 
 
+def _kept_in(state_dir: Path, settings: PeerSettings, shards: str, manifest: AnyManifest) -> KeptWeights:
+    """What the peer keeps when it leaves."""
+    return KeptWeights(
+        folder=state_dir / KEPT_FOLDER,
+        recipe_toml=settings.recipe_toml,
+        shards=shards,
+        codec_digest=manifest.codec_digest,
+    )
+
+
 def _builder(task: Task, settings: PeerSettings) -> Callable[[], TrainedModel]:
     """Builds the model on its device when it is first needed."""
     return cache(partial(model_on_device, task, settings.wishes.device))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Peer:
     """What a volunteer's peer keeps when it goes over to another lineage."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from training.config import RunConfig, Section
@@ -16,6 +18,20 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe do
     from training.data.store.shards import Manifest, TextManifest
     from training.data.stream.stream import Batch, Samples, TextBatch
     from training.model.kernels.kernel_choice import KernelChoice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What the calculator must know of a run's model."""
+
+    config: dict[str, Any]
+    """See `Task.calculator_config`."""
+    seq_len: int
+    """T, tokens of a sample."""
+    reversible: bool
+    """See `Task.reversible`."""
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
 
 
 class Losses(Protocol):
@@ -115,6 +131,12 @@ class Task(ABC):
     @abstractmethod
     def calculator_config(self) -> dict[str, Any]:
         """The model as the calculator reads it, `model_type` among its fields."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's shape, as the calculator reads it."""
+        facts = {"seq_len": self.seq_len, "reversible": self.reversible, "adapters": self.run.calculator_adapters}
+        return ModelShape(config=self.calculator_config(), **facts)
 
     @property
     def fetches_weights(self) -> bool:

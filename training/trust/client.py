@@ -89,8 +89,8 @@ class MembershipClient:
         self.bans_text = b""
         """The newest ban list that came, with its signature; empty: none has come."""
 
-    def ticket(self, lineage: str = ANY_LINEAGE) -> str:
-        """A new ticket for this peer and a lineage.
+    def ticket(self, lineage: str = ANY_LINEAGE) -> tuple[str, Ticket]:
+        """A new ticket for this peer and a lineage, as it travels and as it reads.
 
         Raises:
             BadInput: If a credential is to be shown and there is none such on this machine.
@@ -100,8 +100,9 @@ class MembershipClient:
         challenge, refused = self._challenge(), ""
         try:
             text = self._ask(challenge, lineage, ("none", ""))
-            if self._read(text).standing == "vouched" or self._credentials == Credentials():
-                return text
+            ticket = self._read(text)
+            if ticket.standing == "vouched" or self._credentials == Credentials():
+                return text, ticket
         except _Refused as error:
             # A member whom the server knows need not show anything again.
             refused = error.reason
@@ -124,7 +125,7 @@ class MembershipClient:
             self.bans_text = answer
         return heard
 
-    def _with_credential(self, challenge: dict, lineage: str, refused: str) -> str:
+    def _with_credential(self, challenge: dict, lineage: str, refused: str) -> tuple[str, Ticket]:
         for _ in range(_ATTEMPTS):
             credential = self._credentials.best() or self._work(challenge)
             if credential is None:
@@ -133,8 +134,7 @@ class MembershipClient:
                 self._tell(f"Your Hugging Face token is shown to {self.url}, which asks the Hub who you are.")
             try:
                 text = self._ask(challenge, lineage, credential)
-                self._read(text)
-                return text
+                return text, self._read(text)
             except _Refused as error:
                 if error.reason != "nonce-over":
                     refuse(error.reason, error.seconds, challenge["organizations"])

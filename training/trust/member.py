@@ -209,8 +209,8 @@ class Member:
             self._warn_once(f"{error} This peer's ticket holds until {until} UTC at the latest; it tries again.")
 
     def _renew(self) -> None:
-        text = self._client.ticket(ANY_LINEAGE if self._lineage is None else self._lineage.id)
-        self._take(text)
+        text, ticket = self._client.ticket(ANY_LINEAGE if self._lineage is None else self._lineage.id)
+        self._take(text, ticket)
         self._put_off(RENEWED_AT * (self._ticket.expires - self._ticket.issued))
         self._has_warned = False
         with suppress(OSError):  # a full disk; the ticket holds nevertheless
@@ -219,8 +219,8 @@ class Member:
     def _put_off(self, seconds: float) -> None:
         self._due = tuple(now + seconds for now in _now())
 
-    def _take(self, text: str) -> None:
-        self.text, self._ticket = text, read_ticket(text, self._client.public_key)
+    def _take(self, text: str, ticket: Ticket) -> None:
+        self.text, self._ticket = text, ticket
         self._sight.note(self._ticket.issued)
         self._tell()
 
@@ -243,7 +243,7 @@ class Member:
         kept = read_ticket(text, self._client.public_key)
         if kept is None or (kept.peer_id, kept.run_id) != (self._peer_id, self._run_id) or time.time() >= kept.ends:
             return False
-        self._take(text.decode("ascii"))
+        self._take(text.decode("ascii"), kept)
         return True
 
     def _warn_once(self, text: str) -> None:
