@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from training.errors import BadInput, TrainingError, reason_of
 from training.storage.whole import DISK_FAULTS
@@ -34,6 +36,21 @@ COMMANDS = {
 """Command name -> module with the function `run`, and `CONTEXT_SETTINGS` for Click if it needs any."""
 
 
+class _Command(TyperCommand):
+    """A command whose help shows the options of each help panel below the panel's name, in plain text."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a section for each panel, in the order in which the panels are first named."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
 def build_app() -> typer.Typer:
     """The command line with every command registered."""
     app = typer.Typer(
@@ -46,7 +63,7 @@ def build_app() -> typer.Typer:
         command = importlib.import_module(module)
         settings = getattr(command, "CONTEXT_SETTINGS", None)
         summary = command.run.__doc__  # typer's own would be cut off
-        app.command(name=name, short_help=summary, context_settings=settings)(command.run)
+        app.command(name=name, cls=_Command, short_help=summary, context_settings=settings)(command.run)
     return app
 
 

@@ -19,6 +19,14 @@ def test_help_names_every_flag_in_full(name):
     assert "…" not in shown
 
 
+def test_the_help_of_join_begins_with_what_every_volunteer_gives():
+    shown = CliRunner().invoke(APP, ["join", "--help"], terminal_width=80).output
+    first, advanced = shown.split("\nAdvanced:\n")
+    asked = {word for word in first.split() if word.startswith("--")}
+    assert asked == {"--recipe", "--initial-peers", "--name", "--state-dir", "--invitation", "--help"}
+    assert {"--micro-batch-size", "--device", "--dry-run", "--seed"} <= set(advanced.split())
+
+
 def test_help_says_what_every_command_does():
     shown = " ".join(CliRunner().invoke(APP, ["--help"], terminal_width=80).output.split())
     for command in typer.main.get_command(APP).commands.values():

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 10.0
 """A volunteer may take so long to leave: it waits for an average that runs, says goodbye, and keeps its weights."""
 
+
+def _advanced(*names: str, **facts: object) -> typer.models.OptionInfo:
+    """An option that `--help` shows below those that every volunteer uses."""
+    return typer.Option(*names, rich_help_panel="Advanced", **facts)
+
+
 Recipe = Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")]
 InitialPeers = Annotated[
     list[str],
@@ -29,32 +35,30 @@ InitialPeers = Annotated[
 ]
 MicroBatchSize = Annotated[
     int | None,
-    typer.Option(min=1, max=10**6, help="Samples per forward pass; fewer need less memory. Default: chosen."),
+    _advanced(min=1, max=10**6, help="Samples per forward pass; fewer need less memory. Default: chosen."),
 ]
 Checkpointing = Annotated[
     bool | None,
-    typer.Option(
+    _advanced(
         "--checkpointing/--no-checkpointing",
         help="Recompute activations instead of keeping them: less memory, more time. Default: chosen.",
     ),
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Type in which layers compute; 16 bits take less memory. Default: chosen."),
+    _advanced(help="Type in which layers compute; 16 bits take less memory. Default: chosen."),
 ]
 Compiled = Annotated[
     bool,
-    typer.Option(
+    _advanced(
         "--compile",
         help="Let torch.compile fuse the operations between matrix multiplications: for GPUs; it takes some time at "
         "the start.",
     ),
 ]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: the first GPU, if there is one.")
-]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads that compute. Default: one per core.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Leave once the run has done this many epochs (updates).")]
+Device = Annotated[str | None, _advanced(help="cpu, cuda, cuda:1 and so on. Default: the first GPU, if there is one.")]
+Threads = Annotated[int | None, _advanced(min=1, help="Threads that compute. Default: one per core.")]
+Epochs = Annotated[int | None, _advanced(min=1, help="Leave once the run has done this many epochs (updates).")]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -62,26 +66,26 @@ StateDir = Annotated[
     ),
 ]
 Resume = Annotated[
-    Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
+    Path | None, _advanced(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
 ]
 Shards = Annotated[
     str | None,
-    typer.Option(help="Folder or address (https://, hf://, s3://) of the shards. Default: the recipe's."),
+    _advanced(help="Folder or address (https://, hf://, s3://) of the shards. Default: the recipe's."),
 ]
 CacheSize = Annotated[
     float | None,
-    typer.Option(min=0, help="Disk space for shards that are fetched over the network, in GB. Default: 1."),
+    _advanced(min=0, help="Disk space for shards that are fetched over the network, in GB. Default: 1."),
 ]
 NormalPriority = Annotated[
     bool,
-    typer.Option(
+    _advanced(
         "--normal-priority",
         help="Compute with the priority of other programs. Without this flag they come first on a busy machine.",
     ),
 ]
 Bandwidth = Annotated[
     float | None,
-    typer.Option(
+    _advanced(
         min=0.1,
         help="Bandwidth of your link in both directions, in Mbit/s: peers on slow links average smaller parts. "
         "Default: the speed at which the run's state was downloaded, if it was large enough to measure.",
@@ -89,26 +93,24 @@ Bandwidth = Annotated[
 ]
 HuggingFace = Annotated[
     bool,
-    typer.Option(
+    _advanced(
         "--hugging-face",
         help="Show who you are on the Hugging Face Hub, for a run that admits members of an organization: your token "
         "(HF_TOKEN, or that of `hf auth login`) is sent to the membership server that the recipe names.",
     ),
 ]
-ClientMode = Annotated[bool, typer.Option("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
-HostMaddrs = Annotated[list[str] | None, typer.Option(help="Address to listen on.")]
+ClientMode = Annotated[bool, _advanced("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
+HostMaddrs = Annotated[list[str] | None, _advanced(help="Address to listen on.")]
 AnnounceMaddrs = Annotated[
     list[str] | None,
-    typer.Option(help="Address at which others reach this machine, if it differs from the one it listens on."),
+    _advanced(help="Address at which others reach this machine, if it differs from the one it listens on."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the order of samples. Default: derived from your peer id.")]
+Seed = Annotated[int | None, _advanced(help="Seed of the order of samples. Default: derived from your peer id.")]
 DryRun = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Print the chosen settings; check recipe, shards, network and averaging; then exit."
-    ),
+    _advanced("--dry-run", help="Print the chosen settings; check recipe, shards, network and averaging; then exit."),
 ]
-LogJson = Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")]
+LogJson = Annotated[Path | None, _advanced(help="Append events to this file, one JSON object per line.")]
 
 
 def run(
