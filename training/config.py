@@ -25,13 +25,11 @@ from calculator.step.setups import MOST_RANK
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import PATIENCE_WINDOWS
 from calculator.swarm.settings import (
-    AVERAGING_TIMEOUT_SECONDS,
     COMPRESSION_THRESHOLD,
     DEFAULTS,
     EPOCHS_OF_2021,
     INNER_BATCH_SIZE,
     LEARNING_RATE_OF_2021,
-    MIN_GROUP_SIZE,
     REQUEST_TIMEOUT_SECONDS,
 )
 from training.errors import BadInput, TrainingError, reason_of
@@ -43,6 +41,8 @@ LARGEST_RECIPE_BYTES, DEEPEST = 1 << 14, 20
 takes a second for the worst recipe of this size, and half an hour for a dotted key of 1 MiB."""
 RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
 """Within the first a recipe must have come; after the second a server that sends nothing is given up."""
+RECORDS_MISSED = 6
+"""A peer counts as gone when it has not renewed its metric record so many times."""
 LARGEST_BLOCK = 65_536
 """Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
 ONLY_FOR = {
@@ -281,12 +281,8 @@ class SwarmConfig(Section):
     """Samples that all peers together contribute to one epoch."""
     matchmaking_seconds: Seconds = DEFAULTS.matchmaking_seconds
     """How long a peer looks for a group; an epoch should last at least five times as long."""
-    request_timeout_seconds: Seconds = REQUEST_TIMEOUT_SECONDS
-    """Longest wait for another peer's answer; must be shorter than the matchmaking."""
     allreduce_timeout_seconds: Seconds = DEFAULTS.allreduce_timeout_seconds
     """Longest all-reduce within a group."""
-    averaging_timeout_seconds: Seconds = AVERAGING_TIMEOUT_SECONDS
-    """Longest averaging, matchmaking included; must be longer than the all-reduce."""
     next_chunk_timeout_seconds: Seconds = DEFAULTS.next_chunk_timeout_seconds
     """A sender that is silent for this long is given up."""
     average_state_every: Positive = DEFAULTS.average_state_every
@@ -309,10 +305,6 @@ class SwarmConfig(Section):
     their weights have moved."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
     """Samples of one local update between exchanges (`diloco`)."""
-    outer_learning_rate: Annotated[float, Field(gt=0)] = 0.7
-    """Learning rate with which the averaged movement is applied to the common weights (`diloco`, as in its paper)."""
-    outer_momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Nesterov momentum of the common weights (`diloco`, as in its paper)."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
     2019); the error is added to the next gradient. 0: no low-rank compression."""
@@ -321,8 +313,6 @@ class SwarmConfig(Section):
     delay_gradient_averaging: bool = DEFAULTS.delay_gradient_averaging
     """Gradients are also averaged in the background: no peer waits for the network, and each update uses gradients
     that were computed one update earlier. Needs delay_optimizer_step."""
-    min_group_size: Annotated[int, Field(ge=2)] = MIN_GROUP_SIZE
-    """Fewest peers in one all-reduce."""
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
     aggregation: Literal["mean", "centered-clip"] = "mean"
@@ -333,10 +323,6 @@ class SwarmConfig(Section):
     costs no bytes, and less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta,
     not of gradients: where gradients are mostly noise, its updates are some four times as long, and need a learning
     rate as much smaller."""
-    clip_radius: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """How far a peer may pull (`centered-clip`), over the distance from the average within which most peers lie."""
-    clip_iterations: Annotated[int, Field(gt=0, le=100)] = 5
-    """Steps of `centered-clip`; it comes to rest within a few."""
     clip_weight: Annotated[float, Field(ge=1)] = 1.0
     """A peer's samples count as at most so many times those of the median peer (`centered-clip`). With 1, a minority of
     peers has a minority of the weight, whatever it claims. With 2, fast peers count more, but a third of all peers can
@@ -351,8 +337,21 @@ class SwarmConfig(Section):
     on alone."""
     metrics_every_seconds: Seconds = 10.0
     """A peer renews its metric record at least this often."""
-    metrics_expiration_seconds: Seconds = 60.0
-    """A peer whose record is older counts as gone."""
+
+    @property
+    def request_timeout_seconds(self) -> float:
+        """Longest wait for another peer's answer, shorter than the matchmaking."""
+        return min(REQUEST_TIMEOUT_SECONDS, self.matchmaking_seconds * 2 / 3)
+
+    @property
+    def averaging_timeout_seconds(self) -> float:
+        """Longest averaging: a group is looked for through some windows of matchmaking, then averages."""
+        return PATIENCE_WINDOWS * self.matchmaking_seconds + self.allreduce_timeout_seconds
+
+    @property
+    def metrics_expiration_seconds(self) -> float:
+        """A peer whose record is older counts as gone."""
+        return RECORDS_MISSED * self.metrics_every_seconds
 
 
 class MonitorConfig(Section):
@@ -481,8 +480,6 @@ class RunConfig(Section):
                 "membership.unvouched does not go with swarm.aggregation mean, which one hostile member can move "
                 "anywhere; write centered-clip there, or omit it"
             )
-        if self.swarm.min_group_size > self.swarm.max_group_size:
-            raise ValueError("swarm.min_group_size must be at most swarm.max_group_size: no group could form")
         if self.schedule.warmup_epochs >= self.schedule.total_epochs:
             raise ValueError("schedule.warmup_epochs must be smaller than schedule.total_epochs")
         return self
@@ -600,24 +597,10 @@ def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
 
 def _check_times(swarm: SwarmConfig) -> None:
     """Raises ValueError if a time-out is too short for the steps that it includes."""
-    if not swarm.request_timeout_seconds < swarm.matchmaking_seconds:
-        raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
-    least = PATIENCE_WINDOWS * swarm.matchmaking_seconds + swarm.allreduce_timeout_seconds
-    if swarm.averaging_timeout_seconds < least:
-        raise ValueError(
-            f"swarm.averaging_timeout_seconds is {swarm.averaging_timeout_seconds:g}: a group may be looked for "
-            f"through {PATIENCE_WINDOWS} windows of matchmaking_seconds = {swarm.matchmaking_seconds:g} and average "
-            f"for allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}, so it must be at least {least:g}"
-        )
     if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
         raise ValueError(
             f"swarm.next_chunk_timeout_seconds is {swarm.next_chunk_timeout_seconds:g}: a silent peer would not be "
             f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter"
-        )
-    if swarm.metrics_expiration_seconds < 2 * swarm.metrics_every_seconds:
-        raise ValueError(
-            f"swarm.metrics_expiration_seconds is {swarm.metrics_expiration_seconds:g}: a peer that reports every "
-            f"{swarm.metrics_every_seconds:g} s would count as gone in between; make it at least twice that"
         )
 
 

@@ -79,9 +79,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
         update=dict(
             target_batch_size=int(epoch_seconds / SECONDS_A_SAMPLE * peers),
             matchmaking_seconds=MATCHMAKING_SECONDS,
-            request_timeout_seconds=REQUEST_SECONDS,
             allreduce_timeout_seconds=60.0,
-            averaging_timeout_seconds=90.0,
             next_chunk_timeout_seconds=10.0,
             average_state_every=25,
             newcomer_bits=8,

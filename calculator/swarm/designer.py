@@ -17,17 +17,14 @@ from calculator.swarm.designed_models import BATCHES, DesignedModel
 from calculator.swarm.forecast import (
     ADVISED_WINDOWS,
     DAY_SECONDS,
-    PATIENCE_WINDOWS,
     Exchange,
     Forecast,
     Volunteers,
     forecast,
 )
 from calculator.swarm.settings import (
-    AVERAGING_TIMEOUT_SECONDS,
     DEFAULTS,
     INNER_BATCH_SIZE,
-    REQUEST_TIMEOUT_SECONDS,
 )
 
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
@@ -37,8 +34,6 @@ MOST_COMMUNICATION = 0.1
 INNER_UPDATES = (100, 500)
 """The numbers of local updates between two exchanges that are tried (Douillard et al. 2023, arXiv:2311.08105, make
 500)."""
-SEARCH_WINDOWS = PATIENCE_WINDOWS + 2
-"""Matchmaking windows in the time-out of an averaging, besides the all-reduce: two more than a recipe needs."""
 WHY_DELAYED = (
     "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
     "averaged while the next update is computed, so they are one update old."
@@ -334,8 +329,6 @@ def recipe(wish: Wish, made: Design) -> str:
 def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
     """The recipe's tables by name."""
     chosen = made.collaboration
-    search = SEARCH_WINDOWS * chosen.matchmaking_seconds
-    averaging = max(AVERAGING_TIMEOUT_SECONDS, search + chosen.allreduce_timeout_seconds)
     return {
         **wish.model.tables(),
         "data": dict(shards="shards"),
@@ -348,9 +341,7 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
         "swarm": dict(
             target_batch_size=chosen.target_batch_size,
             matchmaking_seconds=chosen.matchmaking_seconds,
-            request_timeout_seconds=min(REQUEST_TIMEOUT_SECONDS, round(chosen.matchmaking_seconds * 2 / 3, 1)),
             allreduce_timeout_seconds=chosen.allreduce_timeout_seconds,
-            averaging_timeout_seconds=averaging,
             next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
             gradient_codec=chosen.gradient_codec,
             average_state_every=chosen.average_state_every,

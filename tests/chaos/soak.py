@@ -25,10 +25,8 @@ SHARE = 0.5
 RECIPE = {
     "target_batch_size": 24,
     "matchmaking_seconds": 0.6,
-    "request_timeout_seconds": 0.4,
     "next_chunk_timeout_seconds": 1.0,
     "allreduce_timeout_seconds": 3.0,
-    "averaging_timeout_seconds": 6.0,
 }
 """Epochs of about a second."""
 SAMPLE_SECONDS = 0.02

@@ -44,8 +44,8 @@ def recipe(changes: dict[str, object]) -> str:
     codec = {"image_size": 16, "codebook_size": 64}
     swarm = {"target_batch_size": round(len(VOLUNTEERS) * EPOCH_SECONDS / SAMPLE_SECONDS), "total_epochs": 1_000_000}
     # A group waits for a window or two for a peer whose link is cut, so these decide what that costs the survivors.
-    swarm |= {"matchmaking_seconds": 1.0, "request_timeout_seconds": 0.6}
-    swarm |= {"metrics_every_seconds": 1.0, "metrics_expiration_seconds": 15.0}
+    swarm |= {"matchmaking_seconds": 1.0}
+    swarm |= {"metrics_every_seconds": 2.5}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
     for name, value in (tiny | codec | swarm | monitor | changes).items():
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)

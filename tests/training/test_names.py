@@ -98,15 +98,14 @@ def test_a_volunteers_own_name_is_shown_as_it_is(tmp_path, console, name):
         declare_bandwidth=lambda mbits: None,
         lineage=SimpleNamespace(id="a" * 16),
     )
-    loop = SimpleNamespace(
-        run=SimpleNamespace(run_id="demo", swarm=SimpleNamespace(target_batch_size=64)),
-        optimizer=optimizer,
+    own = SimpleNamespace(
+        connection=SimpleNamespace(name=name, identity=SimpleNamespace(peer_id="A"), link=Link()),
+        task=SimpleNamespace(run=SimpleNamespace(run_id="demo", swarm=None)),
         notices=notices,
         settings=SimpleNamespace(bandwidth_mbits=None),
-        model=SimpleNamespace(parameters=lambda: []),
+        choices=SimpleNamespace(trained_parameters=0),
     )
-    connection = SimpleNamespace(name=name, identity=SimpleNamespace(peer_id="A"), link=Link())
-    peer._announce(loop, connection, "fresh weights")
+    peer._Peer._announce(own, optimizer, "fresh weights")
     assert f"{name} joins demo at epoch 7 with fresh weights: 0 parameters.\n" in printed(console)
 
 

@@ -376,7 +376,6 @@ def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> Averag
         request_timeout_seconds=swarm.request_timeout_seconds,
         allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
-        min_group_size=swarm.min_group_size,
         client_mode=client_mode,
         clipping=clipping_of_gradients(swarm),
         most_weight=MOST_BATCHES * swarm.target_batch_size,

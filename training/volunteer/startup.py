@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from calculator.reports.units import show_bytes
 from calculator.swarm.exchange import part_bytes, vector_bytes
+from calculator.swarm.settings import MIN_GROUP_SIZE
 from training.compute.machine import usable_cores
 from training.config import Codec, SwarmConfig
 from training.errors import BadInput
@@ -100,7 +101,7 @@ def check_files(swarm: SwarmConfig) -> str | None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return None
-    least, full = map(files_of_group, (swarm.min_group_size, swarm.max_group_size))
+    least, full = map(files_of_group, (MIN_GROUP_SIZE, swarm.max_group_size))
     if limit < least:
         raise BadInput(
             f"This process may open {limit} files, and even the smallest group needs up to {least}; "

@@ -94,12 +94,10 @@ def swarm_settings(
     delay_optimizer_step: bool,
     average_state_every: int,
 ) -> dict[str, object]:
-    """The recipe's names of hivemind's settings."""
+    """The recipe's names of hivemind's settings; the two time-outs follow from the others there."""
     return {
         "target_batch_size": target_batch_size,
         "matchmaking_seconds": matchmaking_time,
-        "averaging_timeout_seconds": averaging_timeout,
-        "request_timeout_seconds": averager_opts["request_timeout"],
         "delay_gradient_averaging": delay_grad_averaging,
         "delay_optimizer_step": delay_optimizer_step,
         "average_state_every": average_state_every,

@@ -41,11 +41,9 @@ TINY = {
     "inner_batch_size": 8,
     "target_batch_size": 128,
     "matchmaking_seconds": 1.5,
-    "request_timeout_seconds": 1.0,
     "max_epochs_alone": 0,
     "compression_threshold": 512,  # so that there are tensors that travel in 8 bits
     "metrics_every_seconds": 1.0,
-    "metrics_expiration_seconds": 8.0,
 }
 SENTENCE = "the cat sat on a warm stone while rain fell over small green hills and nobody spoke of trains"
 

@@ -43,7 +43,6 @@ TINY = {
     "target_batch_size": 32,
     "total_epochs": 100_000,
     "metrics_every_seconds": 1.0,
-    "metrics_expiration_seconds": 8.0,
     "max_epochs_alone": 0,
     "checkpoint_every_epochs": 5,
 }

@@ -33,7 +33,6 @@ CHANGES = {
     "warmup_epochs": 2,
     "total_epochs": 1000,
     "metrics_every_seconds": 1.0,
-    "metrics_expiration_seconds": 8.0,
     "checkpoint_every_epochs": 2,
     "pictures_every_epochs": 2,
 }

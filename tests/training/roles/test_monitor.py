@@ -105,7 +105,6 @@ def start(programs, tmp_path):
 def recipe(tmp_path):
     text = (RECIPES / "demo.toml").read_text()
     for name, value in {
-        "metrics_expiration_seconds": 6.0,
         "checkpoint_every_epochs": 4,
         "metrics_every_seconds": 1.0,
         "hidden_size": 32,

@@ -358,7 +358,7 @@ def train(peer: Peer, *, begin: Callable | None = None, watch: Callable | None =
     return [parameter.detach().clone() for parameter in model.parameters()], reports
 
 
-def come_late(peer: Peer, *, request_timeout_seconds: float):
+def come_late(peer: Peer, *, matchmaking_seconds: float):
     """As `train`; the second comes when the first has done some epochs, and more go by before it has its state.
 
     Each has the weights with which it ended each epoch, the epochs in which it wanted the others' weights, and what has
@@ -385,7 +385,7 @@ def come_late(peer: Peer, *, request_timeout_seconds: float):
             facts["wanted weights"].add(optimizer.local_epoch)
         weights[optimizer.local_epoch] = host_weights(optimizer)
 
-    swarm = {"average_state_every": 1_000_000, "request_timeout_seconds": request_timeout_seconds}
+    swarm = {"average_state_every": 1_000_000, "matchmaking_seconds": matchmaking_seconds}
     _, reports = train(peer, begin=begin, watch=watch, **swarm)
     return weights, reports, facts
 
@@ -689,7 +689,7 @@ def lose_one(peer: Peer, *, matchmaking_seconds: float):
 
     The windows of matchmaking are so long that waiting for it through all of them is seen.
     """
-    run = run_with(target_batch_size=240, matchmaking_seconds=matchmaking_seconds, averaging_timeout_seconds=120.0)
+    run = run_with(target_batch_size=240, matchmaking_seconds=matchmaking_seconds)
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     peer.await_others("ready")

@@ -46,18 +46,16 @@ def optimizer_with(node, monkeypatch):
 @pytest.mark.swarm
 def test_numbers_reach_the_averagers_and_the_progress(optimizer_with, monkeypatch):
     made = optimizer_with(
-        target_batch_size=999, matchmaking_seconds=2.5, averaging_timeout_seconds=44.0, allreduce_timeout_seconds=22.0,
-        next_chunk_timeout_seconds=7.0, request_timeout_seconds=1.25, min_group_size=3, metrics_expiration_seconds=77.0,
+        target_batch_size=999, matchmaking_seconds=2.25, allreduce_timeout_seconds=22.0, next_chunk_timeout_seconds=7.0,
         delay_gradient_averaging=True, max_group_size=9,
     )  # fmt: skip
     for averager in (made.gradients, made.parameters):
         settings = averager.settings
-        assert (settings.matchmaking_seconds, settings.request_timeout_seconds) == (2.5, 1.25)
+        assert (settings.matchmaking_seconds, settings.request_timeout_seconds) == (2.25, 1.5)
         assert (settings.allreduce_timeout_seconds, settings.next_chunk_timeout_seconds) == (22.0, 7.0)
-        assert settings.min_group_size == 3
     assert (made.gradients.settings.epochs_apart, made.parameters.settings.epochs_apart) == (1, 0)
     assert made.parameters.settings.round_own_parts and not made.gradients.settings.round_own_parts
-    assert made.progress.target_batch_size == 999 and made.progress.lively_seconds == LIVELY_WINDOWS * 2.5
+    assert made.progress.target_batch_size == 999 and made.progress.lively_seconds == LIVELY_WINDOWS * 2.25
     monkeypatch.setattr(Progress, "awaited_peers", 50)
     assert made.exchange.expected_peers == 9
     rounds = []
@@ -66,7 +64,7 @@ def test_numbers_reach_the_averagers_and_the_progress(optimizer_with, monkeypatc
     assert not rounds, "the epoch has only begun"
     made.progress.report(0, 999)
     made.exchange.look_for_group_early(0)
-    assert rounds == [{"seconds": 44.0, "expected_peers": 9}]
+    assert rounds == [{"seconds": 31.0, "expected_peers": 9}]
 
 
 @pytest.mark.swarm

@@ -116,7 +116,7 @@ class _LastOfTwo:
         if round_ is not None:
             assert self._left.wait(60)
 
-    def step(self, batch_size, numbers):
+    def step(self, batch_size):
         if self.local_epoch == 1:
             threading.Timer(0.2, self._left.set).start()
         epoch_end = EpochEnd(epoch=self.local_epoch, others=1 - self.local_epoch)

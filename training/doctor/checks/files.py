@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculator.reports.units import show_bytes
+from calculator.swarm.settings import MIN_GROUP_SIZE
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.errors import reason_of
 from training.processes.environment import FILE_LIMIT, files_of_group
@@ -100,9 +101,9 @@ def check_open_files(shared: Shared) -> Finding:
     if run is None:
         from training.config import SwarmConfig
 
-        sizes = [SwarmConfig.model_fields[name].default for name in ("min_group_size", "max_group_size")]
+        sizes = [MIN_GROUP_SIZE, SwarmConfig.model_fields["max_group_size"].default]
     else:
-        sizes = [run.swarm.min_group_size, run.swarm.max_group_size]
+        sizes = [MIN_GROUP_SIZE, run.swarm.max_group_size]
     least, full = map(files_of_group, sizes)
     told = f"This program may open {limit} files; a group of {sizes[1]} peers may need {full}"
     if limit < least:

@@ -40,10 +40,10 @@ _SAME = 1e-9
 class Clipping:
     """How far one sender may pull an average."""
 
-    radius: float
+    radius: float = 1.0
     """r, over the distance from the estimate within which more than half of the vectors lie."""
-    iterations: int
-    """Moves of the estimate."""
+    iterations: int = 5
+    """Moves of the estimate; it comes to rest within a few."""
     weight_over_median: float = math.inf
     """A sender's weight counts as at most so many times the median of the senders' weights."""
     most_weight: float = math.inf
@@ -77,7 +77,7 @@ def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
     """As the recipe has it; weights are samples. None: the weighted mean."""
     if swarm.aggregation == "mean":
         return None
-    return Clipping(radius=swarm.clip_radius, iterations=swarm.clip_iterations, weight_over_median=swarm.clip_weight)
+    return Clipping(weight_over_median=swarm.clip_weight)
 
 
 def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
@@ -85,7 +85,7 @@ def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
     little."""
     if swarm.aggregation == "mean":
         return None
-    return Clipping(radius=swarm.clip_radius, iterations=swarm.clip_iterations, most_weight=FULL_WEIGHT)
+    return Clipping(most_weight=FULL_WEIGHT)
 
 
 def centered_clip(

@@ -20,7 +20,7 @@ from training.swarm.peers.table import Peers
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import MOMENTS_UPDATES, TRANSITIONS, Alignment, AlignmentState, Event
 
-SWARM = load_recipe("demo").swarm.model_copy(update={"matchmaking_seconds": 0.01, "request_timeout_seconds": 0.005})
+SWARM = load_recipe("demo").swarm.model_copy(update={"matchmaking_seconds": 0.01})
 SAMPLES = 32
 EPOCH_SECONDS = 60.0
 

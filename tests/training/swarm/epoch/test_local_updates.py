@@ -6,8 +6,9 @@ import torch
 from scenarios import SIZES
 from started_peers import meet, relative_error
 
-from training.config import load_recipe, parse_recipe, read_recipe
+from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
+from training.swarm.epoch.strategies.local_updates import OUTER_LEARNING_RATE, OUTER_MOMENTUM
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,6 @@ def rounds(tmp_path_factory):
 @pytest.mark.swarm
 def test_common_weights_follow_nesterov_on_the_mean_of_both_peers_ways(rounds):
     """Recomputed in float64 from what each peer offered, weighted by its samples."""
-    swarm = load_recipe("demo").swarm
     for both in rounds:
         weights = [report.samples for _, report in both]
         assert weights[0] > weights[1] > 0  # the slower one is not waited for
@@ -35,8 +35,8 @@ def test_common_weights_follow_nesterov_on_the_mean_of_both_peers_ways(rounds):
             assert relative_error(ways[0], ways[1]) > 0.1
             mean = sum(weight * way for weight, way in zip(weights, ways, strict=True)) / sum(weights)
             for notes, _ in both:
-                momentum = swarm.outer_momentum * notes["momentum"][kind].double() + mean
-                expected = swarm.outer_learning_rate * (mean + swarm.outer_momentum * momentum)
+                momentum = OUTER_MOMENTUM * notes["momentum"][kind].double() + mean
+                expected = OUTER_LEARNING_RATE * (mean + OUTER_MOMENTUM * momentum)
                 step = notes["before"][kind].double() - notes["after"][kind].double()
                 assert relative_error(step, expected) < 0.02, kind
                 assert torch.equal(notes["model"][kind], notes["after"][kind])  # from here all go on

@@ -187,7 +187,6 @@ def offer(stack, peer, **changes):
     host = Host([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
     wanted = {
         "matchmaking_seconds": 2.0,
-        "request_timeout_seconds": 1.0,
         "next_chunk_timeout_seconds": 5.0,
         "audit_share": 0.02,
     }

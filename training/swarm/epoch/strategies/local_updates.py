@@ -29,6 +29,9 @@ from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.state.host import Host
 
+OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9
+"""Of the outer optimizer, as in the paper."""
+
 
 class DistanceAverager(GradientAverager):
     """Averages how far peers' weights have moved since the last exchange; keeps no gradients.
@@ -81,13 +84,13 @@ class LocalUpdates(Strategy):
     @classmethod
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
         """The outer optimizer."""
-        rate, momentum = run.swarm.outer_learning_rate, run.swarm.outer_momentum
+        rate, momentum = OUTER_LEARNING_RATE, OUTER_MOMENTUM
         return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=True, foreach=False)
 
     @classmethod
     def learning_rate(cls, epoch: int, run: RunConfig) -> float:
         """See `Strategy`; always the same."""
-        return run.swarm.outer_learning_rate
+        return OUTER_LEARNING_RATE
 
     @classmethod
     def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> DistanceAverager:
