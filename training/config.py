@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from calculator.parts.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
+from calculator.parts.optimizers import LAMB_MIN_8BIT_SIZE
 from calculator.step.setups import MOST_RANK
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import PATIENCE_WINDOWS
@@ -43,14 +43,6 @@ RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
 """Within the first a recipe must have come; after the second a server that sends nothing is given up."""
 RECORDS_MISSED = 6
 """A peer counts as gone when it has not renewed its metric record so many times."""
-LARGEST_BLOCK = 65_536
-"""Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
-ONLY_FOR = {
-    "bias_correction": ("lamb8bit", "lamb"),
-    "trust_clamp": ("lamb8bit", "lamb"),
-    "muon_momentum": ("muon",),
-}
-"""Fields of `OptimizerConfig` that only some optimizers have; for the others they must stay as they are by default."""
 NOT_IN_DIGEST = {
     "title": True,
     "description": True,
@@ -107,8 +99,6 @@ class ModelConfig(Section):
     """Side of the square of image tokens."""
     image_vocab_size: Positive
     """Entries of the image codec's codebook."""
-    feed_forward_multiplier: Positive = 4
-    """F / D, inner width of the GEGLU feed-forward over the hidden size."""
     reversible: bool = True
     """Reversible layers (Bruegger et al. 2019): activations are recomputed from the output instead of kept."""
     rotary: bool = True
@@ -117,8 +107,6 @@ class ModelConfig(Section):
     """Each block sees part of its channels from the previous token (text) or the tokens above and left (image)."""
     tied_embeddings: bool = True
     """Input and output embeddings are one matrix (Press and Wolf 2016)."""
-    image_loss_weight: Annotated[float, Field(gt=0, le=1e6)] = 7.0
-    """Weight of the image tokens' loss; the text's weight is 1, and the sum is divided by the two weights' sum."""
     text_padding_id: Count = 0
     """Id that pads the text. 0: a different id for each position (dalle-pytorch 1.6.6). Otherwise this id, such as 1,
     T5's `</s>` (the 2021 run, whose weights never saw the ids of positions)."""
@@ -156,11 +144,10 @@ class LanguageModelConfig(Section):
 
 
 class AdapterConfig(Section):
-    """What is trained in place of all weights: adapters beside the linear layers of weights that stay as they are."""
+    """What is trained in place of all weights: LoRA's adapters (Hu et al. 2021) beside the linear layers of weights
+    that stay as they are. Beside a frozen matrix W, two thin ones are trained, and W + (alpha / rank) B A computes.
+    Only they are exchanged, averaged and saved."""
 
-    kind: Literal["lora"]
-    """`lora`: beside a frozen matrix W, two thin ones are trained, and W + (alpha / rank) B A computes (Hu et al.
-    2021). Only they are exchanged, averaged and saved."""
     rank: Annotated[int, Field(gt=0, le=MOST_RANK)]
     """Rows of A and columns of B."""
     alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -214,10 +201,6 @@ class DataConfig(Section):
     shards: str
     """Folder or address (`https://`, `hf://`, `s3://`) of the prepared shards: Parquet files of codes and captions,
     Brotli-compressed."""
-    min_caption_characters: Count = 3
-    """Pictures with shorter captions are left out."""
-    max_aspect_ratio: Annotated[float, Field(ge=1)] = 2.0
-    """Pictures that are longer or wider than this are left out."""
     shuffle_buffer: Positive = 8192
     """Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole
     set."""
@@ -242,24 +225,17 @@ class OptimizerConfig(Section):
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
     """The averaged gradient is clipped to this global norm."""
-    bias_correction: bool = False
-    """Whether LAMB's moments are corrected for starting at zero (the 2021 run: no). AdamW's always are."""
-    trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
-    """Upper bound of the weight norm in LAMB's trust ratio (the 2021 run: practically none)."""
     muon_momentum: Decay = 0.95
     """Decay of the momentum of hidden matrices (`muon`)."""
-    block_size: Annotated[int, Field(gt=0, le=LARGEST_BLOCK)] = LAMB_BLOCK_SIZE
-    """Values that share one 8-bit scale; optimizers in 32 bits have none."""
     min_8bit_size: Positive = LAMB_MIN_8BIT_SIZE
     """Tensors with fewer values store their moments in 32 bits."""
 
     @model_validator(mode="after")
     def _has_what_is_set(self) -> OptimizerConfig:
-        for field, names in ONLY_FOR.items():
-            if self.name not in names and getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(
-                    f"{field} is only for {' and '.join(names)}, and name is {self.name}; omit {field} from the recipe"
-                )
+        if self.name != "muon" and self.muon_momentum != type(self).model_fields["muon_momentum"].default:
+            raise ValueError(
+                f"muon_momentum is only for muon, and name is {self.name}; omit muon_momentum from the recipe"
+            )
         return self
 
 
@@ -383,8 +359,6 @@ class MonitorConfig(Section):
     """Sampling keeps this many of the largest logits (paper, section 3.4)."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sampling keeps the likeliest ids up to this total probability (paper: 0.75)."""
-    temperature: Annotated[float, Field(ge=1e-6)] = 1.0
-    """Logits are divided by this before sampling."""
     continuation_tokens: Positive = 100
     """Most tokens with which a language model continues a prompt."""
 
@@ -395,11 +369,9 @@ class MonitorConfig(Section):
 
 
 class MembershipConfig(Section):
-    """Who may take part in the run."""
+    """Who may take part in the run: without this table all who know the run's address, with it members only, who have
+    a ticket of the membership server that `key` and `url` name."""
 
-    open: bool = True
-    """Whoever knows the run's address may take part. Otherwise members only, who have a ticket of the membership
-    server that the two fields below name."""
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43}$")] | None = None
     """Public key of the membership server, which `membership` prints."""
     url: Annotated[str, Field(max_length=200)] | None = None
@@ -408,14 +380,15 @@ class MembershipConfig(Section):
     """People whom nobody vouches for may be members as well, if their program computes for it (`membership
     --work-bits`). In averages their gradients count a quarter of the others', and the run averages by centered-clip."""
 
+    @property
+    def open(self) -> bool:
+        """Whether all who know the run's address may take part."""
+        return self.key is None
+
     @model_validator(mode="after")
     def _is_clear(self) -> MembershipConfig:
-        if self.open and self.unvouched:
-            raise ValueError("unvouched is of runs for members, and open is true; set open = false, or omit unvouched")
-        if self.open and (self.key or self.url):
-            raise ValueError("open is true, so key and url would do nothing; set open = false, or omit the other two")
-        if not self.open and not (self.key and self.url):
-            raise ValueError("open is false, so members need both key and url; `membership` prints all three lines")
+        if (self.open and (self.unvouched or self.url)) or not (self.open or self.url):
+            raise ValueError("a run for members needs both key and url; `membership` prints both, or omit the table")
         if self.url is not None and not _is_safe(self.url):
             raise ValueError(
                 "url is to be https://ADDRESS, or http://127.0.0.1:PORT on one machine, without a question mark: "

@@ -38,6 +38,7 @@ def forward_flops(config: ModelConfig) -> float:
     """
     from training.model.attention import allowed_pairs
     from training.model.layout import Layout
+    from training.model.transformer import FEED_FORWARD_MULTIPLIER
 
     inner, width, tokens = config.num_heads * config.head_dim, config.hidden_size, config.seq_len
     layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
@@ -46,7 +47,7 @@ def forward_flops(config: ModelConfig) -> float:
         for kind in {*config.attention_cycle, config.last_attention}
     }
     kinds = [config.attention_cycle[i % len(config.attention_cycle)] for i in range(config.num_layers - 1)]
-    weights = 4 * width * inner + 3 * width * width * config.feed_forward_multiplier
+    weights = 4 * width * inner + 3 * width * width * FEED_FORWARD_MULTIPLIER
     layers = sum(2 * weights * tokens + 4 * inner * pairs[kind] for kind in (*kinds, config.last_attention))
     text = config.text_seq_len * (config.text_vocab_size + config.text_seq_len)
     return layers + 2 * width * (text + config.image_seq_len * config.image_vocab_size)

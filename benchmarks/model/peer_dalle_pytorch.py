@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from training.config import ModelConfig
+from training.model.transformer import IMAGE_LOSS_WEIGHT
 
 INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 " + (
     "axial-positional-embedding==0.2.1 rotary-embedding-torch g-mlp-pytorch einops"
@@ -42,7 +43,7 @@ def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
     """dalle-pytorch's `DALLE` of these sizes; its weights are drawn with torch's global seed.
 
     Args:
-        config: Must have no `text_padding_mask`, a `conv_kernel_size` of 5 and a `feed_forward_multiplier` of 4.
+        config: Must have no `text_padding_mask` and a `conv_kernel_size` of 5.
         for_sampling: Sets `optimize_for_inference`: row and column attention use dense masks, which allow caching.
     """
     _stand_in_for_unused()
@@ -78,7 +79,7 @@ def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
         rotary_emb=config.rotary,
         reversible=config.reversible,
         shift_tokens=config.shift_tokens,
-        loss_img_weight=config.image_loss_weight,
+        loss_img_weight=IMAGE_LOSS_WEIGHT,
         share_input_output_emb=config.tied_embeddings,
         optimize_for_inference=for_sampling,
     )

@@ -31,7 +31,7 @@ TopP = Annotated[
     float | None, typer.Option(help="Sample from the likeliest codes up to this probability. Default: the recipe's.")
 ]
 Temperature = Annotated[
-    float | None, typer.Option(help="Sampling temperature: above 1 is bolder, below 1 safer. Default: the recipe's.")
+    float | None, typer.Option(help="Sampling temperature: above 1 is bolder, below 1 safer. Default: 1.")
 ]
 
 

@@ -49,7 +49,7 @@ class Sampling:
     @classmethod
     def of_recipe(cls, monitor: MonitorConfig) -> Sampling:
         """The sampling of the recipe's monitor."""
-        return cls(top_k=monitor.top_k, top_p=monitor.top_p, temperature=monitor.temperature)
+        return cls(top_k=monitor.top_k, top_p=monitor.top_p)
 
 
 def choose_sampling(

@@ -25,13 +25,18 @@ from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses
 
+IMAGE_LOSS_WEIGHT = 7.0
+"""Weight of the image tokens' loss; the text's weight is 1, and the sum is divided by the two weights' sum."""
+FEED_FORWARD_MULTIPLIER = 4
+"""F / D, inner width of the GEGLU feed-forward over the hidden size."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
     """Mean losses of a micro-batch, in nats per token; differentiable scalars."""
 
     loss: Tensor
-    """(text_loss + w * image_loss) / (1 + w) with w = `image_loss_weight`."""
+    """(text_loss + w * image_loss) / (1 + w) with w = `IMAGE_LOSS_WEIGHT`."""
     text_loss: Tensor
     """Cross entropy of the text tokens, padding included."""
     image_loss: Tensor
@@ -62,7 +67,7 @@ class SharedFeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        inner_size = config.hidden_size * config.feed_forward_multiplier
+        inner_size = config.hidden_size * FEED_FORWARD_MULTIPLIER
         self.inner = nn.Linear(config.hidden_size, 2 * inner_size)
         self.out = nn.Linear(inner_size, config.hidden_size)
 
@@ -158,7 +163,7 @@ class TextToImageTransformer(nn.Module):
             dtype=self._compute_dtype(),
             tied=tied,
         )
-        weight = self.config.image_loss_weight
+        weight = IMAGE_LOSS_WEIGHT
         return Losses(loss=(text_loss + weight * image_loss) / (1 + weight), text_loss=text_loss, image_loss=image_loss)
 
     def logits(self, text: Tensor, codes: Tensor) -> Tensor:
@@ -203,7 +208,7 @@ class TextToImageTransformer(nn.Module):
             dtype: Type in which layers compute; None: as autocast is set now.
         """
         config, length, dtype = self.config, self.layout.length, dtype or self._compute_dtype()
-        inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * config.feed_forward_multiplier
+        inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * FEED_FORWARD_MULTIPLIER
         # For each token: the inputs of both blocks, and two numbers from each norm.
         streams = length * (2 * config.hidden_size + 4)
         # The norms' outputs; qkv and the merged heads; values, gates, gelu and product of the feed-forward.

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from calculator.parts.optimizers import LAMB_BLOCK_SIZE
 from training.optim.moments import USUAL, MomentOptimizer
 
 
@@ -49,7 +50,7 @@ class AdamW8bit(MomentOptimizer):
         eps: float = USUAL.eps,
         weight_decay: float = USUAL.weight_decay,
         max_grad_norm: float = USUAL.max_grad_norm,
-        block_size: int = USUAL.block_size,
+        block_size: int = LAMB_BLOCK_SIZE,
         min_8bit_size: int = USUAL.min_8bit_size,
         overwrite_gradients: bool = False,
         native: bool = True,

@@ -35,7 +35,6 @@ def build_optimizer(
         eps=config.eps,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        block_size=config.block_size,
         min_8bit_size=config.min_8bit_size if config.name.endswith("8bit") else sys.maxsize,
         overwrite_gradients=True,
     )
@@ -43,4 +42,4 @@ def build_optimizer(
         return Muon(params, momentum=config.muon_momentum, given_momentum=given_momentum, **common)
     if config.name.startswith("adamw"):
         return AdamW8bit(params, **common)
-    return Lamb8bit(params, bias_correction=config.bias_correction, trust_clamp=config.trust_clamp, **common)
+    return Lamb8bit(params, **common)

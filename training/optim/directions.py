@@ -19,11 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from training.config import LARGEST_BLOCK
 from training.optim.eight_bit import blockwise
 from training.optim.eight_bit.kernels import Kernels, Settings
 
-CHUNK_VALUES = LARGEST_BLOCK
+CHUNK_VALUES = 65_536
 """Values that PyTorch processes at once: four float32 buffers of this size stay in a core's second-level cache."""
 _COMPILED_CHUNK_VALUES = 262_144
 """Values that one thread of the compiled loops processes at once; a call costs as much as some thousand values."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from calculator.parts.optimizers import LAMB_BLOCK_SIZE
 from training.errors import BadInput
 from training.optim.moments import USUAL, MomentOptimizer
 
@@ -33,8 +34,8 @@ class Lamb8bit(MomentOptimizer):
         eps: Added to the root of the second moment.
         weight_decay: Decoupled decay, part of the direction.
         max_grad_norm: See `MomentOptimizer`.
-        bias_correction: Whether moments are corrected for their initial zeros.
-        trust_clamp: The weight norm in the trust ratio is at most this.
+        bias_correction: Whether moments are corrected for their initial zeros (the 2021 run: no).
+        trust_clamp: The weight norm in the trust ratio is at most this (the 2021 run: practically no limit).
         block_size: See `MomentOptimizer`.
         min_8bit_size: See `MomentOptimizer`.
         overwrite_gradients: Store the direction in the gradients' memory, which avoids computing it twice; see
@@ -55,9 +56,9 @@ class Lamb8bit(MomentOptimizer):
         eps: float = USUAL.eps,
         weight_decay: float = USUAL.weight_decay,
         max_grad_norm: float = USUAL.max_grad_norm,
-        bias_correction: bool = USUAL.bias_correction,
-        trust_clamp: float = USUAL.trust_clamp,
-        block_size: int = USUAL.block_size,
+        bias_correction: bool = False,
+        trust_clamp: float = 10_000.0,
+        block_size: int = LAMB_BLOCK_SIZE,
         min_8bit_size: int = USUAL.min_8bit_size,
         overwrite_gradients: bool = False,
         native: bool = True,

@@ -76,7 +76,7 @@ def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRe
 
 def table_for_recipe(key: MembershipKey, url: str, *, unvouched: bool) -> str:
     """The lines that a recipe needs, on one line each."""
-    lines = ["[membership]", "open = false", f'key = "{key.public}"', f'url = "{url}"']
+    lines = ["[membership]", f'key = "{key.public}"', f'url = "{url}"']
     return "\n".join([*lines, "unvouched = true"] if unvouched else lines)
 
 

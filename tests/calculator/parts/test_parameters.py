@@ -164,7 +164,6 @@ def architecture_of(recipe):
         text_seq_len=recipe.text_seq_len,
         image_grid=recipe.image_grid,
         image_vocab_size=recipe.image_vocab_size,
-        feed_forward_multiplier=recipe.feed_forward_multiplier,
         shared_groups=recipe.shared_groups,
         reversible=recipe.reversible,
         tied_embeddings=recipe.tied_embeddings,

@@ -25,7 +25,7 @@ from training.processes.redirects import RefusedRedirect, check_redirect
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 RUN = load_recipe("demo")
-OTHER = RECIPE.replace("image_grid = 8", "image_grid = 8\nimage_loss_weight = 3.0")
+OTHER = RECIPE.replace("image_grid = 8", "image_grid = 8\nconv_kernel_size = 3")
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
     digest = digest_of(load_file(base / "model.safetensors"))
     (tmp_path / "recipe.toml").write_text(
         first.replace("[model]", f'[model]\nfrom = "{base}"').replace('run_id = "stories"', 'run_id = "adapted"')
-        + '[adapter]\nkind = "lora"\nrank = 2\nalpha = 4.0\nfrozen_bits = 32\nfreeze_a = true\n'
+        + "[adapter]\nrank = 2\nalpha = 4.0\nfrozen_bits = 32\nfreeze_a = true\n"
         + f'base_digest = "{digest}"\n[data]'
         + rest.partition("[data]")[2].replace("peak_learning_rate = 1e-2", "peak_learning_rate = 1e-1")
     )

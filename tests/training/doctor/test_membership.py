@@ -28,7 +28,7 @@ def examine(tmp_path):
 
 
 def members(url):
-    return f'[membership]\nopen = false\nkey = "{KEY.public}"\nurl = "{url}/"\n'
+    return f'[membership]\nkey = "{KEY.public}"\nurl = "{url}/"\n'
 
 
 def test_a_server_of_the_recipe_is_fine_and_an_open_run_needs_none(examine):

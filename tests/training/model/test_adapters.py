@@ -93,7 +93,6 @@ from = "{folder}"
 block_length = {LENGTH}
 separate_documents = false
 [adapter]
-kind = "lora"
 rank = 3
 alpha = 6.0
 frozen_bits = 32

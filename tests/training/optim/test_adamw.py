@@ -154,12 +154,12 @@ def test_the_number_of_threads_changes_nothing():
 @pytest.mark.parametrize(("name", "dtype"), [("adamw8bit", torch.uint8), ("adamw", torch.float32)])
 def test_each_setting_of_the_recipe_reaches_the_optimizer(name, dtype):
     config = OptimizerConfig(
-        name=name, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, block_size=512, min_8bit_size=1000
+        name=name, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, min_8bit_size=1000
     )
     (weight,) = tensors([(1000,)], 0)
     optimizer = build_optimizer(config, [weight], lr=0.5)
     group = optimizer.param_groups[0]
     assert isinstance(optimizer, AdamW8bit) and optimizer.overwrite_gradients
     assert (group["betas"], group["eps"], group["weight_decay"], group["lr"]) == ((0.8, 0.9), 1e-5, 0.1, 0.5)
-    assert (optimizer.max_grad_norm, optimizer.block_size) == (2.0, 512)
+    assert optimizer.max_grad_norm == 2.0
     assert optimizer.state[weight]["moment1"].dtype == dtype

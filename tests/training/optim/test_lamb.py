@@ -283,9 +283,8 @@ def test_all_state_exists_before_the_first_step():
 
 def test_each_setting_of_the_recipe_reaches_the_optimizer():
     config = OptimizerConfig(
-        name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, bias_correction=True,
-        trust_clamp=3.0, block_size=512, min_8bit_size=1000,
-    )  # fmt: skip
+        name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, min_8bit_size=1000
+    )
     elsewhere = {"name", "muon_momentum"}
     assert not any(value == getattr(OptimizerConfig(), name) for name, value in config if name not in elsewhere)
     (weight,) = tensors((1000,))

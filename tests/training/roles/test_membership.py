@@ -198,7 +198,7 @@ def test_a_server_that_cannot_serve_says_why(maintainer, monkeypatch):
         work_bits=20
     )
     closed = maintainer.recipe.read_text()
-    unvouched = closed.replace("open = false", "open = false\nunvouched = true")
+    unvouched = closed.replace("[membership]", "[membership]\nunvouched = true")
     maintainer.recipe.write_text(unvouched.replace('aggregation = "mean"', 'aggregation = "centered-clip"'))
     assert "without --work-bits this server admits only whom somebody vouches for" in refusal()
     maintainer.recipe.write_text(closed)

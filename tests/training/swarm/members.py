@@ -18,7 +18,7 @@ HOUR_SECONDS = 3600
 def closed_run(key: MembershipKey) -> RunConfig:
     """The demo's recipe, for members only."""
     text = (RECIPES / "demo.toml").read_text()
-    text += f'[membership]\nopen = false\nkey = "{key.public}"\nurl = "http://127.0.0.1:1"\n'
+    text += f'[membership]\nkey = "{key.public}"\nurl = "http://127.0.0.1:1"\n'
     return parse_recipe(text)
 
 

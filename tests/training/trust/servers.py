@@ -33,7 +33,7 @@ class Server:
     def client(self, holder=HOLDERS[0], *, key=None, url=None, **credentials):
         """A peer's client, whose recipe names this server."""
         text = (RECIPES / "demo.toml").read_text()
-        text += f'[membership]\nopen = false\nkey = "{key or self.key.public}"\nurl = "{url or self.url}"\n'
+        text += f'[membership]\nkey = "{key or self.key.public}"\nurl = "{url or self.url}"\n'
         return MembershipClient(parse_recipe(text), holder, Credentials(**credentials), tell=self.told.append)
 
     def invite(self, label="ada", **more):

@@ -61,7 +61,7 @@ class World:
     def member(self, state="peer", *, holder=HOLDER, **credentials):
         """A peer with its first ticket; `admission` is told what it hears."""
         text = (RECIPES / "demo.toml").read_text()
-        text += f'[membership]\nopen = false\nkey = "{self.desk.key.public}"\nurl = "{self.url}"\n'
+        text += f'[membership]\nkey = "{self.desk.key.public}"\nurl = "{self.url}"\n'
         notices = SimpleNamespace(warn=self.warned.append, console=self.console)
         folder = self.folder / state
         folder.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from training.config import DataConfig, RunConfig
+from training.config import RunConfig
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.fetch import Fetcher
 from training.data.sources.hub import HubSet
@@ -93,12 +93,12 @@ class Input:
                 "give --images hf://OWNER/NAME."
             )
 
-    def open_rows(self, folder: Path, data: DataConfig) -> RowTable | HubRows:
-        """The rows that the recipe's filters keep; `folder` is for what has to wait."""
+    def open_rows(self, folder: Path) -> RowTable | HubRows:
+        """The rows that are not left out; `folder` is for what has to wait."""
         if self.hub is None:
-            return RowTable(folder, self.rows(), data)
+            return RowTable(folder, self.rows())
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
-        return HubRows(HubSet(self.hub), folder, data, **columns)
+        return HubRows(HubSet(self.hub), folder, **columns)
 
     def rows(self) -> Iterator[Row | Unusable]:
         """All rows, and what is none."""
@@ -160,7 +160,7 @@ def prepare(
     out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
     with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
-        table = source.open_rows(Path(folder), run.data)
+        table = source.open_rows(Path(folder))
         images = source.images if source.hub is None else Path(folder)
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
         files, settings = [codec_file, tokenizer_file], [codec_steps, seed, drops_near_duplicates]
@@ -394,9 +394,8 @@ def _input_digest(
     settings: list[int],
     progress: Progress,
 ) -> str:
-    shaping = run.data.model_dump(include={"min_caption_characters", "max_aspect_ratio"})
     sizes = {"text_vocab_size": run.model.text_vocab_size, "rows_per_shard": ROWS_PER_SHARD, "row_group": ROW_GROUP}
-    described = json.dumps([run.codec.model_dump(), shaping, sizes, settings], sort_keys=True)
+    described = json.dumps([run.codec.model_dump(), sizes, settings], sort_keys=True)
     digest = hashlib.sha256(described.encode())
     for file in chain(files, source.files()):
         try:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from training.config import DataConfig
 from training.data.demo.captions import Split
 from training.data.sources.fetch import LARGEST_PICTURE_BYTES
 from training.data.sources.hub import HubPart, HubSet, broken_off
@@ -55,7 +54,6 @@ class HubRows:
     Args:
         found: The set.
         folder: For the pictures that wait.
-        data: The recipe's filters.
         image_column: Name of the column of pictures; None: a usual one.
         caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
 
@@ -66,10 +64,8 @@ class HubRows:
     kept = None
     """Rows of all splits: unknown."""
 
-    def __init__(
-        self, found: HubSet, folder: Path, data: DataConfig, *, image_column: str | None, caption_column: str | None
-    ):
-        self._set, self._folder, self._data = found, folder, data
+    def __init__(self, found: HubSet, folder: Path, *, image_column: str | None, caption_column: str | None):
+        self._set, self._folder = found, folder
         pictures = [name for name, kind in (found.features or {}).items() if type(kind).__name__ == "Image"]
         usual = (*pictures, *IMAGE_COLUMNS) if len(pictures) < 2 else IMAGE_COLUMNS
         self._image = found.column(image_column, usual, what="pictures", flag="--image-column")
@@ -153,7 +149,7 @@ class HubRows:
                         offset=spool.tell(),
                         size=len(content),
                     )
-                    reason = row if isinstance(row, str) else reason_to_leave_out(made, self._data)
+                    reason = row if isinstance(row, str) else reason_to_leave_out(made)
                     if reason is None:
                         spool.write(content)
                         batch.append(made)

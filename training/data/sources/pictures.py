@@ -23,6 +23,7 @@ from training.config import RunConfig
 from training.data.sources.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
 from training.data.sources.near import mark_of
 from training.data.sources.rows import Row
+from training.data.store.layouts import LARGEST_ASPECT_RATIO
 
 # `square_picture` looks at the size of each picture itself, and the report counts those that are too large.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -92,7 +93,6 @@ class Pictures:
             pixels = square_picture(
                 io.BytesIO(content),
                 image_size=self._run.codec.image_size,
-                max_aspect_ratio=self._run.data.max_aspect_ratio,
             )
             if isinstance(pixels, str):
                 return pixels
@@ -126,7 +126,7 @@ class Pictures:
         return self._images / (".outside" if name.is_absolute() or ".." in name.parts else name)
 
 
-def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: float) -> np.ndarray | str:
+def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | str:
     """A picture cropped to its central square and resized.
 
     Returns:
@@ -139,7 +139,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: 
             width, height = opened.size
             if width * height > LARGEST_DRAFT_PIXELS:
                 return "huge picture"
-            if max(width, height) > max_aspect_ratio * min(width, height):
+            if max(width, height) > LARGEST_ASPECT_RATIO * min(width, height):
                 return "extreme aspect ratio"
             if opened.format == "JPEG":
                 # The JPEG decoder then skips detail by a factor of 2, 4 or 8, and still gives at least twice the final

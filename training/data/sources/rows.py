@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.config import DataConfig
 from training.data.demo.captions import SPLITS, Split
-from training.data.store.layouts import LARGEST_CAPTION_BYTES
+from training.data.store.layouts import LARGEST_ASPECT_RATIO, LARGEST_CAPTION_BYTES, LEAST_CAPTION_CHARACTERS
 from training.data.stream.order import permuted
 
 READ_TOGETHER = 4096
@@ -55,15 +54,15 @@ class Unusable:
     """Its name; None for a line, which has none."""
 
 
-def reason_to_leave_out(row: Row, data: DataConfig) -> str | None:
-    """Why the recipe does not accept a row, as far as that can be said without its picture."""
-    if len(row.caption) < data.min_caption_characters:
+def reason_to_leave_out(row: Row) -> str | None:
+    """Why a row is left out, as far as that can be said without its picture."""
+    if len(row.caption) < LEAST_CAPTION_CHARACTERS:
         return "short caption"
     if len(row.caption.encode()) > LARGEST_CAPTION_BYTES:
         return "long caption"
     if row.unsafe:
         return "marked unsafe"
-    if row.aspect_ratio > data.max_aspect_ratio:
+    if row.aspect_ratio > LARGEST_ASPECT_RATIO:
         return "extreme aspect ratio"
     return None
 
@@ -74,10 +73,9 @@ class RowTable:
     Args:
         folder: For its files.
         rows: All rows, and what is none.
-        data: The recipe's filters.
     """
 
-    def __init__(self, folder: Path, rows: Iterable[Row | Unusable], data: DataConfig):
+    def __init__(self, folder: Path, rows: Iterable[Row | Unusable]):
         self._file, self._unusable = folder / "rows.jsonl", folder / "unusable.jsonl"
         self._offsets = {split: folder / f"{split}.offsets" for split in SPLITS}
         self.left_out: Counter[str] = Counter()
@@ -93,7 +91,7 @@ class RowTable:
                     if row.file is not None:
                         unusable.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
                     continue
-                if (reason := reason_to_leave_out(row, data)) is not None:
+                if (reason := reason_to_leave_out(row)) is not None:
                     self.left_out[reason] += 1
                     continue
                 pending[row.split].append(lines.tell())

@@ -13,6 +13,7 @@ from PIL import Image
 
 from training.config import RunConfig
 from training.data.store.blocks import Blocks
+from training.data.store.layouts import LARGEST_ASPECT_RATIO, LEAST_CAPTION_CHARACTERS
 from training.data.store.shards import TOKENIZER_FILE, AnyManifest, Manifest, TextManifest, read_shard
 from training.data.store.source import Folder
 from training.data.store.text_tokenizer import TextTokenizer
@@ -62,8 +63,8 @@ def _card(manifest: Manifest, run: RunConfig, captions: list[str], licence: str 
         "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
         "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
         "Nearly the same as an earlier picture": f"{manifest.near_duplicates:,}",
-        "Shortest caption": f"{run.data.min_caption_characters} characters",
-        "Largest aspect ratio": f"{run.data.max_aspect_ratio:g}",
+        "Shortest caption": f"{LEAST_CAPTION_CHARACTERS} characters",
+        "Largest aspect ratio": f"{LARGEST_ASPECT_RATIO:g}",
     }
     return "\n".join(
         [

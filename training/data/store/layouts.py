@@ -16,6 +16,8 @@ from training.data.store.shards import SCHEMA, Manifest, TextManifest, text_sche
 
 LARGEST_CAPTION_BYTES = 4096
 """Of UTF-8; `prepare` leaves out what has more, and a block's captions may have no more on average."""
+LEAST_CAPTION_CHARACTERS, LARGEST_ASPECT_RATIO = 3, 2.0
+"""`prepare` leaves out pictures with shorter captions, and those that are longer or wider than this."""
 BYTES_PER_CODE = 6
 """Most that a code takes in a page: four of its own, two that say to which sample it belongs."""
 PAGE_ROOM_BYTES = 1 << 18

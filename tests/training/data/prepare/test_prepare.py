@@ -181,7 +181,7 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
     (folder / "text.png").write_text("not a picture")
     picture.save(tmp_path / "outside.png")
     Image.fromarray(np.full((80, 80), 0.5, np.float32)).save(folder / "float.tif")
-    assert (square_picture(folder / "deep.png", image_size=64, max_aspect_ratio=2) == 40_000 // 256).all()
+    assert (square_picture(folder / "deep.png", image_size=64) == 40_000 // 256).all()
     good = ["photo.jpg", "grey.png", "print.tif", "palette.gif", "deep.png", "wide.png"]
     rows = [{"file": name, "caption": "a caption"} for name in good]
     rows += [
@@ -225,7 +225,7 @@ def test_pictures_are_resized_as_by_lanczos(tmp_path, size):
     noisy = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)) + numbers.normal(0, 6, (size[1], size[0], 3))
     picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
     picture.save(tmp_path / "noisy.jpg", quality=95)
-    found = square_picture(tmp_path / "noisy.jpg", image_size=128, max_aspect_ratio=2.0).transpose(1, 2, 0).astype(int)
+    found = square_picture(tmp_path / "noisy.jpg", image_size=128).transpose(1, 2, 0).astype(int)
     exact = ImageOps.fit(Image.open(tmp_path / "noisy.jpg"), (128, 128), Image.Resampling.LANCZOS)
     exact.save(tmp_path / "kept.jpg", quality=95)
     kept = np.asarray(Image.open(tmp_path / "kept.jpg"))
@@ -265,7 +265,7 @@ def test_a_small_file_of_a_huge_picture_is_left_out_unread(tmp_path, size, monke
     (tmp_path / "bomb.png").write_bytes(png_of(*size))
     assert (tmp_path / "bomb.png").stat().st_size < 1000
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda picture: pytest.fail("it is decoded"))
-    assert square_picture(tmp_path / "bomb.png", image_size=64, max_aspect_ratio=2.0) == "huge picture"
+    assert square_picture(tmp_path / "bomb.png", image_size=64) == "huge picture"
 
 
 def samples_in(folder):
@@ -369,5 +369,5 @@ def test_no_program_runs_for_a_picture(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what Pillow has found before
     Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png", "EPS")
-    assert square_picture(tmp_path / "a.png", image_size=64, max_aspect_ratio=2) == "unreadable file"
+    assert square_picture(tmp_path / "a.png", image_size=64) == "unreadable file"
     assert not (tmp_path / "started").exists()

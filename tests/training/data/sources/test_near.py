@@ -54,7 +54,7 @@ COPIES = {
 def marked(picture):
     file = io.BytesIO()
     picture.save(file, "PNG")
-    return mark_of(square_picture(file, image_size=SIZE, max_aspect_ratio=2))
+    return mark_of(square_picture(file, image_size=SIZE))
 
 
 def are_near(one, other):

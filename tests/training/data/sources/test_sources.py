@@ -10,12 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from training.config import load_recipe
 from training.data.sources.kinds import BROKEN, read_addresses, read_captions, read_folder
 from training.data.sources.rows import Row, RowTable, Unusable, reason_to_leave_out
 from training.errors import BadInput
-
-DATA = load_recipe("demo").data
 
 
 def picture(colour=(200, 10, 10)):
@@ -200,7 +197,7 @@ def test_lists_of_addresses_as_laions(tmp_path):
     cat, dog, wide = rows[0], rows[1], rows[5]
     assert (cat.url, cat.caption, cat.unsafe) == ("http://a/1.jpg", "a cat", False)
     assert dog.unsafe and dog.aspect_ratio == 1.5
-    assert reason_to_leave_out(wide, DATA) == "extreme aspect ratio" and reason_to_leave_out(cat, DATA) is None
+    assert reason_to_leave_out(wide) == "extreme aspect ratio" and reason_to_leave_out(cat) is None
     assert list(read_addresses(tmp_path / "1.parquet")) == rows
 
 
@@ -211,7 +208,7 @@ ROWS = [
 
 def table_of(tmp_path, name, rows):
     (tmp_path / name).mkdir()
-    return RowTable(tmp_path / name, iter(rows), DATA)
+    return RowTable(tmp_path / name, iter(rows))
 
 
 def test_a_table_gives_each_row_once_in_an_order_of_the_seed(tmp_path):
