@@ -91,7 +91,7 @@ def choose(
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
     model = task.on_paper()
-    peer = peer_of(task, model)
+    parameters, peer = count_trained(model), peer_of(task, model)
 
     def largest(sizes: Sequence[int], precision: Precision) -> Choice:
         return largest_that_fits(
@@ -107,7 +107,7 @@ def choose(
     traced = "; measured by a traced step, since the calculator does not know this model" if choice.traced else ""
     return Choices(
         machine=machine,
-        trained_parameters=count_trained(model),
+        trained_parameters=parameters,
         micro_batch_size=samples,
         precision=precision,
         activation_budget_bytes=choice.activation_budget_bytes,

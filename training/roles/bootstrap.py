@@ -62,9 +62,7 @@ def run_bootstrap(
     identity = Identity(settings.state_dir)
     notices = Notices(events=events, console=console)
     admission = Admission.of(run)
-    tell_processes = None if admission is None else admission.tell
-    facts = {"state_dir": settings.state_dir, "notices": notices}
-    member = Member(run, identity, settings.credentials, tell_processes, **facts)
+    member = Member(run, identity, settings.credentials, admission, settings.state_dir, notices)
     redial = go_online(
         run,
         identity,

@@ -193,9 +193,7 @@ def _member(
 ) -> Member:
     """This monitor as a member, with its first ticket."""
     notices = Notices(events=events, console=Console(highlight=False, soft_wrap=True))
-    tell_processes = None if admission is None else admission.tell
-    facts = {"state_dir": identity.path.parent, "notices": notices}
-    return Member(run, identity, flags.credentials, tell_processes, **facts)
+    return Member(run, identity, flags.credentials, admission, identity.path.parent, notices)
 
 
 def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, admission: Admission | None) -> Redial:

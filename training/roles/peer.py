@@ -16,7 +16,6 @@ from training.checkpoints.keep import KeptWeights
 from training.compute.choices import Choices
 from training.config import RunConfig
 from training.data.store.sets import open_manifest
-from training.data.store.shards import AnyManifest
 from training.errors import ProcessEnded, TrainingError
 from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
 from training.model.trained import load_trained_state, trained_state
@@ -25,9 +24,9 @@ from training.processes.notices import Notices
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
 from training.swarm.node.admission import Admission
-from training.swarm.node.dht import full_addresses
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
+from training.swarm.node.tokens import check_tokens
 from training.swarm.optimizer import SwarmOptimizer
 from training.tasks.known import task_of
 from training.tasks.task import Task, TrainedModel
@@ -52,9 +51,12 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     notices = Notices(events=events, console=console)
     check_settings(run.swarm, settings, notices)
     console.print("Averaging in 8 and 16 bit works on this machine.")
+    identity, admission = Identity(state_dir), Admission.of(run)
+    Member(run, identity, settings.credentials, admission, state_dir, notices)
+    connection = connect(run, settings, identity, notices.warn, admission)
     task, shards = task_of(run), settings.shards or run.data.shards
-    connection, _ = _enter(run, settings, state_dir, notices)
-    connection.check_tokens(open_manifest(shards, kind=run.kind).tokens_digest, shards)
+    tokens, trusted = open_manifest(shards, kind=run.kind).tokens_digest, connection.redial.servers.ids
+    check_tokens(connection.dht, run, identity, tokens, shards=shards, trusted=trusted)
     choices = choose_settings(task, settings, notices, build=_builder(task, settings))
     notices.show(link_in_use(connection.link))
     size = choices.micro_batch_size
@@ -87,28 +89,31 @@ def run_peer(
     keep_freed_memory()
     notices = Notices(events=events, console=console)
     check_settings(run.swarm, settings, notices)
-    connection, member = _enter(run, settings, state_dir, notices)
+    identity, admission = Identity(state_dir), Admission.of(run)
+    member = Member(run, identity, settings.credentials, admission, state_dir, notices)
+    connection = connect(run, settings, identity, notices.warn, admission)
     stop.listen()
-    events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
+    events.write("ready", addresses=connection.addresses)
     belonging = Belonging(connection, state_dir, notices)
     member.bind(belonging.lineage)
     stop = member.until_refused(stop)
-    shards = settings.shards or run.data.shards
+    task, shards = task_of(run), settings.shards or run.data.shards
     manifest = open_manifest(shards, kind=run.kind)
-    connection.check_tokens(manifest.tokens_digest, shards)
-    task = task_of(run)
+    tokens, trusted = manifest.tokens_digest, connection.redial.servers.ids
+    check_tokens(connection.dht, run, identity, tokens, shards=shards, trusted=trusted)
     build = _builder(task, settings)
     choices = choose_settings(task, settings, notices, build=build)
+    facts = {"shards": shards, "codec_digest": manifest.codec_digest}
+    kept = KeptWeights(folder=state_dir / KEPT_FOLDER, recipe_toml=settings.recipe_toml, **facts)
     reporter = Reporter(
         run,
         connection,
         belonging,
         state_dir,
         micro_batch_size=choices.micro_batch_size,
-        tokens=manifest.tokens_digest,
+        tokens=tokens,
         warn=notices.warn,
     )
-    tokens, kept = manifest.tokens_digest, _kept_in(state_dir, settings, shards, manifest)
     model = build()
     peer = _Peer(
         task, settings, connection, belonging, member, choices, model, reporter, notices, tokens, kept, state_dir
@@ -125,25 +130,6 @@ def run_peer(
         events.write("stopped", epoch=epoch)
     member.check()
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
-
-
-def _enter(run: RunConfig, settings: PeerSettings, state_dir: Path, notices: Notices) -> tuple[Connection, Member]:
-    """Gets the first ticket, and connects to the run."""
-    identity, admission = Identity(state_dir), Admission.of(run)
-    tell_processes = None if admission is None else admission.tell
-    facts = {"state_dir": state_dir, "notices": notices}
-    member = Member(run, identity, settings.credentials, tell_processes, **facts)
-    return connect(run, settings, identity, notices.warn, admission), member
-
-
-def _kept_in(state_dir: Path, settings: PeerSettings, shards: str, manifest: AnyManifest) -> KeptWeights:
-    """What the peer keeps when it leaves."""
-    return KeptWeights(
-        folder=state_dir / KEPT_FOLDER,
-        recipe_toml=settings.recipe_toml,
-        shards=shards,
-        codec_digest=manifest.codec_digest,
-    )
 
 
 def _builder(task: Task, settings: PeerSettings) -> Callable[[], TrainedModel]:
@@ -197,7 +183,8 @@ class _Peer:
             )
             if source is not None:
                 # Another peer, with other tokens, may have come meanwhile.
-                connection.check_tokens(self.tokens, self.kept.shards)
+                facts = {"shards": self.kept.shards, "trusted": connection.redial.servers.ids}
+                check_tokens(connection.dht, run, connection.identity, self.tokens, **facts)
                 self._train(optimizer, source, until)
         finally:
             optimizer.say_goodbye()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,15 @@ class Lineage(Protocol):
         """Its own id, and those of the lineages from which it branches."""
 
 
+class Processes(Protocol):
+    """The processes of this peer, which go by what the member knows; `training.swarm.node.admission.Admission`."""
+
+    def tell(
+        self, *, own_ticket: str, lineages: Collection[str], bans: BanList | None, server_since: float | None
+    ) -> None:
+        """Replaces what they know."""
+
+
 class Member:
     """This peer as a member; in an open run there is nothing to hold, and all of its methods do nothing.
 
@@ -52,9 +61,7 @@ class Member:
         run: The recipe.
         identity: Of the peer.
         credentials: What the volunteer may show.
-        tell: Tells all processes of this peer what it knows (`training.swarm.node.admission.Admission.tell`); None in
-        an
-            open run.
+        processes: Told what this member hears; None in an open run.
         state_dir: Keeps the ticket for the next start.
         notices: Tells the volunteer what happens.
 
@@ -69,14 +76,13 @@ class Member:
         run: RunConfig,
         identity: Identity,
         credentials: Credentials,
-        tell: Callable[..., None] | None,
-        *,
+        processes: Processes | None,
         state_dir: Path,
         notices: Notices,
     ):
         self._run_id, self._peer_id, self._notices = run.run_id, str(identity.peer_id), notices
         self._file, self._bans_file = state_dir / TICKET_FILE, state_dir / BANS_FILE
-        self._client, self._tell_processes = None, tell
+        self._client, self._processes = None, processes
         self.resting = threading.Lock()
         """Hold it while processes are forked: a lock that the renewing thread holds then is never released in them."""
         self.text: str | None = None
@@ -226,7 +232,7 @@ class Member:
 
     def _tell(self) -> None:
         """Lets all processes of this peer go by what it knows now."""
-        self._tell_processes(
+        self._processes.tell(
             own_ticket=self.text,
             lineages=self._lineage.ids if self._lineage is not None else (),
             bans=self.bans,

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import TrainingError
@@ -23,7 +22,6 @@ from training.swarm.run.lineage import (
     posted_sites,
     read_kept,
 )
-from training.swarm.run.servers import document_of, read_document
 from training.trust.member import MemberStop
 from training.volunteer.connection import Connection
 
@@ -67,7 +65,7 @@ class Belonging:
     def __init__(self, connection: Connection, state_dir: Path, notices: Notices):
         self._connection, self._state_dir, self._notices = connection, state_dir, notices
         self._dht, self._run_id = connection.dht, connection.run.run_id
-        self._named = _servers_at(connection.settings.site)
+        self._named = connection.named
         self._looks: list[str] = []
         self._other: Word | None = None
         self.resting = threading.Lock()
@@ -212,14 +210,3 @@ def _other_lineage(kept: Word, choice: Word) -> str:
         f"You have trained the lineage {kept.lineage.id} of this run before, up to epoch {kept.epoch}; its servers now "
         f"announce {choice.lineage.id}, which is another training of the same recipe. You join that one."
     )
-
-
-def _servers_at(site: str | None) -> frozenset[str]:
-    """The peer ids that the run's site names as its servers; none if there is no site or it does not answer."""
-    if site is None:
-        return frozenset()
-    try:
-        document = read_document(document_of(site))
-        return frozenset(server for server in document.get("servers", ()) if isinstance(server, str))
-    except (OSError, ValueError, RecursionError, HTTPException, AttributeError, TypeError):
-        return frozenset()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.config import RunConfig
+from training.swarm.node.addresses import answer_seconds
 from training.swarm.node.admission import Admission
-from training.swarm.node.dht import DHT, connection_seconds
+from training.swarm.node.dht import DHT, full_addresses
 from training.swarm.node.identity import Identity
 from training.swarm.node.listening import settle_ports
-from training.swarm.node.tokens import check_tokens
 from training.swarm.run.online import find_run, go_online
 from training.swarm.run.redial import Redial
+from training.swarm.run.servers import servers_at
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link
 
@@ -27,7 +27,11 @@ class Connection:
     identity: Identity
     redial: Redial
     """Keeps the node in touch with the run."""
+    addresses: tuple[str, ...]
+    """At which others reach it; none in client mode."""
     link: Link
+    named: frozenset[str]
+    """Peer ids that the run's site names as its servers."""
 
     @property
     def dht(self) -> DHT:
@@ -37,25 +41,12 @@ class Connection:
     @property
     def reaches_servers(self) -> bool:
         """Whether any server of the run accepts a connection now."""
-        return bool(answers_of(self.redial.servers.addresses))
+        return bool(answer_seconds(self.redial.servers.addresses))
 
     @property
     def name(self) -> str:
         """This peer's name on the leaderboard."""
         return self.settings.name or f"volunteer-{str(self.identity.peer_id)[-4:]}"
-
-    def check_tokens(self, digest: str, shards: str) -> None:
-        """Checks that the other peers train on the same tokens.
-
-        Args:
-            digest: Of this peer's tokens.
-            shards: Where it has them from.
-
-        Raises:
-            RefusedByRun: If they do not.
-        """
-        trusted = self.redial.servers.ids
-        check_tokens(self.dht, self.run, self.identity, digest, shards=shards, trusted=trusted)
 
 
 def connect(
@@ -94,15 +85,8 @@ def connect(
         tell=warn,
     )
     find_run(redial, run, warn)
-    answers = answers_of(redial.servers.addresses)
+    addresses = () if settings.client_mode else tuple(full_addresses(redial.dht))
+    answers = answer_seconds(redial.servers.addresses)
     link = Link(answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
-    return Connection(run=run, settings=settings, identity=identity, redial=redial, link=link)
-
-
-def answers_of(addresses: Sequence[str]) -> list[float | None]:
-    """Seconds until each reachable address accepted a connection; None for those that are not TCP."""
-    answers = []
-    for address in addresses:
-        with suppress(OSError):  # one unreachable peer is no fault: another may answer
-            answers.append(connection_seconds(address))
-    return answers
+    facts = {"addresses": addresses, "link": link, "named": servers_at(settings.site)}
+    return Connection(run=run, settings=settings, identity=identity, redial=redial, **facts)

@@ -20,7 +20,6 @@ from training.doctor.facts.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
 from training.processes import redirects
 from training.swarm.run.servers import ask_site
-from training.volunteer.belonging import _servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 FILES = {
@@ -31,7 +30,7 @@ FILES = {
 FETCHED = {
     "shards": (lambda url: open_source(url).read_all("shard", limit=100), b"content", UnreachableError),
     "servers": (ask_site, (ADDRESS,), TrainingError),
-    "trusted peers": (_servers_at, {"QmServer"}, None),
+    "trusted peers": (servers_at, {"QmServer"}, None),
     "recipe": (lambda url: load_recipe(f"{url}/recipe.toml").run_id, "demo", BadInput),
     "doctor": (lambda url: fetch(f"{url}/shard", limit=100).body, b"content", Unfetched),
 }

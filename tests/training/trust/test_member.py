@@ -67,8 +67,7 @@ class World:
         folder.mkdir(exist_ok=True)
         run = parse_recipe(text)
         admission = Admission.of(run)
-        facts = {"state_dir": folder, "notices": notices}
-        peer = Member(run, holder, Credentials(**credentials), admission.tell, **facts)
+        peer = Member(run, holder, Credentials(**credentials), admission, folder, notices)
         peer.admission = admission
         return peer
 
@@ -87,7 +86,7 @@ def test_in_an_open_run_there_is_nothing_to_hold(tmp_path):
     console = Console(record=True, width=400, file=(tmp_path / "printed").open("w"))
     notices = Notices(events=None, console=console)
     for credentials in (Credentials(), Credentials(invitation="x")):
-        peer = Member(OPEN, HOLDER, credentials, None, state_dir=tmp_path, notices=notices)
+        peer = Member(OPEN, HOLDER, credentials, None, tmp_path, notices)
         peer.bind(LINEAGE)
         assert (peer.ticket, peer.text, peer.refusal) == (None, None, None)
     assert not (tmp_path / TICKET_FILE).exists()

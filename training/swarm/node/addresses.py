@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -13,6 +15,8 @@ from training.errors import BadInput
 
 MOST_CHARACTERS = 300
 """Of an address: a peer's id takes a time to read that grows with the square of its length, six seconds for 200 kB."""
+REACH_SECONDS = 5.0
+"""Longest wait for an initial peer to accept a connection."""
 HOST_KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
@@ -71,6 +75,29 @@ def place_of(address: str) -> tuple[str, int] | None:
         return None
     host = next((maddr[kind] for kind in HOST_KINDS if kind in maddr), None)
     return None if host is None else (host, int(maddr["tcp"]))
+
+
+def connection_seconds(address: str) -> float | None:
+    """Seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
+
+    Raises:
+        OSError: If nothing listens there.
+    """
+    place = place_of(address)
+    if place is None:
+        return None
+    began = time.perf_counter()
+    socket.create_connection(place, timeout=REACH_SECONDS).close()
+    return time.perf_counter() - began
+
+
+def answer_seconds(addresses: Sequence[str]) -> list[float | None]:
+    """Seconds until each reachable address accepted a connection; None for those that are not TCP."""
+    answers = []
+    for address in addresses:
+        with suppress(OSError):  # one unreachable peer is no fault: another may answer
+            answers.append(connection_seconds(address))
+    return answers
 
 
 def reach_of(address: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.engine.calls import bound_introductions
 from training.swarm.engine.stored import bound_what_is_stored
 from training.swarm.node import metrics
-from training.swarm.node.addresses import check_full, parse, place_of
+from training.swarm.node.addresses import REACH_SECONDS, check_full, connection_seconds, parse
 from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import blame_clock
 from training.swarm.node.identity import Identity, peer_id_of
@@ -38,8 +37,6 @@ from training.swarm.node.record_tickets import MOST_TICKET_BYTES, TicketValidato
 from training.swarm.node.renewal import replace_own_records
 from training.swarm.node.slow_nodes import leave_slow_nodes_behind
 
-REACH_SECONDS = 5.0
-"""Longest wait for an initial peer to accept a connection."""
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
@@ -373,17 +370,3 @@ def _connection_fault(address: str) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def connection_seconds(address: str) -> float | None:
-    """Seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
-
-    Raises:
-        OSError: If nothing listens there.
-    """
-    place = place_of(address)
-    if place is None:
-        return None
-    began = time.perf_counter()
-    socket.create_connection(place, timeout=REACH_SECONDS).close()
-    return time.perf_counter() - began

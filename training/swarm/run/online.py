@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError
@@ -60,26 +61,26 @@ def go_online(
     book = AddressBook(identity.path.with_name("address_book.json"))
     others = [address for address in servers.addresses if id_of(address) != str(identity.peer_id)]
     listening = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
-    where = {**listening, "admission": admission}
+    start, nobody = partial(start_dht, run, identity, **listening, admission=admission), None
     try:
         if faults and not servers.addresses:
             raise faults[0]
-        dht = start_dht(run, identity, initial_peers=answering(others) if others else [], **where)
+        dht = start(initial_peers=answering(others) if others else [])
     except (BadInput, WrongClock):
         raise
     except TrainingError as error:  # also if the servers that answered are gone before the node has called them
         if not book.peers():
             raise
-        redial = Redial(start_dht(run, identity, **where), servers, book, tell=tell, pace=pace)
+        nobody, dht = error, start()
+    redial = Redial(dht, servers, book, tell=tell, pace=pace)
+    if nobody is not None:
         tell(f"No server of the run answers; calling the {redial.met_before} peers that this one has met before.")
-        redial.start(FIRST_CALL_SECONDS)
-        if not may_be_alone:
-            _await_company(redial, error, tell)
-        return redial
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
-    redial = Redial(dht, servers, book, tell=tell, pace=pace)
-    return redial.start(FIRST_CALL_SECONDS if redial.met_before else 0.0)
+    redial.start(FIRST_CALL_SECONDS if nobody is not None or redial.met_before else 0.0)
+    if nobody is not None and not may_be_alone:
+        _await_company(redial, nobody, tell)
+    return redial
 
 
 def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> None:

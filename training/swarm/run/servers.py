@@ -110,3 +110,14 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no field {error}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def servers_at(site: str | None) -> frozenset[str]:
+    """The peer ids that the run's site names as its servers; none if there is no site or it does not answer."""
+    if site is None:
+        return frozenset()
+    try:
+        document = read_document(document_of(site))
+        return frozenset(server for server in document.get("servers", ()) if isinstance(server, str))
+    except (OSError, ValueError, RecursionError, HTTPException, AttributeError, TypeError):
+        return frozenset()

@@ -9,8 +9,7 @@ import pytest
 
 from training.errors import BadInput, TrainingError
 from training.swarm.run import servers
-from training.swarm.run.servers import LARGEST_DOCUMENT_BYTES, Servers, ask_site
-from training.volunteer.belonging import _servers_at
+from training.swarm.run.servers import LARGEST_DOCUMENT_BYTES, Servers, ask_site, servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 OTHER = "/dns4/run.example/tcp/31338/p2p/12D3KooWKKMWeHvg67RxPjomexUnzhB3MRcVUYhWEJvx7fHLNTB1"
@@ -78,7 +77,7 @@ def test_a_site_that_names_no_servers_is_one_sentence(site, content, words):
 
 def test_a_document_within_documents_names_nobody(site):
     site.content = b"[" * 200_000
-    assert _servers_at(site.url) == frozenset()
+    assert servers_at(site.url) == frozenset()
     with pytest.raises(TrainingError, match="cannot be read"):
         ask_site(site.url)
 
