@@ -19,7 +19,7 @@ from training.data.store.source import UnreachableError, open_source
 from training.doctor.facts.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
 from training.processes import redirects
-from training.swarm.run.servers import ask_site
+from training.swarm.run.servers import ask_site, servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 FILES = {
