@@ -19,7 +19,7 @@ LONGEST_FUNCTION = 90
 """Lines of code in a function; docstring, comments and empty lines do not count."""
 LARGEST_FOLDER = 12
 """Python files in a folder, beside `__init__.py`."""
-TOO_LARGE = {"training/swarm/node", "training/volunteer"}
+TOO_LARGE = {"training/swarm/node"}
 """Folders that are not divided yet; a folder that has become small enough must go from here."""
 IN_CIRCLES = {"training/swarm/node/dht.py"}
 """Files that import in a circle and are not mended yet; a file that has been mended must go from here."""

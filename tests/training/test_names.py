@@ -81,8 +81,7 @@ def test_the_bootstrap_peer_lists_names_as_they_are(monkeypatch, console, name):
     looks = [[SimpleNamespace(peer_id="A", name=name, status="training")], []]
     stop = SimpleNamespace(wait=lambda seconds: not looks)
     monkeypatch.setattr(bootstrap, "check_node", lambda dht: None)
-    monkeypatch.setattr(bootstrap, "believable", lambda records, epochs: records)
-    monkeypatch.setattr(bootstrap, "read_records", lambda dht, run_id: looks.pop(0))
+    monkeypatch.setattr(bootstrap, "read_believable", lambda dht, run: looks.pop(0))
     run = SimpleNamespace(run_id="demo", schedule=SimpleNamespace(total_epochs=9))
     lineage = SimpleNamespace(renew=lambda records: False)
     bootstrap._welcome(run, None, None, lineage, None, stop, console)
