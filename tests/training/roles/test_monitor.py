@@ -377,7 +377,7 @@ def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypat
     run, watch = load_recipe("demo"), SimpleNamespace(saw=lambda records: None)
     membership = SimpleNamespace(bans=None)
     records = []
-    monkeypatch.setattr(role, "read_records", lambda dht, run_id: records)
+    monkeypatch.setattr(role, "read_believable", lambda dht, run: records)
     for epoch in range(4):
         told = {"epoch": epoch, "samples": 10 * epoch, "time": float(epoch), "lineage": "a" * 16}
         records[:] = [Report(**told), Report(**ALAN, **told)]

@@ -125,7 +125,7 @@ class CatchingUp:
             newest_epoch = furthest_epoch(
                 state.epoch,
                 self._progress.look_who_stays()[0],
-                seconds=time.monotonic() - state.ended + state.seconds,
+                seconds=state.seconds,
                 shortest_epoch_seconds=self._run.swarm.matchmaking_seconds,
                 total_epochs=self._run.schedule.total_epochs,
             )
