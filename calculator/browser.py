@@ -43,6 +43,7 @@ from calculator.choose import fit
 from calculator.choose.devices import DEVICES, Device, device_named
 from calculator.choose.inference import model_of
 from calculator.errors import BadSetup
+from calculator.families.registry import family_of
 from calculator.figures.catalogue import figure_named
 from calculator.figures.kit.figure import answered
 from calculator.models.architectures import PRESETS, Architecture
@@ -69,28 +70,20 @@ LONGEST_CONFIG = 200_000
 MOST_LAYERS = 500
 """The most layers of a pasted model, for which the browser still answers within about a second."""
 
-FAMILY_TITLES = {
-    "bert": "BERT",
-    "t5": "T5",
-    "gpt2": "GPT-2",
+MODEL_TITLES = {
     "gpt3": "GPT-3",
-    "gptj": "GPT-J",
     "dalle": "DALL-E",
-    "text-to-image": "This run's DALL-E",
-    "llama": "Llama",
     "mistral": "Mistral",
     "qwen2.5": "Qwen 2.5",
     "qwen3": "Qwen 3",
     "smollm2": "SmolLM",
     "smollm3": "SmolLM",
     "phi": "Phi",
-    "gemma": "Gemma",
-    "mixtral": "Mixtral",
     "deepseek": "DeepSeek",
-    "vit": "ViT",
-    "flux": "Flux",
     "sd3": "Stable Diffusion",
 }
+"""Titles of models under which readers look for them, by the first word of a preset's name; other models have the title
+of their family."""
 
 
 def _answering(function: Callable[[dict], dict]) -> Callable[[str], str]:
@@ -261,12 +254,11 @@ def _in_short(setup: Setup, result: Estimate) -> str:
 
 
 def _listed(architecture: Architecture) -> dict:
-    # Several models have the code of one family, but readers look for them under their own names.
-    prefix = architecture.name.split("-")[0]
-    own = architecture.family == "text-to-image" or prefix not in FAMILY_TITLES
+    family = family_of(architecture)
+    named = MODEL_TITLES.get(architecture.name.split("-")[0], family.title)
     return {
         "name": architecture.name,
-        "family_title": FAMILY_TITLES[architecture.family if own else prefix],
+        "family_title": family.title if family.own_trainer else named,
         "parameters": count_parameters(architecture),
     }
 

@@ -394,10 +394,10 @@ def name_of(setup: Setup) -> str:
 
 
 def _buffers(setup: Setup) -> int:
-    from calculator.parts.parameters import FAMILIES
+    from calculator.families.registry import family_of
 
     architecture = resolve(setup)
-    return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
+    return family_of(architecture).buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
 
 
 def _resident() -> int:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from calculator.choose.devices import Device
 from calculator.choose.fit import ADVISED_SHARE, taken_bytes
+from calculator.models.architecture import ParameterTensor
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.parts.parameters import ParameterTensor, parameter_tensors
+from calculator.parts.parameters import parameter_tensors
 from calculator.step.estimate import Estimate, estimate
 from calculator.step.setups import Setup, lora_of, resolve
 

@@ -9,7 +9,7 @@ from itertools import product
 from calculator.choose.devices import DEVICES, Device
 from calculator.choose.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER_PASSES, Technique, choices
 from calculator.errors import BadSetup
-from calculator.parts.adapters import FAMILIES_IN_4_BITS, FAMILIES_WITH_ADAPTERS
+from calculator.families.registry import family_of
 from calculator.parts.parameters import count_parameters
 from calculator.step.estimate import Estimate, estimate
 from calculator.step.setups import Setup, resolve, shortest_sequence
@@ -317,8 +317,8 @@ def advice(setup: Setup, device: Device) -> dict:
 def _in_4_bits(setup: Setup, device: Device) -> str:
     """A sentence about weights of 4 bits, where they help and would fit, but no rule for them is known."""
     architecture = resolve(setup)
-    family, published = architecture.family, architecture.released
-    if family not in FAMILIES_WITH_ADAPTERS or family in FAMILIES_IN_4_BITS or not published:
+    family = family_of(architecture)
+    if family.modules is None or family.in_4_bits or not architecture.released:
         return ""
     # Experts stay in 16 bits, see `calculator.choose.stored`.
     if architecture.num_experts or count_parameters(architecture) / 2 > device.usable_bytes:

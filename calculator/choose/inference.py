@@ -15,16 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calculator.choose.devices import Device
-from calculator.choose.flops import DECODERS
 from calculator.choose.stored import stored_bytes
 from calculator.errors import BadSetup
+from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import from_config
 from calculator.step.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
 from calculator.step.setups import Setup, resolve
 
-GENERATING = (*DECODERS, "hybrid")
-"""Families that generate text token by token, those whose training is not counted too."""
 MOST_SEQUENCES = 1_000_000
 """The limit of the search for the largest batch."""
 ITEMSIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -156,7 +154,7 @@ def inference_memory(
 
 
 def _check_generates(architecture: Architecture) -> None:
-    if architecture.family not in GENERATING:
+    if not family_of(architecture).generates:
         raise BadSetup(f"{architecture.name} does not generate text token by token; choose a decoder, such as gpt2.")
 
 

@@ -9,7 +9,7 @@ from calculator.choose.advice import PeerTraining, advised_micro_batch
 from calculator.choose.devices import Device
 from calculator.choose.fit import ADVISED_SHARE
 from calculator.errors import BadSetup
-from calculator.parts.parameters import ParameterTensor
+from calculator.models.architecture import ParameterTensor
 from calculator.step.estimate import Estimate, estimate
 from calculator.step.setups import Setup
 

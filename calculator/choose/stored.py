@@ -15,9 +15,10 @@ from functools import lru_cache
 from math import prod
 
 from calculator.errors import BadSetup
-from calculator.models.architecture import Architecture
+from calculator.families.registry import family_of
+from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.parts.adapters import quantized_parts
-from calculator.parts.parameters import FAMILIES, ParameterTensor, parameter_tensors
+from calculator.parts.parameters import parameter_tensors
 from calculator.tape.autograd import allocated_bytes
 
 WHOLE = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -26,11 +27,6 @@ FP8, NF4 = "fp8", "nf4"
 STORED = (*WHOLE, FP8, NF4)
 SQUARE = 128
 """Rows and columns that share a scale (transformers 5.23, FineGrainedFP8Config.weight_block_size)."""
-QUANTIZABLE = {
-    FP8: ("gptj", "llama", "gemma", "mixture", "deepseek", "hybrid"),
-    NF4: ("gpt2", "gptj", "llama", "gemma", "mixture", "deepseek", "hybrid"),
-}
-"""Families with linear layers that each kind of quantization finds; GPT-2 has transformers' Conv1D in their place."""
 
 
 @lru_cache(maxsize=64)
@@ -46,14 +42,16 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
     """
     if kind not in STORED:
         raise BadSetup(f"weights is one of {', '.join(STORED)}, not {kind!r:.60}.")
-    if architecture.family not in QUANTIZABLE.get(kind, (architecture.family,)):
+    family = family_of(architecture)
+    # FP8 looks for nn.Linear; a model whose weights are (in, out) has transformers' Conv1D in its place.
+    if kind not in WHOLE and (not family.generates or (kind == FP8 and family.input_first)):
         raise BadSetup(f"{architecture.name} has no linear layers that {kind} quantizes; choose bf16 or {NF4}.")
     itemsize = WHOLE.get(kind, 2)
     held = sum(
         tensor.copies * sum(allocated_bytes(count, size) for count, size in _parts(tensor, kind, itemsize))
         for tensor in parameter_tensors(architecture)
     )
-    return held + FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
+    return held + family_of(architecture).buffer_bytes(architecture, itemsize)
 
 
 def unpacked_bytes(architecture: Architecture, kind: str) -> int:

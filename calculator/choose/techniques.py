@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from calculator.choose.devices import Device
+from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
-from calculator.parts.adapters import FAMILIES_IN_4_BITS, FAMILIES_WITH_ADAPTERS
-from calculator.parts.low_rank import PROJECTED_FAMILIES
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.step.setups import (
     DIVIDED,
-    FAMILIES_OF_LIGER,
-    OFFLOADED_FAMILY,
     OPTIMIZERS_OF_MATRICES,
     SHARDINGS,
     Setup,
@@ -75,9 +72,7 @@ def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
     """
     architecture = resolve(setup)
     yield [None, *_precisions(setup, architecture, device)]
-    # The run's own model has one implementation of attention, and so have diffusion models.
-    alike = architecture.family == "text-to-image" or architecture.diffuses
-    if setup.attention == "eager" and architecture.fusable and not alike:
+    if setup.attention == "eager" and architecture.fusable and not family_of(architecture).attention_note:
         yield [None, Technique("fused attention", {"attention": "sdpa"})]
     if setup.fp8:
         caveat = "slower than FP8 on large matrices"
@@ -105,8 +100,7 @@ def _precisions(setup: Setup, architecture: Architecture, device: Device) -> Ite
     half = "bf16" if device.bfloat16 else "fp16"
     if setup.precision == "fp32":
         yield Technique(f"16-bit autocast ({half})", {"precision": f"amp-{half}"}, level=1)
-    # The trainer of the run's own model always keeps weights in 32 bits.
-    if setup.precision in ("bf16", "fp16") or architecture.family == "text-to-image":
+    if setup.precision in ("bf16", "fp16") or family_of(architecture).own_trainer:
         return
     scaled = "" if half == "bf16" else "; float16 needs a scaled loss"
     yield Technique(
@@ -121,7 +115,7 @@ def _precisions(setup: Setup, architecture: Architecture, device: Device) -> Ite
 
 def _losses(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
     """Liger's loss, whose products are counted as those of GPUs that have bfloat16 (compute capability 8.0)."""
-    counted = architecture.family in FAMILIES_OF_LIGER and setup.sharding not in TOGETHER
+    counted = family_of(architecture).liger and setup.sharding not in TOGETHER
     if counted and device.bfloat16 and setup.loss == "whole" and not (setup.offload_activations or device.unified):
         yield Technique("a loss in pieces", {"loss": "liger"}, level=1, caveat="the package liger-kernel")
 
@@ -133,13 +127,13 @@ def _optimizers(setup: Setup, architecture: Architecture) -> Iterator[Technique]
     # `optimizer_impl` goes back to its default: any other is refused for optimizers but AdamW.
     if eight_bit:
         yield Technique("8-bit optimizer state", {"optimizer": eight_bit, "optimizer_impl": "foreach"}, level=2)
-    if setup.optimizer.startswith("adamw") and architecture.family != "text-to-image":
+    if setup.optimizer.startswith("adamw") and not family_of(architecture).own_trainer:
         changes = {"optimizer": "adafactor", "optimizer_impl": "foreach"}
         caveat = "another optimizer, which needs its own learning rate"
         yield Technique("Adafactor", changes, OTHER_TRAINING, level=3, caveat=caveat)
         # It takes less than Adafactor if weights are in 16 bits, and more if they are in 32. APOLLO of a higher rank
         # and GaLore make nothing fit that it does not.
-        counted = architecture.family in PROJECTED_FAMILIES and setup.lora_rank is None and setup.sharding == "none"
+        counted = family_of(architecture).matrix_optimizers and setup.lora_rank is None and setup.sharding == "none"
         if counted and not setup.offload_optimizer and not setup.shared_groups:
             changes = {**changes, "optimizer": "apollo-mini"}
             caveat = "another optimizer (package apollo-torch), which needs its own learning rate"
@@ -166,7 +160,7 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique
         if k < min(every, layers) and not architecture.diffuses:
             yield _again(title, {"checkpointing": k}, FORWARD_SHARE / k)
     yield _again("checkpointing", {"checkpointing": True}, FORWARD_SHARE)
-    if architecture.family == "text-to-image":
+    if family_of(architecture).reversible:
         yield _again("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
 
 
@@ -175,7 +169,7 @@ def _moving(setup: Setup, architecture: Architecture, device: Device) -> Iterato
     them again, but not even the inputs of the blocks stay on the GPU."""
     plain = setup.lora_rank is None and setup.sharding == "none" and setup.loss == "whole" and not setup.packed
     shared = setup.shared_groups or architecture.shared_groups
-    counted = architecture.family == OFFLOADED_FAMILY and plain and not shared
+    counted = family_of(architecture).offload_activations and plain and not shared
     if counted and not setup.offload_activations and not device.unified:
         changes = {"offload_activations": True, "checkpointing": False}
         yield Technique("activations on the host", changes, BUS_IN_PASSES, level=1)
@@ -203,16 +197,16 @@ def _sharded(setup: Setup, architecture: Architecture, device: Device) -> Iterat
 
 def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     """LoRA and QLoRA, for models of which trained weights are published."""
-    if architecture.family not in FAMILIES_WITH_ADAPTERS or not architecture.released:
+    family = family_of(architecture)
+    if family.modules is None or not architecture.released:
         return
     rounded = "the frozen weights are rounded to 4 bits"
-    in_4_bits = architecture.family in FAMILIES_IN_4_BITS
     if setup.lora_rank is None:
         caveat = "only adapters are trained, beside the frozen model"
         changes, instead = _beside_adapters(setup, TOGETHER)
         title = f"LoRA of rank {LORA_RANK}"
         yield Technique(title + instead, {**changes, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
-        if in_4_bits:
+        if family.in_4_bits:
             title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
             caveat = f"{caveat}, whose weights are rounded to 4 bits"
             # FSDP2 cannot divide 4-bit weights.
@@ -221,7 +215,7 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):
         yield Technique("frozen weights in 16 bits", {"base_bits": 16}, OTHER_TRAINING, level=1)
-    if setup.base_bits != 4 and in_4_bits:
+    if setup.base_bits != 4 and family.in_4_bits:
         yield Technique("frozen weights in 4 bits (QLoRA)", {"base_bits": 4}, ADAPTERS, level=2, caveat=rounded)
 
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from calculator.families.family import CAUSAL_LM
+from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.adapters import ALL_LINEAR, modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
@@ -35,15 +37,6 @@ ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
 LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
 """What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
 own."""
-CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
-"""Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
-LAYERS = {
-    "bert": "model.bert.encoder.layer",
-    "gpt2": "model.transformer.h",
-    "gptj": "model.transformer.h",
-    "t5": "[*model.encoder.block, *model.decoder.block]",
-}
-"""The layers of a model of transformers, by the architecture's family; those of the others are `model.model.layers`."""
 GPUS_OF_A_NODE = 8
 
 
@@ -80,7 +73,7 @@ class _Model:
 
 
 def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
-    name = CLASSES.get(architecture.family, "AutoModelForCausalLM")
+    name = family_of(architecture).auto_class
     with_adapters = setup.lora_rank is not None
     half = setup.precision in ("bf16", "fp16") or (with_adapters and setup.base_bits in (4, 16))
     dtype = _half(setup) if half else "float32"
@@ -107,7 +100,7 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
             "text.model, text.lm_head = model.model.language_model, model.lm_head",
             "model = text",
         ]
-    if architecture.family not in CLASSES:
+    if name == CAUSAL_LM:
         loaded.append("model.config.use_cache = False")
     return _Model(tuple(imports), tuple(loaded), _adapters(setup, architecture) if with_adapters else ())
 
@@ -119,7 +112,7 @@ def _half(setup: Setup) -> str:
 
 def _adapters(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     # peft has no task of BERT's masked words, and its class for T5 needs what transformers 5 no longer has.
-    task = None if architecture.family in CLASSES else "CAUSAL_LM"
+    task = "CAUSAL_LM" if family_of(architecture).auto_class == CAUSAL_LM else None
     targets = setup.lora_targets
     named = list(modules_of(architecture)) if targets == ALL_LINEAR else targets.split(",")
     return (
@@ -161,7 +154,7 @@ def _fsdp2(setup: Setup, source: str) -> list[str]:
     made = [
         *model.loaded,
         *([f"apply_liger_kernel(model, {_literal(LOSS_OF_LIGER)})"] if setup.loss == "liger" else []),
-        f"layers = {LAYERS.get(architecture.family, 'model.model.layers')}",
+        f"layers = {family_of(architecture).layers}",
         *model.adapters,
         *(['model.gradient_checkpointing_enable({"use_reentrant": False})'] if setup.checkpointing else []),
         f"policy = {policy}",

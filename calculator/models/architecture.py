@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,30 @@ class ParameterGroup:
     """Whether the layers of a shared group use the same ones."""
     only: str = ""
     """A word in the kinds of the layers that have them; empty: all layers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTensor:
+    """A parameter, and how many layers have one like it."""
+
+    name: str
+    part: str
+    """One of `calculator.parts.parameters.PARTS`."""
+    shape: tuple[int, ...]
+    copies: int
+    """How many of it are stored: one for each layer, or fewer where layers share weights."""
+
+    @property
+    def count(self) -> int:
+        """Values in one of them."""
+        return prod(self.shape)
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
+        # Patches of a picture, and a diffusion model's inputs, are embedded by products.
+        is_table = self.part == "embeddings" and self.name.startswith("embedding.")
+        return is_table or "relative_bias" in self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +73,7 @@ class Architecture:
 
     name: str
     family: str
-    """A name of `calculator.parts.parameters.FAMILIES`."""
+    """A name of `calculator.families.registry.FAMILIES`."""
     hidden_size: int
     """D, width of the residual stream."""
     num_layers: int
@@ -185,12 +210,12 @@ class Architecture:
     @property
     def fixed_length(self) -> bool:
         """Whether a setup cannot choose the number of tokens, apart from those of a diffusion model's text."""
-        return self.family == "text-to-image" or bool(self.patch_size)
+        return bool(self.text_length or self.patch_size)
 
     @property
     def diffuses(self) -> bool:
         """Whether it is a diffusion model of the library diffusers, which reads a text beside noisy latents."""
-        return self.family in ("flux", "sd3")
+        return bool(self.output_channels)
 
     @property
     def image_tokens(self) -> int:
@@ -206,14 +231,3 @@ class Architecture:
     def key_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_key_value_heads or self.num_heads
-
-    @property
-    def holds_embeddings(self) -> bool:
-        """Whether a variable alone keeps the first layer's input until the last layer has ended (BERT: no layer norm
-        before the first layer reads it)."""
-        return self.family == "bert"
-
-    @property
-    def shares_tables(self) -> bool:
-        """Whether all layers of a kind use the same rotary tables and mask."""
-        return self.family in ("llama", "gemma", "mixture", "deepseek")

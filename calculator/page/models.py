@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from calculator.families.registry import family_of
 from calculator.models.architectures import Architecture, from_config, quantization_of
-from calculator.parts.adapters import FAMILIES_WITH_ADAPTERS
 from calculator.parts.parameters import odd_matrix
-from calculator.step.setups import FAMILIES_IN_FP8, FAMILIES_OF_LIGER, FAMILIES_WITH_PACKS, OFFLOADED_FAMILY
 
 
 def own_values(model: Architecture) -> dict:
     """For the form: the values of empty fields, whether layers are reversible, and which fields apply."""
+    family = family_of(model)
     return {
         "placeholders": {
             "sequence_length": str(model.sequence_length),
@@ -20,15 +20,15 @@ def own_values(model: Architecture) -> dict:
         },
         "reversible": model.reversible,
         "two_stacks": bool(model.num_decoder_layers),
-        "text_to_image": model.family == "text-to-image",
+        "text_to_image": family.reversible,
         **({"pictures": True} if model.patch_size else {}),
         **({"texts": True} if model.diffuses else {}),
         **({"mixed": True} if model.mixed else {}),
-        **({"movable": True} if model.family == OFFLOADED_FAMILY else {}),
-        **({"packs": True} if model.family in FAMILIES_WITH_PACKS else {}),
-        **({"fp8": True} if model.family in FAMILIES_IN_FP8 and not odd_matrix(model) else {}),
-        **({"ligers": True} if model.family in FAMILIES_OF_LIGER else {}),
-        **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
+        **({"movable": True} if family.offload_activations else {}),
+        **({"packs": True} if family.packs else {}),
+        **({"fp8": True} if family.fp8 and not odd_matrix(model) else {}),
+        **({"ligers": True} if family.liger else {}),
+        **({"adapters": True} if family.modules else {}),
     }
 
 

@@ -11,140 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calculator.models.architecture import Architecture
-from calculator.parts.parameters import ParameterTensor, parameter_tensors
+from calculator.families.family import DECODER_MODULES
+from calculator.families.registry import family_of
+from calculator.models.architecture import Architecture, ParameterTensor
+from calculator.parts.parameters import parameter_tensors
 from calculator.tape.autograd import allocated_bytes
 
-FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "deepseek", "gemma", "gpt2", "gptj", "bert", "t5", "vit", "flux", "sd3")
-FAMILIES_IN_4_BITS = ("llama", "gemma")
-"""Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
 NF4_BLOCK, SCALES_BLOCK = 64, 256
 """Values that share a scale, and scales that share one of their own (bitsandbytes 0.50, functional.quantize_4bit)."""
 NF4_CODE, DYNAMIC_CODE = 16, 256
 """32-bit values of the two maps from codes to numbers, of which each weight has its own copies."""
-MODULES = {
-    "attention.query": "q_proj",
-    "attention.key": "k_proj",
-    "attention.value": "v_proj",
-    "attention.qkv": "qkv_proj",
-    "attention.out": "o_proj",
-    "feed_forward.gate": "gate_proj",
-    "feed_forward.in": "up_proj",
-    "feed_forward.out": "down_proj",
-}
-"""Our names of a layer's linear modules, and those of transformers."""
-GPT2_MODULES = {
-    "attention.qkv": "attn.c_attn",
-    "attention.out": "attn.c_proj",
-    "feed_forward.in": "mlp.c_fc",
-    "feed_forward.out": "mlp.c_proj",
-}
-GPTJ_MODULES = {
-    "attention.query": "q_proj",
-    "attention.key": "k_proj",
-    "attention.value": "v_proj",
-    "attention.out": "out_proj",
-    "feed_forward.in": "fc_in",
-    "feed_forward.out": "fc_out",
-}
-BERT_MODULES = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.out": "attention.output.dense",
-    "feed_forward.in": "intermediate.dense",
-    "feed_forward.out": "output.dense",
-    "head.transform": "transform.dense",
-}
-T5_MODULES = {
-    "attention.query": "SelfAttention.q",
-    "attention.key": "SelfAttention.k",
-    "attention.value": "SelfAttention.v",
-    "attention.out": "SelfAttention.o",
-    "cross_attention.query": "EncDecAttention.q",
-    "cross_attention.key": "EncDecAttention.k",
-    "cross_attention.value": "EncDecAttention.v",
-    "cross_attention.out": "EncDecAttention.o",
-    "feed_forward.in": "wi",
-    "feed_forward.out": "wo",
-}
-VIT_MODULES = {
-    "attention.query": "attention.q_proj",
-    "attention.key": "attention.k_proj",
-    "attention.value": "attention.v_proj",
-    "attention.out": "attention.o_proj",
-    "feed_forward.in": "mlp.fc1",
-    "feed_forward.out": "mlp.fc2",
-    "head": "classifier",
-}
-GATED_T5_MODULES = T5_MODULES | {"feed_forward.in": "wi_0", "feed_forward.gate": "wi_1"}
-IN_32_BITS = {"t5": frozenset({"feed_forward.out"})}
-"""By family, modules that transformers loads in 32 bits where the others are in float16, which their values overflow
-(`_keep_in_fp32_modules`)."""
-INPUT_FIRST = ("gpt2",)
-"""Families whose weights are stored as (in, out), as transformers' Conv1D has them."""
-MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
-"""Those of a mixture that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are
-then made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
-LATENT_MODULES = {
-    "attention.query.down": "q_a_proj",
-    "attention.query.up": "q_b_proj",
-    "attention.query": "q_proj",
-    "attention.latent.down": "kv_a_proj_with_mqa",
-    "attention.latent.up": "kv_b_proj",
-    "attention.out": "o_proj",
-}
-"""The same of DeepSeek's attention."""
-DIFFUSION_MODULES = {
-    "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
-    "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
-    "condition.guidance.in": "time_text_embed.guidance_embedder.linear_1",
-    "condition.guidance.out": "time_text_embed.guidance_embedder.linear_2",
-    "condition.pooled.in": "time_text_embed.text_embedder.linear_1",
-    "condition.pooled.out": "time_text_embed.text_embedder.linear_2",
-    "text": "context_embedder",
-    "patches": "x_embedder",
-    "norm.picture": "norm1.linear",
-    "norm.text": "norm1_context.linear",
-    "norm.both": "norm.linear",
-    "attention.picture.query": "attn.to_q",
-    "attention.picture.key": "attn.to_k",
-    "attention.picture.value": "attn.to_v",
-    "attention.picture.out": "attn.to_out.0",
-    "attention.text.query": "attn.add_q_proj",
-    "attention.text.key": "attn.add_k_proj",
-    "attention.text.value": "attn.add_v_proj",
-    "attention.text.out": "attn.to_add_out",
-    "attention.alone.query": "attn2.to_q",
-    "attention.alone.key": "attn2.to_k",
-    "attention.alone.value": "attn2.to_v",
-    "attention.alone.out": "attn2.to_out.0",
-    "attention.both.query": "attn.to_q",
-    "attention.both.key": "attn.to_k",
-    "attention.both.value": "attn.to_v",
-    "feed_forward.picture.in": "ff.net.0.proj",
-    "feed_forward.picture.out": "ff.net.2",
-    "feed_forward.text.in": "ff_context.net.0.proj",
-    "feed_forward.text.out": "ff_context.net.2",
-    "feed_forward.in": "proj_mlp",
-    "feed_forward.out": "proj_out",
-    "norm.modulation": "norm_out.linear",
-    "head": "proj_out",
-}
-"""Our names of a diffusion transformer's linear modules, and the ends of their paths in diffusers."""
-MODULES_OF_FAMILIES = {
-    "mixture": MODULES_BESIDE_EXPERTS,
-    "deepseek": LATENT_MODULES,
-    "gpt2": GPT2_MODULES,
-    "gptj": GPTJ_MODULES,
-    "bert": BERT_MODULES,
-    "t5": T5_MODULES,
-    "vit": VIT_MODULES,
-    "flux": DIFFUSION_MODULES,
-    "sd3": DIFFUSION_MODULES,
-}
-"""Those of the families that have other names than `MODULES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +51,11 @@ class Lora:
         if name.removesuffix(".weight") in self.in_32_bits:
             return 4
         # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
-        return 2 if self.base_bits == 4 and name.rpartition(".")[0] in MODULES else self.rest_itemsize
+        return 2 if self.base_bits == 4 and name.rpartition(".")[0] in DECODER_MODULES else self.rest_itemsize
 
     def is_quantized(self, name: str) -> bool:
         """Whether a parameter is stored in 4 bits."""
-        return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in MODULES
+        return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in DECODER_MODULES
 
     def widths(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Values of a module's input and of its output, from the shape of its weight."""
@@ -197,11 +74,7 @@ def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     peft's "all-linear" means.
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
-    names = MODULES_OF_FAMILIES.get(architecture.family, MODULES)
-    if names is T5_MODULES and architecture.gated:
-        names = GATED_T5_MODULES
-    if architecture.joined_projections:
-        names = {**names, "feed_forward.in": "gate_up_proj"}
+    names = family_of(architecture).modules(architecture)
     modules: dict[str, tuple[str, ...]] = {}
     for own in matrices:
         if own in names:

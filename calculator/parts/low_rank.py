@@ -17,20 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
-from calculator.parts.adapters import MODULES
-from calculator.parts.parameters import ParameterTensor
+from calculator.families.family import DECODER_MODULES
+from calculator.models.architecture import ParameterTensor
 from calculator.tape.autograd import allocated_bytes
 
 DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
 """GaLore's is that of transformers' Trainer, the others are of apollo-torch 1.0.3's README."""
-PROJECTED_FAMILIES = ("llama", "gemma")
-"""Families whose updates are counted."""
 GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
 
 
 def is_projected(tensor: ParameterTensor) -> bool:
     """Whether it is the matrix of a linear module of attention or feed-forward."""
-    return tensor.name.endswith(".weight") and tensor.name.rpartition(".")[0] in MODULES
+    return tensor.name.endswith(".weight") and tensor.name.rpartition(".")[0] in DECODER_MODULES
 
 
 def galore_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:

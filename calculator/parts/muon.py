@@ -7,7 +7,7 @@ iterations compute in bfloat16.
 
 from __future__ import annotations
 
-from calculator.parts.parameters import ParameterTensor
+from calculator.models.architecture import ParameterTensor
 from calculator.tape.autograd import allocated_bytes
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+from calculator.models.architecture import ParameterTensor
 from calculator.parts.low_rank import (
     APOLLO_PACKAGE,
     DEFAULT_RANKS,
@@ -16,7 +17,6 @@ from calculator.parts.low_rank import (
     galore_step,
 )
 from calculator.parts.muon import is_hidden, muon_state, muon_step
-from calculator.parts.parameters import ParameterTensor
 from calculator.tape.autograd import allocated_bytes
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536

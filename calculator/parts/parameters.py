@@ -2,58 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
-from types import ModuleType
 
-from calculator.families.language import bert, deepseek, gemma, gpt2, gptj, hybrid, llama, mixture, t5
-from calculator.families.pictures import flux, sd3, text_to_image, vit
-from calculator.models.architectures import Architecture
+from calculator.families.registry import family_of
+from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.tape.eight_bit import SIDES_OF
 
-FAMILIES: dict[str, ModuleType] = {
-    "bert": bert,
-    "t5": t5,
-    "gpt2": gpt2,
-    "gptj": gptj,
-    "llama": llama,
-    "gemma": gemma,
-    "mixture": mixture,
-    "deepseek": deepseek,
-    "hybrid": hybrid,
-    "text-to-image": text_to_image,
-    "vit": vit,
-    "flux": flux,
-    "sd3": sd3,
-}
-"""Each family's module: `parameters(architecture)` and, if its training is counted, `forward(context)`."""
-
 PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterTensor:
-    """A parameter, and how many layers have one like it."""
-
-    name: str
-    part: str
-    """One of `PARTS`."""
-    shape: tuple[int, ...]
-    copies: int
-    """How many of it are stored: one for each layer, or fewer where layers share weights."""
-
-    @property
-    def count(self) -> int:
-        """Values in one of them."""
-        return prod(self.shape)
-
-    @property
-    def is_embedding(self) -> bool:
-        """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
-        # Patches of a picture, and a diffusion model's inputs, are embedded by products.
-        is_table = self.part == "embeddings" and self.name.startswith("embedding.")
-        return is_table or "relative_bias" in self.name
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
@@ -102,7 +57,7 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
     layers = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
     layers["decoder"] = architecture.num_decoder_layers
     tensors = []
-    for group in FAMILIES[architecture.family].parameters(architecture):
+    for group in family_of(architecture).parameters(architecture):
         copies = 1
         if group.stack:
             copies = layers[group.stack]

@@ -14,6 +14,7 @@ from calculator.choose.names import HUB, gpu_of
 from calculator.choose.techniques import LORA_RANK, Technique
 from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, training_code
 from calculator.errors import BadSetup
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS, quantization_of
 from calculator.reports.inference_report import add_model_flags, model_or_config
 from calculator.step.setups import DIVIDED, PRECISIONS, Setup, resolve
@@ -88,8 +89,8 @@ def _first_setup(device: Device, *, precision: str | None, sequence_length: int 
         precision=precision or ("amp-bf16" if device.bfloat16 else "amp-fp16"), embeddings_32bit=True, **flags
     )
     architecture = resolve(setup)
-    if architecture.family == "text-to-image":
-        raise BadSetup("Trainer has no text-to-image models; give another model.")
+    if family_of(architecture).own_trainer:
+        raise BadSetup(f"transformers' Trainer does not train {architecture.name}; give another model.")
     usual = min(architecture.sequence_length, USUAL_LENGTH)
     # transformers refuses to load a model with fused attention if its code has none.
     attention = "sdpa" if architecture.fusable else "eager"

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calculator.models.architectures import Architecture, quantization_of
+from calculator.families.family import Batch
+from calculator.families.registry import family_of
+from calculator.models.architecture import Architecture, ParameterTensor
+from calculator.models.architectures import quantization_of
 from calculator.parts.adapters import (
-    IN_32_BITS,
     Lora,
     adapter_tensors,
     adapter_values,
@@ -19,8 +21,6 @@ from calculator.parts.adapters import (
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import IN_32_BIT, Optimizer, chosen
 from calculator.parts.parameters import (
-    FAMILIES,
-    ParameterTensor,
     count_parameters,
     parameter_tensors,
     parameters_by_part,
@@ -275,10 +275,9 @@ def _played(
     fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
     # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
     gradients = fixed.trained_bytes
-    if architecture.family == "vit" and setup.micro_batch_size == 1 and lora is None:
-        # PyTorch takes over the gradient of a single picture's class token, which is a view of those of all tokens.
-        tokens = architecture.sequence_length * architecture.hidden_size
-        gradients += allocated_bytes(tokens, itemsize) - allocated_bytes(architecture.hidden_size, itemsize)
+    more = family_of(architecture).more_gradient_bytes
+    if more and lora is None:
+        gradients += more(architecture, setup.micro_batch_size, itemsize)
     if options.together:
         # That of the embedding is whole on every GPU.
         table = architecture.vocab_size * architecture.hidden_size
@@ -506,28 +505,14 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
 
 
 def _input_bytes(setup: Setup, architecture: Architecture) -> int:
-    """Bytes of token ids and labels, 64-bit integers; or of pictures, in 32 bits, and their labels.
-
-    Those of a diffusion model are in the precision of the model.
-    """
-    if architecture.diffuses:
-        counts = FAMILIES[architecture.family].input_counts(
-            architecture, setup.micro_batch_size, setup.sequence_length or architecture.sequence_length
-        )
-        return sum(allocated_bytes(count, _itemsize_without_adapters(setup)) for count in counts)
-    if architecture.family == "vit":
-        pixels = architecture.channels * architecture.image_height * architecture.image_width
-        pictures = allocated_bytes(setup.micro_batch_size * pixels, 4)
-        return pictures + allocated_bytes(setup.micro_batch_size, 8)
-    length = setup.sequence_length or architecture.sequence_length
-    ids = allocated_bytes(setup.micro_batch_size * length, 8)
-    if architecture.family == "text-to-image":
-        text = allocated_bytes(setup.micro_batch_size * architecture.text_length, 8)
-        return text + allocated_bytes(setup.micro_batch_size * (length - architecture.text_length), 8)
-    if setup.packed:
-        ids *= 2  # every pack has positions of its own
-    labels = setup.target_length or architecture.target_length or length
-    return ids + allocated_bytes(setup.micro_batch_size * labels, 8)
+    batch = Batch(
+        samples=setup.micro_batch_size,
+        length=setup.sequence_length or architecture.sequence_length,
+        target_length=setup.target_length or architecture.target_length,
+        packed=setup.packed,
+        itemsize=_itemsize_without_adapters(setup),
+    )
+    return family_of(architecture).input_bytes(architecture, batch)
 
 
 def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
@@ -535,7 +520,7 @@ def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     itemsize = 4 if setup.precision == "fp32" else 2
     if architecture.diffuses:
         itemsize = _itemsize_without_adapters(setup)
-    return FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
+    return family_of(architecture).buffer_bytes(architecture, itemsize)
 
 
 def _step_instant(
@@ -607,15 +592,20 @@ def _overhead(fixed: _Fixed) -> dict[str, int]:
     return {**parts, "total": sum(parts.values())}
 
 
+def _in_32_bits(architecture: Architecture) -> str:
+    """Names of the modules that transformers keeps in 32 bits."""
+    family = family_of(architecture)
+    return ", ".join(name for own, name in family.modules(architecture).items() if own in family.in_32_bits)
+
+
 def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
-    notes = []
+    family, notes = family_of(architecture), []
     if not architecture.fusable and setup.attention == "sdpa":
-        title = {"gptj": "GPT-J", "gemma": "Gemma 2"}[architecture.family]
-        notes.append(f"{title}'s code has no fused attention, so its separate operations are counted.")
-    if architecture.family in IN_32_BITS and setup.precision == "fp16" and setup.lora_rank is None:
+        notes.append(f"The code of {architecture.name} has no fused attention: its separate operations are counted.")
+    if family.in_32_bits and setup.precision == "fp16" and setup.lora_rank is None:
         notes.append(
-            "Counted is a model whose weights are all in float16, as half() makes them. If transformers is told "
-            "dtype=float16, it loads the modules wo of T5 in 32 bits, which takes more."
+            "The estimate is that of a model whose weights are all in float16, as half() makes them. With "
+            f"dtype=float16, transformers loads the modules {_in_32_bits(architecture)} in 32 bits, which takes more."
         )
     if architecture.num_experts:
         notes.append(
@@ -629,22 +619,19 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         )
     if sees_pictures(setup):
         notes.append("Only the text model is counted, not the vision tower that is published with it.")
-    if architecture.family == "text-to-image":
-        notes.append("The run's model has its own attention: eager and sdpa make no difference.")
-        if architecture.reversible if setup.reversible is None else setup.reversible:
-            notes.append("Reversible layers are counted as recomputing all activations (activation budget 0).")
+    if family.attention_note and (family.own_trainer or setup.attention == "eager"):
+        notes.append(family.attention_note)
+    if architecture.reversible if setup.reversible is None else setup.reversible:
+        notes.append("Reversible layers are counted as recomputing all activations (activation budget 0).")
     if architecture.diffuses:
         notes.append("Of the pipeline, only the transformer is counted, not what encodes texts and pictures.")
-        if setup.attention == "eager":
-            notes.append("diffusers has fused attention only: eager and sdpa make no difference.")
     if setup.offload_optimizer:
         notes.append(
             "While the optimizer is created, its gradients take host memory for a moment. The trainer returns this "
             "memory to the system; other programs may keep up to 4 bytes per parameter of it "
             "(benchmarks/memory/memory_on_host.py)."
         )
-    shared = setup.shared_groups is not None and architecture.family != "text-to-image"
-    if shared:
+    if setup.shared_groups is not None and not architecture.own_last_layer:
         notes.append("Layers i and j share all weights if i mod shared_groups equals j mod shared_groups.")
     return tuple(notes)
 
@@ -654,13 +641,16 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
         return
     yield "LoRA as peft computes it: the model is frozen, so that a layer without adapters keeps no input for backward."
     if lora.in_32_bits:
-        yield "The modules wo of T5 are in 32 bits, as transformers loads them where the others are in float16."
+        yield (
+            f"The modules {_in_32_bits(architecture)} are in 32 bits, as transformers loads them where the others are "
+            "in float16."
+        )
     if architecture.num_experts:
         yield (
             "Only the linear modules of attention have adapters. By all-linear, peft also means the router and the "
             "experts of a mixture, which it makes anew in every pass; that is not counted."
         )
-    if architecture.family == "vit":
+    if architecture.num_labels:
         trained = "is trained through its own adapter" if "head" in lora.targets else "stays as it is"
         yield f"The classifier {trained}; a whole new one beside the adapters (peft's modules_to_save) is not counted."
     tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)

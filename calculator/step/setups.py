@@ -8,19 +8,16 @@ from difflib import get_close_matches
 
 from calculator.errors import BadSetup
 from calculator.families.blocks.attention import WIDEST_FLASH_HEAD
+from calculator.families.registry import FAMILIES, family_of, models_with
 from calculator.models.architectures import PRESETS, Architecture, from_config
 from calculator.models.picture_models import LARGEST_PICTURE, with_picture
 from calculator.parts.adapters import (
     ALL_LINEAR,
-    FAMILIES_IN_4_BITS,
-    FAMILIES_WITH_ADAPTERS,
-    IN_32_BITS,
-    INPUT_FIRST,
     Lora,
     chosen_modules,
     modules_of,
 )
-from calculator.parts.low_rank import DEFAULT_RANKS, PROJECTED_FAMILIES
+from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS
 from calculator.parts.parameters import odd_matrix
 from calculator.tape.eight_bit import SIDES_OF
@@ -40,16 +37,6 @@ MOST_GPUS = 65_536
 OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
 """Optimizers that treat a layer's matrices otherwise than all else."""
 LOSSES = ("whole", "liger", "trainer")
-FAMILIES_OF_LIGER = ("llama", "gemma", "mixture", "deepseek")
-"""Families of which Liger computes the output head and the loss in pieces."""
-LANGUAGE_FAMILIES = (*FAMILIES_OF_LIGER, "gpt2", "gptj")
-"""Families that continue text."""
-FAMILIES_WITH_PACKS = ("llama", "gemma", "mixture")
-"""Families whose sequences may be packs of samples."""
-FAMILIES_IN_FP8 = ("llama", "gemma")
-"""Families whose linear layers may multiply in FP8."""
-OFFLOADED_FAMILY = "llama"
-"""The family whose activations may be on the host."""
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
@@ -207,10 +194,11 @@ def resolve(setup: Setup) -> Architecture:
     else:
         _check_model(setup.model)
         architecture = PRESETS[setup.model]
-    if architecture.family == "hybrid":
+    family = family_of(architecture)
+    if family.forward is None:
         raise BadSetup(
-            f"Training of {architecture.name} is not counted: what linear attention keeps for backward depends on its "
-            "kernels. `python -m calculator inference --config FILE` counts the weights and the cache."
+            f"Training of {architecture.name} is not counted: {family.why_untrained}. "
+            "`python -m calculator inference --config FILE` counts the weights and the cache."
         )
     architecture = _with_pictures(setup, architecture)
     _one_of("precision", setup.precision, PRECISIONS)
@@ -245,11 +233,17 @@ def _untraced(sentence: str) -> BadSetup:
     return BadSetup(f"{sentence} Such steps were not traced.")
 
 
+def _of_another_family(technique: str, architecture: Architecture, has: str, instead: str) -> BadSetup:
+    """A technique that is counted for the families with the attribute `has`, which this model's has not."""
+    counted = models_with(lambda family: getattr(family, has))
+    return _untraced(f"{technique} is counted for {counted}; {architecture.name} is of another family, so {instead}.")
+
+
 def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
     """How the adapters of a checked setup are; None if all parameters are trained."""
     if setup.lora_rank is None:
         return None
-    pure = setup.precision in ("bf16", "fp16")
+    family, pure = family_of(architecture), setup.precision in ("bf16", "fp16")
     bits = setup.base_bits or (16 if pure else 32)
     in_float16 = bits == 16 and setup.precision.endswith("fp16")
     return Lora(
@@ -260,8 +254,8 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         base_bits=bits,
         rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
         freeze_a=setup.lora_freeze_a,
-        input_first=architecture.family in INPUT_FIRST,
-        in_32_bits=IN_32_BITS.get(architecture.family, frozenset()) if in_float16 else frozenset(),
+        input_first=family.input_first,
+        in_32_bits=family.in_32_bits if in_float16 else frozenset(),
     )
 
 
@@ -271,11 +265,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
             if getattr(setup, name) != DEFAULTS[name]:
                 raise BadSetup(f"{name} is for LoRA; give lora_rank as well, or omit {name}.")
         return
-    if architecture.family not in FAMILIES_WITH_ADAPTERS:
-        raise _untraced(
-            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, DeepSeek-V3, GPT-2, GPT-J, BERT, "
-            f"T5, ViT, Stable Diffusion 3 and Flux; {architecture.name} is of another family, so omit lora_rank."
-        )
+    if family_of(architecture).modules is None:
+        raise _of_another_family("LoRA", architecture, "modules", "omit lora_rank")
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
     _check_targets(setup, architecture)
     _probability("lora_dropout", setup.lora_dropout)
@@ -284,7 +275,7 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
             "base_bits 8 is not counted: bitsandbytes keeps the columns of outliers beside 8-bit weights, and how many "
             "there are depends on the data; choose 16 or 4."
         )
-    if setup.base_bits == 4 and architecture.family not in FAMILIES_IN_4_BITS:
+    if setup.base_bits == 4 and not family_of(architecture).in_4_bits:
         raise _untraced(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
     for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
         value = getattr(setup, name)
@@ -352,7 +343,7 @@ def _check_lengths(setup: Setup, architecture: Architecture) -> None:
             raise BadSetup(f"sequence_length of {architecture.name} is fixed at {longest} by {by}; omit it.")
     if setup.sequence_length is not None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
-    alone = 1 in (setup.sequence_length, longest) and architecture.family in LANGUAGE_FAMILIES
+    alone = 1 in (setup.sequence_length, longest) and family_of(architecture).generates
     if alone and shortest_sequence(setup) > 1:
         raise BadSetup(
             "A sequence of one token has no next one to learn, and is not counted with packs or LoRA; give a "
@@ -370,8 +361,9 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
     if not (setup.reversible is None or isinstance(setup.reversible, bool)):
         raise BadSetup(f"reversible is null, true or false, not {_shown(setup.reversible)}.")
     reversible = architecture.reversible if setup.reversible is None else setup.reversible
-    if reversible and architecture.family != "text-to-image":
-        raise BadSetup(f"Reversible layers exist for the text-to-image family only, not for {architecture.name}.")
+    if reversible and not family_of(architecture).reversible:
+        families = " and ".join(family.name for family in FAMILIES.values() if family.reversible)
+        raise BadSetup(f"Reversible layers exist for the {families} family only, not for {architecture.name}.")
     if reversible and setup.checkpointing:
         raise BadSetup("Reversible layers keep no activations, so checkpointing adds nothing; choose one of the two.")
     if setup.delta_rule and not setup.offload_optimizer:
@@ -391,11 +383,8 @@ def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> N
     if setup.optimizer not in OPTIMIZERS_OF_MATRICES:
         return
     title = OPTIMIZERS[setup.optimizer].title
-    if architecture.family not in PROJECTED_FAMILIES:
-        raise _untraced(
-            f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
-            "family, so choose the optimizer adafactor."
-        )
+    if not family_of(architecture).matrix_optimizers:
+        raise _of_another_family(title, architecture, "matrix_optimizers", "choose the optimizer adafactor")
     if setup.lora_rank is not None:
         raise BadSetup(
             f"{title} takes the gradients of whole matrices, which LoRA freezes; omit lora_rank, or choose adamw."
@@ -429,11 +418,8 @@ def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
 def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> None:
     if not setup.offload_activations:
         return
-    if architecture.family != OFFLOADED_FAMILY:
-        raise _untraced(
-            "offload_activations is counted for Llama, Mistral, Qwen, SmolLM and Phi; "
-            f"{architecture.name} is of another family, so choose checkpointing."
-        )
+    if not family_of(architecture).offload_activations:
+        raise _of_another_family("offload_activations", architecture, "offload_activations", "choose checkpointing")
     if setup.checkpointing:
         raise _untraced("offload_activations is counted without checkpointing; omit one of the two.")
     if setup.lora_rank is not None or setup.sharding != "none" or setup.shared_groups or architecture.shared_groups:
@@ -443,12 +429,10 @@ def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> No
 def _check_loss(setup: Setup, architecture: Architecture) -> None:
     if setup.loss == "whole":
         return
-    if setup.loss == "liger" and architecture.family not in FAMILIES_OF_LIGER:
-        raise _untraced(
-            "The loss liger is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma and DeepSeek; "
-            f"{architecture.name} is of another family, so choose the loss whole."
-        )
-    if setup.loss == "trainer" and architecture.family not in LANGUAGE_FAMILIES:
+    family = family_of(architecture)
+    if setup.loss == "liger" and not family.liger:
+        raise _of_another_family("The loss liger", architecture, "liger", "choose the loss whole")
+    if setup.loss == "trainer" and not family.generates:
         raise BadSetup(
             f"The loss trainer is that of language models that continue text; {architecture.name} is another model, so "
             "choose the loss whole."
@@ -465,11 +449,9 @@ def _check_loss(setup: Setup, architecture: Architecture) -> None:
 def _check_packs(setup: Setup, architecture: Architecture) -> None:
     if not setup.packed:
         return
-    if architecture.family not in FAMILIES_WITH_PACKS:
-        raise _untraced(
-            f"packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of "
-            "another family, so give one sample's length as the sequence length."
-        )
+    if not family_of(architecture).packs:
+        instead = "give one sample's length as the sequence length"
+        raise _of_another_family("packed", architecture, "packs", instead)
     if setup.offload_activations or setup.sharding in TENSOR_SHARDINGS:
         raise _untraced("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
 
@@ -491,11 +473,8 @@ def _check_heads(setup: Setup, architecture: Architecture) -> None:
 def _check_fp8(setup: Setup, architecture: Architecture) -> None:
     if not setup.fp8:
         return
-    if architecture.family not in FAMILIES_IN_FP8:
-        raise _untraced(
-            "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; "
-            f"{architecture.name} is of another family, so omit fp8."
-        )
+    if not family_of(architecture).fp8:
+        raise _of_another_family("fp8", architecture, "fp8", "omit fp8")
     if setup.precision not in ("bf16", "amp-bf16"):
         raise BadSetup(
             f"fp8 stands beside the precision bf16 or amp-bf16, not {setup.precision}; choose one of the two."
@@ -564,7 +543,7 @@ def _check_tensor_parallel(setup: Setup, architecture: Architecture) -> None:
             "choose sharding zero-3."
         )
     joined = architecture.joined_projections or architecture.output_bias or architecture.feed_forward_bias
-    if architecture.family != "llama" or joined:
+    if not family_of(architecture).tensor_parallel or joined:
         raise _untraced(
             f"Tensor parallelism is counted for Llama, Mistral, Qwen2 and Qwen3 without biases after a sum; "
             f"{architecture.name} is another model, so choose sharding zero-3."
@@ -594,7 +573,6 @@ def plain(setup: Setup) -> Setup:
     """The same model, batch and lengths without any memory-saving technique: 32 bits, separate operations, AdamW."""
     architecture = resolve(setup)
     layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
-    text_to_image = architecture.family == "text-to-image"
     return Setup(
         model=setup.model,
         config=setup.config,
@@ -609,7 +587,7 @@ def plain(setup: Setup) -> Setup:
         precision="fp32",
         attention="eager",
         shared_groups=layers if architecture.shared_groups else None,
-        reversible=False if text_to_image else None,
+        reversible=False if family_of(architecture).reversible else None,
     )
 
 

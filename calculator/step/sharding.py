@@ -34,10 +34,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from calculator.models.architecture import Architecture
+from calculator.families.registry import family_of
+from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.parts.adapters import Lora, adapter_matrices, adapter_tensors, keeps_a
 from calculator.parts.optimizers import Optimizer
-from calculator.parts.parameters import FAMILIES, ParameterTensor, parameter_tensors
+from calculator.parts.parameters import parameter_tensors
 from calculator.step.timeline import PLACES, Instant, Options, Timeline, played
 from calculator.tape.autograd import rounded
 from calculator.tape.recording import Levels, Segment
@@ -141,7 +142,7 @@ def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str],
     of_first: dict[str, list[_Piece]] = {}
     stacks = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
     stacks["decoder"] = architecture.num_decoder_layers
-    for group in FAMILIES[architecture.family].parameters(architecture):
+    for group in family_of(architecture).parameters(architecture):
         pieces = []
         for name, shape in group.shapes.items():
             place = pieces if name not in _OF_FIRST else of_first.setdefault(_OF_FIRST[name], [])
@@ -190,12 +191,11 @@ def _last_outside(architecture: Architecture) -> int:
     """Values of the last parameter outside of the layers: of the output head, or of the last norm if both are one."""
     shapes = dict(
         shape
-        for group in FAMILIES[architecture.family].parameters(architecture)
+        for group in family_of(architecture).parameters(architecture)
         if not group.stack
         for shape in group.shapes.items()
     )
-    # BERT's bias stands before the head.
-    names = ("head.weight",) if architecture.family == "bert" else ("head.bias", "head.weight")
+    names = family_of(architecture).last_outside
     return next((prod(shapes[name]) for name in names if name in shapes), architecture.hidden_size)
 
 
@@ -265,8 +265,7 @@ class _Step:
         self.before = dict(zip(order[1:], order, strict=False))
         self.last = order[-1]
         earlier = self.all_gradients if course.accumulating else 0
-        # Gemma's embeddings are multiplied by a number of 32 bits; backward needs its copy in the other precision.
-        casts = architecture.family == "gemma" and course.cast and not course.lora
+        casts = family_of(architecture).scaled_embeddings and course.cast and not course.lora
         self.kept = Levels(live=rounded(2), activations=rounded(2)) if casts else Levels()
         self.level = Levels(live=earlier, gradients=earlier) + self.kept
         """As the tape has it, with this GPU's share of the gradients instead of the whole ones of finished layers."""

@@ -17,9 +17,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from calculator.families.blocks.context import Context, Layer
+from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.parts.adapters import NF4_BLOCK, Lora
-from calculator.parts.parameters import FAMILIES, distinct_layers
+from calculator.parts.parameters import distinct_layers
 from calculator.tape.autograd import Adapter, FrozenWeight, Matrix, Parameter
 from calculator.tape.eight_bit import EightBitOperations
 from calculator.tape.operations import Operations
@@ -190,8 +191,8 @@ def _recordings(architecture: Architecture, options: Options, courses: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _without_sizes(architecture: Architecture) -> Architecture:
-    """What decides the events of a model's step apart from its sizes; the text-to-image family has a fixed length."""
-    fixed = {} if architecture.family == "text-to-image" else {"sequence_length": 0}
+    """The part of a model that decides the events of its step: all but sizes, and a length that is not fixed."""
+    fixed = {} if architecture.text_length else {"sequence_length": 0}
     no_counts = dict(name="", num_layers=0, num_decoder_layers=0, target_length=0, dropout=0, attention_dropout=0)
     return replace(architecture, **dict.fromkeys(GIVEN_BY_MODEL, 0), **no_counts, **fixed)
 
@@ -304,13 +305,13 @@ def _plan(
             # The first layers of a kind read what another kind has made, and the last one is read by another kind.
             run = [i for i, kind in enumerate(kinds) if kind == kinds[index]]
             place = (min(run.index(index), 1 + bool(every)), index == run[-1])
-        elif architecture.shares_tables:
+        elif family_of(architecture).shares_tables:
             # The first layer of a kind is the first to keep its mask and rotary tables, and the last to release them.
             # With adapters it may be the second layer: the first one's queries may need no gradient.
             place = kinds.index(kinds[index]) == index if index > 1 or not adapted else f"layer {index}"
         else:
             # With adapters, the first layer's input needs no gradient, and the second one frees what the first keeps.
-            differ = every or reversible or adapted or architecture.holds_embeddings
+            differ = every or reversible or adapted or family_of(architecture).holds_embeddings
             place = min(index, 2 if adapted else 1) if differ else 0
         keys.append((stack, place, checkpointed, uses, kinds[index]))
     if whole:
@@ -406,7 +407,7 @@ def _weighted(
         stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
         for stack, plan in plans.items()
     }
-    for group in FAMILIES[architecture.family].parameters(architecture):
+    for group in family_of(architecture).parameters(architecture):
         if not group.stack:
             outside |= making(group)
             continue
@@ -425,7 +426,7 @@ def _weighted(
 def _play_through(context: Context) -> None:
     tape = context.tape
     tape.enter("inputs")
-    loss, logits = FAMILIES[context.architecture.family].forward(context)
+    loss, logits = family_of(context.architecture).forward(context)
     tape.enter("end of forward")
     tape.leave_autocast()
     del logits

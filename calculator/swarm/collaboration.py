@@ -10,10 +10,11 @@ from typing import Any
 from calculator.choose.devices import device_named
 from calculator.choose.flops import UTILISATION, samples_per_second
 from calculator.errors import BadSetup
+from calculator.models.architecture import ParameterTensor
 from calculator.models.architectures import PRESETS, Architecture, from_config
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.parts.parameters import ParameterTensor, parameter_tensors
+from calculator.parts.parameters import parameter_tensors
 from calculator.step.setups import Setup, lora_of, resolve
 from calculator.swarm.exchange import CODECS, Link
 from calculator.swarm.forecast import Exchange, Forecast, Volunteers, forecast
@@ -183,7 +184,7 @@ def _check_length(collaboration: Collaboration) -> None:
     architecture, length = collaboration.architecture(), collaboration.sequence_length
     if length is None:
         return
-    if architecture is None or architecture.family == "text-to-image":
+    if architecture is None or (architecture.fixed_length and not architecture.diffuses):
         raise BadSetup("sequence_length is for language models; omit it.")
     longest = architecture.max_positions or 1_000_000
     if not 1 <= length <= longest:

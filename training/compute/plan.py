@@ -19,8 +19,8 @@ from calculator.choose.advice import PeerTraining, sizes_to_advise
 from calculator.choose.devices import Device
 from calculator.choose.fit import Suggestion, suggestions
 from calculator.choose.largest import Layers, PeerSetup, largest_that_fits, peer_step
+from calculator.models.architecture import ParameterTensor
 from calculator.parts.optimizers import OF_RECIPES
-from calculator.parts.parameters import ParameterTensor
 from calculator.reports.units import show_bytes
 from calculator.step.estimate import GpuMemory, Peak, estimate_around
 from training.config import RunConfig

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from calculator.parts.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, modules_of
+from calculator.families.registry import family_of
+from calculator.parts.adapters import ALL_LINEAR, modules_of
 from calculator.step.setups import Setup, resolve, setup_from
 from calculator.tape.eight_bit import SIDES_OF
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
@@ -319,8 +320,8 @@ def several_gpus_lora(chance: random.Random) -> Setup:
     """Draws a decoder with adapters on several GPUs."""
     while True:
         setup = several_gpus(chance)
-        family = resolve(setup).family
-        wanted = family in FAMILIES_WITH_ADAPTERS and family not in ("bert", "t5")
+        model = resolve(setup)
+        wanted = family_of(model).modules is not None and model.family not in ("bert", "t5")
         if wanted and not (setup.sharding == "none" and chance.random() < 0.5):
             return _adapt_divided(setup, chance)
 

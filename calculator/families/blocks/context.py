@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from calculator.models.architectures import Architecture
+from calculator.models.architecture import Architecture
 from calculator.tape.autograd import Parameter, Tensor
 from calculator.tape.operations import Operations
 

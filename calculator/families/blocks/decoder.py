@@ -8,7 +8,7 @@ from dataclasses import replace
 from calculator.families.blocks.attention import WIDEST_FLASH_HEAD, AttentionShape, eager_attention, fused_attention
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.losses import head_and_loss
-from calculator.models.architecture import Architecture, ParameterGroup
+from calculator.models.architecture import Architecture, ParameterGroup, ParameterTensor
 from calculator.tape.autograd import Tensor, allocated_bytes
 
 
@@ -281,3 +281,29 @@ def _joined_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
     values = t.multiply(values, t.activation(gate, c.architecture.activation), "gate")
     del joined
     return t.linear(values, w["feed_forward.out.weight"])
+
+
+def decoder_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
+    """Operations of one sample's forward pass: of a mixture's experts, those that compute a token."""
+    weights = a.vocab_size * a.hidden_size if a.tied_embeddings else 0
+    for tensor in tensors:
+        if len(tensor.shape) < 2 or tensor.part == "embeddings":
+            continue
+        used = tensor.count
+        if tensor.name.startswith("experts."):
+            used = tensor.count // a.num_experts * a.experts_per_token
+        weights += tensor.copies * used
+    widths = a.num_heads * (a.head_dim + (a.value_dim or a.head_dim))
+    kinds = [a.attention_kind(layer) for layer in range(a.num_layers)]
+    pairs = sum(_causal_pairs(length, a.sliding_window if "sliding" in kind else length) for kind in kinds)
+    return 2 * weights * length + 2 * widths * pairs
+
+
+def _causal_pairs(length: int, window: int) -> int:
+    """Pairs of tokens of which one sees the other, itself and at most `window` - 1 before it.
+
+    >>> _causal_pairs(4, 4), _causal_pairs(4, 2)
+    (10, 7)
+    """
+    window = min(window, length)
+    return window * (window + 1) // 2 + (length - window) * window

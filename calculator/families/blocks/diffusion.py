@@ -9,11 +9,50 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calculator.families.blocks.context import Context
-from calculator.models.architecture import Architecture
+from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.tape.autograd import Tensor
 
 TIME_CHANNELS = 256
 """Sines and cosines that embed a time step (diffusers, CombinedTimestepTextProjEmbeddings)."""
+
+MODULES = {
+    "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
+    "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
+    "condition.guidance.in": "time_text_embed.guidance_embedder.linear_1",
+    "condition.guidance.out": "time_text_embed.guidance_embedder.linear_2",
+    "condition.pooled.in": "time_text_embed.text_embedder.linear_1",
+    "condition.pooled.out": "time_text_embed.text_embedder.linear_2",
+    "text": "context_embedder",
+    "patches": "x_embedder",
+    "norm.picture": "norm1.linear",
+    "norm.text": "norm1_context.linear",
+    "norm.both": "norm.linear",
+    "attention.picture.query": "attn.to_q",
+    "attention.picture.key": "attn.to_k",
+    "attention.picture.value": "attn.to_v",
+    "attention.picture.out": "attn.to_out.0",
+    "attention.text.query": "attn.add_q_proj",
+    "attention.text.key": "attn.add_k_proj",
+    "attention.text.value": "attn.add_v_proj",
+    "attention.text.out": "attn.to_add_out",
+    "attention.alone.query": "attn2.to_q",
+    "attention.alone.key": "attn2.to_k",
+    "attention.alone.value": "attn2.to_v",
+    "attention.alone.out": "attn2.to_out.0",
+    "attention.both.query": "attn.to_q",
+    "attention.both.key": "attn.to_k",
+    "attention.both.value": "attn.to_v",
+    "feed_forward.picture.in": "ff.net.0.proj",
+    "feed_forward.picture.out": "ff.net.2",
+    "feed_forward.text.in": "ff_context.net.0.proj",
+    "feed_forward.text.out": "ff_context.net.2",
+    "feed_forward.in": "proj_mlp",
+    "feed_forward.out": "proj_out",
+    "norm.modulation": "norm_out.linear",
+    "head": "proj_out",
+}
+"""Our names of a diffusion transformer's linear modules, and the ends of their paths in diffusers."""
+ATTENTION_NOTE = "diffusers has fused attention only: eager and sdpa make no difference."
 
 
 def linear_shapes(name: str, outer: int, inner: int) -> dict[str, tuple[int, ...]]:
@@ -144,3 +183,24 @@ def step_of(predict: Callable[[Context, int], Tensor]) -> Callable[[Context], tu
         return t.squared_error(predicted, t.cast(Tensor(None, count, itemsize), 4, "loss")), None
 
     return forward
+
+
+def diffusion_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
+    """Text and picture have weights of their own or share some; what makes scales and shifts runs once a sample."""
+    both = length + a.image_tokens
+    streams = {"picture": a.image_tokens, "alone": a.image_tokens, "text": length}
+    total = 0
+    for tensor in tensors:
+        if len(tensor.shape) < 2:
+            continue
+        part, stream, *_ = tensor.name.split(".")
+        times = streams.get(stream, both)
+        if part in ("condition", "norm"):
+            times = 1
+        elif part in ("patches", "head"):
+            times = a.image_tokens
+        elif part == "text":
+            times = length
+        total += 2 * tensor.copies * tensor.count * times
+    alone = sum(kind in ("dual", "end") for kind in a.attention_cycle)
+    return total + 4 * a.hidden_size * (a.num_layers * both**2 + alone * a.image_tokens**2)

@@ -6,6 +6,7 @@ from calculator.families.blocks.attention import AttentionShape, eager_attention
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import with_gradient
 from calculator.families.blocks.losses import token_loss
+from calculator.families.family import Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Tensor, allocated_bytes
 
@@ -119,3 +120,29 @@ def _add_and_norm(c: Context, w: dict, part: str, hidden: Tensor, residual: Tens
     hidden = t.linear(hidden, w[f"{part}.out.weight"], w[f"{part}.out.bias"])
     hidden = t.dropout(hidden, c.dropout)
     return t.layer_norm(t.add(hidden, residual), w[f"{part}.norm.weight"], w[f"{part}.norm.bias"])
+
+
+MODULES = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "feed_forward.in": "intermediate.dense",
+    "feed_forward.out": "output.dense",
+    "head.transform": "transform.dense",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+
+
+FAMILY = Family(
+    name="bert",
+    models=("BERT",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    modules=lambda a: MODULES,
+    holds_embeddings=True,
+    last_outside=("head.weight",),
+    auto_class="AutoModelForMaskedLM",
+    layers="model.bert.encoder.layer",
+)

@@ -6,12 +6,14 @@ from calculator.families.blocks.attention import AttentionShape
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import (
     attend,
+    decoder_flops,
     decoder_parameters,
     feed_forward_parameters,
     gated_feed_forward,
     rotary_buffer_bytes,
     rotated,
 )
+from calculator.families.family import Family
 from calculator.families.language.mixture import experts, mixture_forward
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tensor, allocated_bytes
@@ -195,3 +197,28 @@ def _scaled(c: Context, weights: Tensor, tokens: int) -> Tensor:
     t, name = c.tape, "choosing experts"
     total = t.add_constant(t.summed(weights, tokens, name, itemsize=4), name)
     return t.divided(weights, total, name)
+
+
+MODULES = {
+    "attention.query.down": "q_a_proj",
+    "attention.query.up": "q_b_proj",
+    "attention.query": "q_proj",
+    "attention.latent.down": "kv_a_proj_with_mqa",
+    "attention.latent.up": "kv_b_proj",
+    "attention.out": "o_proj",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+
+
+FAMILY = Family(
+    name="deepseek",
+    models=("DeepSeek-V3",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    shares_tables=True,
+    modules=lambda a: MODULES,
+    liger=True,
+)

@@ -7,6 +7,7 @@ from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import (
     attention_mask,
     attention_parameters,
+    decoder_flops,
     decoder_parameters,
     feed_forward_parameters,
     gated_feed_forward,
@@ -18,6 +19,7 @@ from calculator.families.blocks.decoder import (
     with_gradient,
 )
 from calculator.families.blocks.losses import head_and_loss
+from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Parameter, Tensor, allocated_bytes
 
@@ -97,3 +99,22 @@ def _normed_heads(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) ->
     query = _norm(c, query, w["attention.query.norm"])
     key = _norm(c, key, w["attention.key.norm"])
     return query, key, value
+
+
+FAMILY = Family(
+    name="gemma",
+    models=("Gemma",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    shares_tables=True,
+    scaled_embeddings=True,
+    modules=lambda a: DECODER_MODULES,
+    in_4_bits=True,
+    matrix_optimizers=True,
+    liger=True,
+    packs=True,
+    fp8=True,
+)

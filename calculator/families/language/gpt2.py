@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calculator.families.blocks.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.blocks.context import Context
-from calculator.families.blocks.decoder import with_gradient
+from calculator.families.blocks.decoder import decoder_flops, with_gradient
 from calculator.families.blocks.losses import head_and_loss
+from calculator.families.family import Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Tensor
 
@@ -36,11 +37,6 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
         "feed_forward.out.bias": (d,),
     }
     return [ParameterGroup("", outside), ParameterGroup("layers", layer)]
-
-
-def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The model has no tables that are not trained."""
-    return 0
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor | None]:
@@ -109,3 +105,25 @@ def _feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
     hidden = t.activation(hidden, c.architecture.activation)
     hidden = t.addmm(hidden, w["feed_forward.out.weight"], w["feed_forward.out.bias"])
     return t.dropout(hidden, c.dropout)
+
+
+MODULES = {
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feed_forward.in": "mlp.c_fc",
+    "feed_forward.out": "mlp.c_proj",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+
+
+FAMILY = Family(
+    name="gpt2",
+    models=("GPT-2",),
+    parameters=parameters,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    modules=lambda a: MODULES,
+    input_first=True,
+    layers="model.transformer.h",
+)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calculator.families.blocks.attention import AttentionShape, attention_scores, weighted_sum
 from calculator.families.blocks.context import Context
-from calculator.families.blocks.decoder import with_gradient
+from calculator.families.blocks.decoder import decoder_flops, with_gradient
 from calculator.families.blocks.losses import head_and_loss
+from calculator.families.family import Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Tensor, allocated_bytes
 
@@ -121,3 +122,27 @@ def _attend(
     weights = t.cast(weights, value.itemsize, "casting the attention weights")
     weights = t.dropout(weights, c.attention_dropout)
     return weighted_sum(t, weights, value, shape), weights
+
+
+MODULES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.out": "out_proj",
+    "feed_forward.in": "fc_in",
+    "feed_forward.out": "fc_out",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+
+
+FAMILY = Family(
+    name="gptj",
+    models=("GPT-J",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    modules=lambda a: MODULES,
+    layers="model.transformer.h",
+)

@@ -11,6 +11,7 @@ from calculator.families.blocks.decoder import (
     feed_forward_parameters,
     rotary_buffer_bytes,
 )
+from calculator.families.family import Family
 from calculator.families.language.mixture import expert_parameters
 from calculator.models.architecture import Architecture, ParameterGroup
 
@@ -77,3 +78,13 @@ def _shared_expert_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
         "shared.out.weight": (d, inner),
         "shared.share.weight": (1, d),
     }
+
+
+FAMILY = Family(
+    name="hybrid",
+    models=("Qwen3-Next",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    generates=True,
+    why_untrained="what linear attention keeps for backward depends on its kernels",
+)

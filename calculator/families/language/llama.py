@@ -5,6 +5,7 @@ from __future__ import annotations
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import (
     attention_parameters,
+    decoder_flops,
     decoder_forward,
     decoder_parameters,
     feed_forward_parameters,
@@ -14,6 +15,7 @@ from calculator.families.blocks.decoder import (
     projected,
     rotary_buffer_bytes,
 )
+from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Tensor
 
@@ -61,3 +63,27 @@ def _unrotated_block(
 ) -> Tensor:
     """A layer that receives the rotary tables as all layers do, but does not use them (SmolLM3)."""
     return _block(c, w, hidden, mask, None, None, positions)
+
+
+def _modules(a: Architecture) -> dict[str, str]:
+    return DECODER_MODULES | ({"feed_forward.in": "gate_up_proj"} if a.joined_projections else {})
+
+
+FAMILY = Family(
+    name="llama",
+    models=("Llama", "Mistral", "Qwen", "SmolLM", "Phi"),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    shares_tables=True,
+    modules=_modules,
+    in_4_bits=True,
+    matrix_optimizers=True,
+    liger=True,
+    packs=True,
+    fp8=True,
+    offload_activations=True,
+    tensor_parallel=True,
+)

@@ -13,6 +13,7 @@ from functools import partial
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import (
     attention_parameters,
+    decoder_flops,
     decoder_forward,
     decoder_parameters,
     feed_forward_parameters,
@@ -21,6 +22,7 @@ from calculator.families.blocks.decoder import (
     projected,
     rotary_buffer_bytes,
 )
+from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Storage, Tensor
 
@@ -144,3 +146,23 @@ def experts(c: Context, w: dict, hidden: Tensor, weights: Tensor, indices: Stora
     weighted = t.gathered(weighted, rows * width, back, "sorting tokens back")
     total = t.summed(t.spread(weighted, "sorting tokens back"), c.batch * c.length * width, "experts")
     return t.cast(total, hidden.itemsize, "experts")
+
+
+MODULES = {own: name for own, name in DECODER_MODULES.items() if own.startswith("attention.")}
+"""The modules that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are then
+made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
+
+
+FAMILY = Family(
+    name="mixture",
+    models=("Mixtral",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    forward_flops=decoder_flops,
+    generates=True,
+    shares_tables=True,
+    modules=lambda a: MODULES,
+    liger=True,
+    packs=True,
+)

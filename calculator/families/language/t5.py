@@ -6,6 +6,7 @@ from calculator.families.blocks.attention import AttentionShape, eager_attention
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import with_gradient
 from calculator.families.blocks.losses import token_loss
+from calculator.families.family import Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Tensor, rounded
 
@@ -36,11 +37,6 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
     encoder |= {f"feed_forward.{name}": shape for name, shape in feed_forward.items()}
     decoder = encoder | {f"cross_attention.{name}": shape for name, shape in attention.items()}
     return [ParameterGroup("", outside), ParameterGroup("encoder", encoder), ParameterGroup("decoder", decoder)]
-
-
-def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The model has no tables that are not trained."""
-    return 0
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:
@@ -225,3 +221,31 @@ def _feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
     hidden = t.dropout(hidden, c.dropout)
     hidden = t.cast(hidden, w["feed_forward.out"].itemsize, "casting to the weight's precision")
     return t.linear(hidden, w["feed_forward.out"])
+
+
+MODULES = {
+    "attention.query": "SelfAttention.q",
+    "attention.key": "SelfAttention.k",
+    "attention.value": "SelfAttention.v",
+    "attention.out": "SelfAttention.o",
+    "cross_attention.query": "EncDecAttention.q",
+    "cross_attention.key": "EncDecAttention.k",
+    "cross_attention.value": "EncDecAttention.v",
+    "cross_attention.out": "EncDecAttention.o",
+    "feed_forward.in": "wi",
+    "feed_forward.out": "wo",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+GATED_MODULES = MODULES | {"feed_forward.in": "wi_0", "feed_forward.gate": "wi_1"}
+
+
+FAMILY = Family(
+    name="t5",
+    models=("T5",),
+    parameters=parameters,
+    forward=forward,
+    modules=lambda a: GATED_MODULES if a.gated else MODULES,
+    in_32_bits=frozenset({"feed_forward.out"}),
+    auto_class="AutoModelForSeq2SeqLM",
+    layers="[*model.encoder.block, *model.decoder.block]",
+)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from calculator.families.blocks import diffusion
 from calculator.families.blocks.attention import AttentionShape, fused_attention
 from calculator.families.blocks.context import Context
+from calculator.families.family import Batch, Family
 from calculator.models.architecture import Architecture, ParameterGroup
-from calculator.tape.autograd import Tensor
+from calculator.tape.autograd import Tensor, allocated_bytes
 
 STREAMS = ("picture", "text")
 
@@ -55,17 +56,12 @@ def _single_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     return shapes | diffusion.head_norms(a, "both") | diffusion.projections(a, "both")
 
 
-def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The model has no tables that are not trained: its rotary tables are made in every step."""
-    return 0
-
-
-def input_counts(a: Architecture, batch: int, length: int) -> list[int]:
-    """Values of each input: texts, their vectors, times, latents, positions, guidance, and the directions to learn."""
-    tokens = a.image_tokens
+def _input_bytes(a: Architecture, made: Batch) -> int:
+    """Texts, their vectors, times, latents, positions, guidance, and the directions to learn."""
+    batch, length, tokens = made.samples, made.length, a.image_tokens
     counts = [batch * length * a.text_width, batch * a.pooled_width, batch, batch * tokens * a.channels]
     counts += [3 * length, 3 * tokens, batch * tokens * a.output_channels]
-    return counts + [batch] * a.guided
+    return sum(allocated_bytes(count, made.itemsize) for count in counts + [batch] * a.guided)
 
 
 def _predict(c: Context, itemsize: int) -> Tensor:
@@ -228,3 +224,15 @@ def _own_attention(c: Context, w: dict, x: Tensor, cosine: Tensor, sine: Tensor)
 
 
 forward = diffusion.step_of(_predict)
+
+
+FAMILY = Family(
+    name="flux",
+    models=("Flux",),
+    parameters=parameters,
+    forward=forward,
+    input_bytes=_input_bytes,
+    forward_flops=diffusion.diffusion_flops,
+    modules=lambda a: diffusion.MODULES,
+    attention_note=diffusion.ATTENTION_NOTE,
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from calculator.families.blocks import diffusion
 from calculator.families.blocks.attention import AttentionShape, fused_attention
 from calculator.families.blocks.context import Context
+from calculator.families.family import Batch, Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.models.diffusion_models import LATENT_SCALE
 from calculator.tape.autograd import Tensor, allocated_bytes
@@ -52,10 +53,16 @@ def buffer_bytes(a: Architecture, itemsize: int) -> int:
     return allocated_bytes(a.position_grid**2 * a.hidden_size, itemsize)
 
 
-def input_counts(a: Architecture, batch: int, length: int) -> list[int]:
-    """Values of each input: texts, their vectors, times, latents, and the directions to learn."""
-    latents = batch * a.image_tokens * (a.patch_size // LATENT_SCALE) ** 2 * a.channels
-    return [batch * length * a.text_width, batch * a.pooled_width, batch, latents, _predicted(a, batch)]
+def _input_bytes(a: Architecture, made: Batch) -> int:
+    """Texts, their vectors, times, latents, and the directions to learn."""
+    batch, length = made.samples, made.length
+    latents = _latents(a, batch)
+    counts = [batch * length * a.text_width, batch * a.pooled_width, batch, latents, _predicted(a, batch)]
+    return sum(allocated_bytes(count, made.itemsize) for count in counts)
+
+
+def _latents(a: Architecture, batch: int) -> int:
+    return batch * a.image_tokens * (a.patch_size // LATENT_SCALE) ** 2 * a.channels
 
 
 def _predicted(a: Architecture, batch: int) -> int:
@@ -82,7 +89,7 @@ def _patches(c: Context, itemsize: int) -> Tensor:
     """The patches of the latents with their positions, which are cut from the middle of the table."""
     t, w, a = c.tape, c.weights, c.architecture
     tokens = a.image_tokens
-    latents = Tensor(None, input_counts(a, c.batch, c.length)[3], itemsize)
+    latents = Tensor(None, _latents(a, c.batch), itemsize)
     patches = t.patches(latents, w["patches.weight"], w["patches.bias"], c.batch * tokens)
     positions = Tensor(None, tokens * a.hidden_size, itemsize)
     if a.image_width // a.patch_size != a.position_grid:
@@ -217,3 +224,16 @@ def _out(c: Context, w: dict, stream: str, x: Tensor) -> Tensor:
 
 
 forward = diffusion.step_of(_predict)
+
+
+FAMILY = Family(
+    name="sd3",
+    models=("Stable Diffusion 3",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    input_bytes=_input_bytes,
+    forward_flops=diffusion.diffusion_flops,
+    modules=lambda a: diffusion.MODULES,
+    attention_note=diffusion.ATTENTION_NOTE,
+)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt
 
 from calculator.families.blocks.context import Context, Layer
-from calculator.models.architecture import Architecture, ParameterGroup
+from calculator.families.family import Batch, Family
+from calculator.models.architecture import Architecture, ParameterGroup, ParameterTensor
 from calculator.tape.autograd import Parameter, Storage, Tensor, allocated_bytes, rounded
 from calculator.tape.operations import Operations
 
@@ -524,3 +526,56 @@ class _Attention(_Block):
         result = self.made(count)
         self.tape.workspace(rounded(count * self.inner_itemsize))
         return result
+
+
+def _input_bytes(a: Architecture, batch: Batch) -> int:
+    """Bytes of text tokens and of image tokens, 64-bit integers."""
+    text, image = batch.samples * a.text_length, batch.samples * (batch.length - a.text_length)
+    return allocated_bytes(text, 8) + allocated_bytes(image, 8)
+
+
+def _flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
+    place, inner, tokens = layout(a), a.num_heads * a.head_dim, a.sequence_length
+    # Queries, keys, values and output; the two halves of the gated inner matrix, and the outer one.
+    weights = 4 * a.hidden_size * inner + 3 * a.hidden_size * a.intermediate_size
+    pairs = [_pairs(place, a.attention_kind(layer), a.conv_kernel_size) for layer in range(a.num_layers)]
+    # Text positions compute only logits of text, image positions only those of the image.
+    text = a.text_length * (a.vocab_size - a.image_vocab_size)
+    head = 2 * a.hidden_size * (text + place.image * a.image_vocab_size)
+    return sum(2 * weights * tokens + 4 * inner * seen for seen in pairs) + head
+
+
+@lru_cache(maxsize=256)
+def _pairs(place: Layout, kind: str, kernel: int) -> int:
+    """Pairs of tokens of which one attends to the other; the last token predicts nothing and is left out.
+
+    Each token attends to the text up to itself; image tokens attend to the image as the mask says
+    (training/model/attention.py, `allowed_pairs`).
+    """
+    text, grid = place.text, place.grid
+    seen = text * (text + 1) // 2 + (place.image - 1) * text
+    for number in range(place.image - 1):
+        row, column = divmod(number, grid)
+        if kind == "row":
+            seen += column + 1
+        elif kind == "column":
+            seen += row + 1
+        elif kind == "conv":
+            seen += (min(row, kernel - 1) + 1) * (min(column, kernel - 1) + 1)
+        else:
+            seen += number + 1
+    return seen
+
+
+FAMILY = Family(
+    name="text-to-image",
+    models=("This run's DALL-E",),
+    parameters=parameters,
+    buffer_bytes=buffer_bytes,
+    forward=forward,
+    input_bytes=_input_bytes,
+    forward_flops=_flops,
+    reversible=True,
+    own_trainer=True,
+    attention_note="The run's model has its own attention: eager and sdpa make no difference.",
+)

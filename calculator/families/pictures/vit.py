@@ -8,8 +8,9 @@ from __future__ import annotations
 from calculator.families.blocks.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.losses import token_loss
-from calculator.models.architecture import Architecture, ParameterGroup
-from calculator.tape.autograd import Tensor
+from calculator.families.family import Batch, Family
+from calculator.models.architecture import Architecture, ParameterGroup, ParameterTensor
+from calculator.tape.autograd import Tensor, allocated_bytes
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -46,11 +47,6 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
     }
     # The order is the model's: an optimizer that loops over tensors holds temporaries of two neighbours.
     return [ParameterGroup("", first), ParameterGroup("layers", layer), ParameterGroup("", last)]
-
-
-def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The model has no tables that are not trained."""
-    return 0
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:
@@ -131,3 +127,52 @@ def _feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
     hidden = t.linear(hidden, w["feed_forward.in.weight"], w["feed_forward.in.bias"])
     hidden = t.activation(hidden, c.architecture.activation)
     return t.linear(hidden, w["feed_forward.out.weight"], w["feed_forward.out.bias"])
+
+
+def _input_bytes(a: Architecture, batch: Batch) -> int:
+    """Bytes of pictures, in 32 bits, and of their labels."""
+    pixels = a.channels * a.image_height * a.image_width
+    return allocated_bytes(batch.samples * pixels, 4) + allocated_bytes(batch.samples, 8)
+
+
+def _more_gradient_bytes(a: Architecture, samples: int, itemsize: int) -> int:
+    """PyTorch takes over the gradient of a single picture's class token, a view of the gradients of all tokens."""
+    if samples > 1:
+        return 0
+    tokens = a.sequence_length * a.hidden_size
+    return allocated_bytes(tokens, itemsize) - allocated_bytes(a.hidden_size, itemsize)
+
+
+def _flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
+    """Every token sees every other; the class's token is not a patch, and it alone is classified."""
+    shapes = [tensor for tensor in tensors if len(tensor.shape) >= 2]
+    layers = sum(tensor.copies * tensor.count for tensor in shapes if tensor.part in ("attention", "feed-forward"))
+    patches = a.hidden_size * a.channels * a.patch_size**2 * (a.sequence_length - 1)
+    pairs = a.num_layers * a.sequence_length**2
+    return 2 * (layers * a.sequence_length + patches + a.num_labels * a.hidden_size) + (
+        4 * a.num_heads * a.head_dim * pairs
+    )
+
+
+MODULES = {
+    "attention.query": "attention.q_proj",
+    "attention.key": "attention.k_proj",
+    "attention.value": "attention.v_proj",
+    "attention.out": "attention.o_proj",
+    "feed_forward.in": "mlp.fc1",
+    "feed_forward.out": "mlp.fc2",
+    "head": "classifier",
+}
+"""Our names of the linear modules that may have an adapter, and those of transformers."""
+
+
+FAMILY = Family(
+    name="vit",
+    models=("ViT",),
+    parameters=parameters,
+    forward=forward,
+    input_bytes=_input_bytes,
+    forward_flops=_flops,
+    more_gradient_bytes=_more_gradient_bytes,
+    modules=lambda a: MODULES,
+)

@@ -10,8 +10,9 @@ import random
 import pytest
 
 from calculator import BadSetup, Setup, estimate
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS
-from calculator.parts.adapters import FAMILIES_IN_4_BITS, Lora, modules_of, quantized_parts
+from calculator.parts.adapters import Lora, modules_of, quantized_parts
 from calculator.step.setups import resolve
 from calculator.step.timeline import Options, play
 
@@ -206,7 +207,7 @@ def test_a_short_model_gives_what_every_layer_gives(seed):
     modules = [own for names in modules_of(a).values() for own in names]
     lora = Lora(
         rank=8, targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))), dropout=0.1,
-        adapter_itemsize=2, base_bits=draw.choice((4, 16)) if a.family in FAMILIES_IN_4_BITS else 16, rest_itemsize=2,
+        adapter_itemsize=2, base_bits=draw.choice((4, 16)) if family_of(a).in_4_bits else 16, rest_itemsize=2,
         freeze_a=draw.random() < 0.5,
     )  # fmt: skip
     options = Options(
@@ -254,7 +255,7 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "GPT-2, GPT-J, BERT, T5, ViT, Stable Diffusion 3 and Flux; dalle-2021 is of another family, so omit lora_rank": {
+    "Mixtral, T5, Flux, Stable Diffusion 3 and ViT; dalle-2021 is of another family, so omit lora_rank": {
         "lora_rank": 8, "model": "dalle-2021"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},

@@ -11,9 +11,9 @@ import pytest
 from calculator.choose.devices import device_named
 from calculator.choose.techniques import choices
 from calculator.errors import BadSetup
+from calculator.models.architecture import ParameterTensor
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import chosen
-from calculator.parts.parameters import ParameterTensor
 from calculator.step.estimate import estimate
 from calculator.step.setups import Setup
 
@@ -103,7 +103,7 @@ def test_one_decomposition_takes_what_torch_makes_for_it():
 REFUSED = {
     "optimizer_rank is for galore, apollo, apollo-mini; adamw has none": {"optimizer": "adamw", "optimizer_rank": 8},
     "optimizer_rank is a whole number from 1": {"optimizer_rank": 0},
-    "GaLore is counted for Llama": {"model": "gpt2"},
+    "GaLore is counted for Gemma, Llama": {"model": "gpt2"},
     "which LoRA freezes; omit lora_rank": {"lora_rank": 8},
     "GaLore is counted on the GPU only": {"offload_optimizer": True},
     "sharding zero-1 is not counted with it": {"gpus": 2, "sharding": "zero-1"},

@@ -37,7 +37,7 @@ def test_it_keeps_half_of_adamws_state_for_the_layers():
 
 
 REFUSED = {
-    "Muon is counted for Llama": {"model": "gpt2"},
+    "Muon is counted for Gemma, Llama": {"model": "gpt2"},
     "Muon takes the gradients of whole matrices, which LoRA freezes": {"lora_rank": 8},
     "Muon is counted on the GPU only": {"offload_optimizer": True},
     "sharding zero-3 is not counted with it": {"gpus": 2, "sharding": "zero-3"},

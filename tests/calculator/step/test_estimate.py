@@ -278,7 +278,7 @@ REFUSED = {
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
     "FP8 is the field fp8": {"model": "gpt2", "float8": True},
-    "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; gpt2 is": {"model": "gpt2", "fp8": True},
+    "fp8 is counted for Gemma, Llama, Mistral, Qwen, SmolLM and Phi; gpt2 is": {"model": "gpt2", "fp8": True},
     "fp8 stands beside the precision bf16 or amp-bf16, not fp32": {
         "model": "qwen3-0.6b",
         "precision": "fp32",
@@ -326,7 +326,7 @@ REFUSED = {
     "Of Liger's kernels, the fused linear cross-entropy is counted": {"model": "gpt2", "use_liger_kernel": True},
     "Cut Cross-Entropy is not counted": {"model": "gpt2", "cut_cross_entropy": True},
     "Packing is the field packed": {"model": "gpt2", "packing": True},
-    "packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; gpt2 is": {
+    "packed is counted for Gemma, Llama, Mistral, Qwen, SmolLM, Phi and Mixtral; gpt2 is": {
         "model": "gpt2",
         "packed": True,
     },

@@ -10,9 +10,9 @@ import pytest
 from calculator import Setup, estimate
 from calculator.choose.devices import DEVICES
 from calculator.choose.fit import answer, verdict
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS
 from calculator.parts.parameters import odd_matrix
-from calculator.step.setups import FAMILIES_IN_FP8
 
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=2048, precision="bf16", fp8=True)
 
@@ -29,7 +29,7 @@ def test_a_layer_keeps_what_it_keeps_without_fp8():
 
 
 def test_every_preset_of_the_families_can_be_in_fp8():
-    presets = [model for model in PRESETS.values() if model.family in FAMILIES_IN_FP8]
+    presets = [model for model in PRESETS.values() if family_of(model).fp8]
     assert len(presets) > 15
     assert [model.name for model in presets if odd_matrix(model)] == []
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS
-from calculator.parts.adapters import FAMILIES_WITH_ADAPTERS, Lora, modules_of
+from calculator.parts.adapters import Lora, modules_of
 from calculator.parts.parameters import odd_matrix
 from calculator.step import timeline
-from calculator.step.setups import FAMILIES_IN_FP8, FAMILIES_WITH_PACKS
 from calculator.step.timeline import Options
 from calculator.tape.sizes import Formulas, Size
 
@@ -38,7 +38,7 @@ def _course(draw: random.Random):
         num_layers=draw.randint(1, 5),
         num_decoder_layers=draw.randint(1, 4) if PRESETS[name].num_decoder_layers else 0,
     )
-    own = architecture.family == "text-to-image"
+    own = family_of(architecture).own_trainer
     if own:
         architecture = dataclasses.replace(
             architecture, text_length=6, sequence_length=6 + draw.choice((4, 16)) ** 2, shared_groups=0
@@ -59,15 +59,15 @@ def _course(draw: random.Random):
         shared_groups=0 if architecture.mixed else draw.choice((0, 0, 2)),
         reversible=reversible,
         accumulating=draw.random() < 0.2,
-        packed=architecture.family in FAMILIES_WITH_PACKS and draw.random() < 0.3,
-        fp8=architecture.family in FAMILIES_IN_FP8 and not odd_matrix(architecture) and draw.random() < 0.2,
+        packed=family_of(architecture).packs and draw.random() < 0.3,
+        fp8=family_of(architecture).fp8 and not odd_matrix(architecture) and draw.random() < 0.2,
     )
     return architecture, _adapted(draw, architecture, options)
 
 
 def _adapted(draw: random.Random, architecture, options: Options) -> Options:
     """The same, for some decoders with LoRA."""
-    possible = architecture.family in FAMILIES_WITH_ADAPTERS and not options.shared_groups and not options.fp8
+    possible = family_of(architecture).modules is not None and not options.shared_groups and not options.fp8
     if not possible or draw.random() < 0.4:
         return options
     bits = draw.choice((4, 16, 32)) if options.autocast else 32 if options.itemsize == 4 else draw.choice((4, 16))

@@ -1,0 +1,32 @@
+"""All families, found in the folders `language` and `pictures`: each file there defines one as `FAMILY`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+
+from calculator.families import language, pictures
+from calculator.families.family import Family
+from calculator.models.architecture import Architecture
+
+
+def found_families() -> Iterator[Family]:
+    """Imports each file of the two folders and yields its family."""
+    for folder in (language, pictures):
+        for file in iter_modules(folder.__path__, f"{folder.__name__}."):
+            yield import_module(file.name).FAMILY
+
+
+FAMILIES: dict[str, Family] = {family.name: family for family in found_families()}
+
+
+def family_of(architecture: Architecture) -> Family:
+    """The family of a model."""
+    return FAMILIES[architecture.family]
+
+
+def models_with(has: Callable[[Family], object]) -> str:
+    """Names of the models of all families that have something, for a sentence."""
+    *names, last = [model for family in FAMILIES.values() if has(family) for model in family.models]
+    return f"{', '.join(names)} and {last}" if names else last
