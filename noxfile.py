@@ -15,7 +15,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import nox
@@ -38,33 +37,10 @@ PROFILES = {
     "zensical": ("builder", "zensical"),
 }
 """File in constraints/ -> its extras; the first has all packages, and the others have the same versions."""
-TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris", "hivemind": "pytest-asyncio"}
+TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris"}
 """File in constraints/ -> what it installs beside the extras."""
-IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz", "hivemind")
+IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz",)
 """Tools whose dependencies the tests pin."""
-HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
-NOT_APPLICABLE = (
-    # If several live peers have faults in every repetition of an average, our group gives up the average. hivemind's
-    # peers use the parts that they got, as these tests expect. tests/training/swarm/round/test_faults.py tests the same
-    # faults, lasting and temporary, with exact results.
-    "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_SENDING-Fault.FAIL_SENDING]",
-    "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_SENDING-Fault.FAIL_BEFORE]",
-    "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_REDUCING-Fault.FAIL_SENDING]",
-    "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_REDUCING-Fault.FAIL_REDUCING]",
-    # Our averager gets the bits of its group's key with its settings; they cannot be changed later.
-    "test_averaging.py::test_getset_bits",
-    # Our newcomers choose a donor without regard to the priority that it claims; see
-    # tests/training/swarm/state/test_download.py.
-    "test_averaging.py::test_load_state_priority",
-    # Our averager of gradients makes the tensors that it averages, so nobody can give it tensors of other shapes.
-    "test_optimizer.py::test_grad_averager_wrong_shape",
-    # These five average extra tensors and the optimizer's statistics; our peers average gradients and weights only.
-    "test_optimizer.py::test_state_averager",
-    # Our local updates are another algorithm, see tests/training/swarm/epoch/test_local_updates.py.
-    "test_optimizer.py::test_optimizer[True-False-False-False-False]",
-    "test_optimizer.py::test_optimizer[True-True-False-False-False]",
-)
-"""Tests of hivemind that do not apply to this project's classes."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -134,32 +110,6 @@ def container(session: nox.Session) -> None:
 
 
 @nox.session
-def hivemind(session: nox.Session) -> None:
-    """Run hivemind's own tests against this project's classes; `-- -k auth` runs some of them.
-
-    The tests are in hivemind's source distribution; pip fetches it unless you name a file: `-- hivemind-1.1.12.tar.gz`.
-    """
-    _install(session, *ALL)
-    session.install(*_tool("hivemind"))
-    folder = Path(session.create_tmp(), "hivemind")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    named = [Path(argument) for argument in session.posargs if argument.endswith(".tar.gz")]
-    options = [argument for argument in session.posargs if not argument.endswith(".tar.gz")]
-    with tarfile.open(named[0] if named else _hiveminds_sources(session, folder)) as archive:
-        for name in HIVEMINDS_TESTS:
-            member = next(file for file in archive if file.name.endswith(f"/tests/test_{name}.py"))
-            (folder / f"test_{name}.py").write_bytes(archive.extractfile(member).read())
-    root = Path(__file__).parent
-    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nmarkers =\n    forked: ran in a child process\n")
-    paths = os.pathsep.join(map(str, [root, root / "tests" / "hivemind_suite"]))
-    options += ["-p", "substitution", "-p", "no:cacheprovider", "-W", "ignore"]
-    options += [f"--deselect={test}" for test in NOT_APPLICABLE]
-    with session.chdir(folder):
-        _pytest(session, "--timeout=240", *options, env={"PYTHONPATH": paths, **END_WITH_NOX})
-
-
-@nox.session
 def fuzz(session: nox.Session) -> None:
     """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --seconds 600`."""
     if platform.system() != "Linux":
@@ -226,22 +176,6 @@ def constraints(session: nox.Session) -> None:
 def _tool(name: str) -> tuple[str, ...]:
     """pip's arguments that install a tool."""
     return ("--no-deps", "--require-hashes", "-r", str(PINS / f"{name}.txt"))
-
-
-def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
-    """Downloads hivemind's source distribution of the pinned version into a folder.
-
-    pip runs hivemind's setup.py to read its metadata. That imports pkg_resources, which newer setuptools lack, so
-    pip gets an older one.
-    """
-    pins = Path("constraints", "tests.txt").read_text().split()
-    old_setuptools = folder / "build.txt"
-    old_setuptools.write_text("setuptools<81\n")
-    environment = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(old_setuptools.resolve()))
-    pinned = next(pin for pin in pins if pin.startswith("hivemind=="))
-    download = ["download", "--no-deps", "--no-binary", "hivemind", "--dest", str(folder), pinned]
-    session.run("python", "-m", "pip", *download, env=environment)
-    return next(folder.glob("hivemind-*.tar.gz"))
 
 
 def _pytest(session: nox.Session, *arguments: str, env: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from tests.programs import ROOT
 
 PINS = ROOT / "constraints"
 PROFILES = ("tests", "training", "site", "zensical")
-TOOLS = ("nox", "uv", "sbom", "fuzz", "hivemind")
+TOOLS = ("nox", "uv", "sbom", "fuzz")
 WITHOUT_HASHES = {"torch"}
 """Its builds for CPUs and for GPUs have the same version and other hashes."""
 

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,7 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
     from training.config import load_recipe
     from training.swarm.defence import auditing, auditor
     from training.swarm.defence.clipping import clipping_of_gradients
+    from training.swarm.defence.options import make_auditor
     from training.swarm.engine.codecs import exchange_codec
     from training.swarm.node.dht import start_dht
     from training.swarm.node.identity import Identity
@@ -66,6 +68,7 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
     swarm = run.swarm.model_copy(update={"aggregation": "centered-clip"})
     identity = Identity(Path(folder))
     dht = start_dht(run, identity, initial_peers=initial_peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    clipping = clipping_of_gradients(swarm)
     settings = AveragerSettings(
         prefix="audits",
         matchmaking_seconds=5.0,
@@ -73,8 +76,8 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
         next_chunk_timeout_seconds=30.0,
         allreduce_timeout_seconds=120.0,
         compression=exchange_codec(1024, "blockwise8"),
-        clipping=clipping_of_gradients(swarm),
-        audit_share=share,
+        reduction=clipping,
+        guard=partial(make_auditor, share=share, clipping=clipping) if share else None,
     )
     if lie and number == PEERS - 1:
         answer_wrongly(lie)
@@ -107,15 +110,15 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
 
 def answer_wrongly(lie: str) -> None:
     """All senders, or the first one alone, get another average."""
-    from training.swarm.round.reducer import FiniteReducer
+    from training.swarm.round.reducer import Reducer
 
-    accumulate = FiniteReducer.accumulate_part
+    take = Reducer.take
 
-    async def wrongly(self, sender_index, part_index, tensor_part, weight=1.0):
-        average = await accumulate(self, sender_index, part_index, tensor_part, weight=weight)
-        return average + LIE if lie == "all" or sender_index == 0 else average
+    async def wrongly(self, sender, part, weight):
+        update = await take(self, sender, part, weight)
+        return update + LIE if lie == "all" or sender == self._senders[0] else update
 
-    FiniteReducer.accumulate_part = wrongly
+    Reducer.take = wrongly
 
 
 def note_checks(auditing: object, auditor: object, log: Path) -> None:

@@ -353,16 +353,13 @@ class Swarm:
 
 
 async def average_parts(sent: list[list[torch.Tensor]], weights: list[float], clipping: object) -> list:
-    """The answers that each sender gets from the trainer's reducer."""
-    from training.swarm.round.reducer import ClippingReducer, FiniteReducer
+    """What each sender has with the answers of the trainer's reducer."""
+    from training.swarm.round.reducer import Reducer, WeightedMean
 
-    shapes = tuple(part.shape for part in sent[0])
-    reducer = FiniteReducer(shapes, len(sent)) if clipping is None else ClippingReducer(shapes, len(sent), clipping)
+    reducer = Reducer([part.numel() for part in sent[0]], range(len(sent)), clipping or WeightedMean())
 
     async def send(peer: int) -> list[torch.Tensor]:
-        # A reducer overwrites what it refuses.
-        parts = [part.clone() for part in sent[peer]]
-        return [await reducer.accumulate_part(peer, n, part, weights[peer]) for n, part in enumerate(parts)]
+        return [part + (await reducer.take(peer, part, weights[peer])).view_as(part) for part in sent[peer]]
 
     return await asyncio.gather(*map(send, range(len(sent))))
 

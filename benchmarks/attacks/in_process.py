@@ -21,6 +21,7 @@ from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of cal
 import torch
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
 from calculator.swarm.exchange import part_bytes
@@ -29,11 +30,13 @@ from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.clipping import clipping_of_gradients
 from training.swarm.defence.receipts import Signer
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.identity import peer_id_of
 from training.swarm.peers.groups import Contribution, Group
 from training.swarm.peers.standing import Standing
-from training.swarm.round.allreduce import ReportingRunner
-from training.swarm.round.rounds import AllReduces, GroupAllReduce, Travel
+from training.swarm.round.allreduce import AllReduce, Travel
+from training.swarm.round.reducer import WeightedMean
+from training.swarm.round.rounds import AllReduces, GroupAllReduce
 
 PREFIX = "benchmark"
 QUIET_SECONDS, LOOKS = 0.05, 3
@@ -146,14 +149,16 @@ class _Door(ServicerBase):
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A groupmate sends parts."""
-        async for message in self.all_reduces.aggregate_part(stream, context):
+        first = await anext(stream)
+        one = await self.all_reduces.begun(first.group_id, context.remote_id)
+        async for message in until_hung_up(one.answer(context.remote_id, achain(as_aiter(first), stream))):
             yield message
 
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
         """A groupmate tells its verdict."""
-        return await self.all_reduces.agree(request, context)
+        return await self.all_reduces.agree(request, context.remote_id)
 
 
 class LyingAllReduces(AllReduces):
@@ -162,18 +167,18 @@ class LyingAllReduces(AllReduces):
 
     lie: Lie
 
-    def _begin(self, group: Group, runner: ReportingRunner, **given: object) -> object:
-        reducer, parts, lie = runner.tensor_part_reducer, {}, self.lie
-        accumulate = reducer.accumulate_part
+    def _begin(self, group: Group, one: AllReduce, **given: object) -> object:
+        reducer, parts, lie = one.reducer, {}, self.lie
+        take = reducer.take
 
-        async def lying(sender: int, number: int, part: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-            parts[number, sender] = part
-            average = await accumulate(sender, number, part, weight=weight)  # now all senders' parts have come
-            return lie(average, torch.stack([one for (of, _), one in sorted(parts.items()) if of == number]))
+        async def lying(sender: PeerID, part: torch.Tensor, weight: float) -> torch.Tensor:
+            sent = parts.setdefault(reducer.averaged, {})
+            sent[sender] = part
+            update = await take(sender, part, weight)  # now all senders' parts have come
+            return lie(part + update, torch.stack([sent[peer] for peer in group.peers])) - part
 
-        # (number, sender) are unique, so that `sorted` never compares tensors.
-        reducer.accumulate_part = lying
-        return super()._begin(group, runner, **given)
+        reducer.take = lying
+        return super()._begin(group, one, **given)
 
 
 class SilentAuditor(Auditor):
@@ -229,9 +234,9 @@ class Member:
             noting = {"caught": self.standing.note_caught, "clock": self._clock}
             made = Auditor if hides is None else partial(SilentAuditor, hides=hides)
             auditor = made(self.connection, PREFIX, **facts, **noting)
-            await auditor.add_p2p_handlers(self.connection, namespace=PREFIX)
+            await auditor.open()
         kind = AllReduces if lie is None else LyingAllReduces
-        self.all_reduces = kind(self.connection, _Door, PREFIX, has_no_group=lambda: False, auditor=auditor)
+        self.all_reduces = kind(self.connection, _Door, PREFIX, has_no_group=lambda: False, guard=auditor)
         if lie is not None:
             self.all_reduces.lie = lie
         self._auditor = auditor
@@ -278,12 +283,10 @@ class Peers:
         self._honest, self._order, self._count = self.members[: count - liars], random.Random(seed), 0
         self._lie, self._hides, self._audits = lie, hides, audits
         self._travel = Travel(
-            compression=exchange_codec(smallest, swarm.gradient_codec),
+            codec=exchange_codec(smallest, swarm.gradient_codec),
             part_bytes=part_bytes(values),
-            round_own_parts=False,
-            chunk_seconds=None,
-            clipping=clipping_of_gradients(swarm),
-            audited=audits,
+            reduction=clipping_of_gradients(swarm) or WeightedMean(),
+            is_guarded=audits,
         )
         self._loop = Loop(count)
         self._loop.run_until_complete(self._open())

@@ -118,12 +118,11 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
 
 def words_of_a_group() -> Reader:
     """What members tell their group."""
-    from hivemind.averaging.allreduce import AveragingMode
 
     from training.swarm.peers.groups import Announcement
     from training.swarm.round.gathering import NonsenseError, Words
 
-    words = Words(mbits=50.0, mode=AveragingMode.NODE, told=[7, False, 3], ticket="a ticket").packed()
+    words = Words(mbits=50.0, client_mode=False, told=[7, False, 3], ticket="a ticket").packed()
 
     def read(raw: bytes) -> None:
         Announcement.read(Words.read(raw).told)

@@ -107,21 +107,21 @@ def let_rounds_fail(share: float, seed: str) -> None:
 
     from training.swarm.round import rounds
 
-    dice, Runner = random.Random(seed), rounds.ReportingRunner
+    dice = random.Random(seed)
 
-    class FailingRunner(Runner):
-        def __init__(self, *arguments, **settings):
-            super().__init__(*arguments, **settings)
+    class Failing(rounds.AllReduce):
+        def __init__(self, **facts):
+            super().__init__(**facts)
             self._fails = dice.random() < share
 
-        async def rpc_aggregate_part(self, stream, context):
+        async def answer(self, sender, stream):
             if self._fails:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
                 return
-            async for message in super().rpc_aggregate_part(stream, context):
+            async for message in super().answer(sender, stream):
                 yield message
 
-    rounds.ReportingRunner = FailingRunner
+    rounds.AllReduce = Failing
 
 
 def forgive() -> None:

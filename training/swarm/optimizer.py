@@ -14,7 +14,6 @@ from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.config import RunConfig
-from training.swarm.defence.clipping import FULL_WEIGHT, clipping_of_gradients, clipping_of_parameters
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.strategies import Parts, strategy_of
@@ -23,9 +22,11 @@ from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.node.dht import check_node
 from training.swarm.node.identity import Identity
 from training.swarm.peers.epochs import MOST_BATCHES, EpochEnd, EpochReport
+from training.swarm.peers.groups import FULL_WEIGHT
 from training.swarm.peers.progress import Progress, RefreshSeconds
 from training.swarm.peers.standing import Standing
 from training.swarm.round.pipe import AveragerSettings
+from training.swarm.round.reducer import WeightedMean
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.catching_up import CatchingUp
@@ -348,9 +349,13 @@ def _make_parameter_averager(
         settings,
         compression=exchange_codec(swarm.compression_threshold, large),
         round_own_parts=True,  # else a round would change even weights that are equal
-        clipping=clipping_of_parameters(swarm),
-        most_weight=FULL_WEIGHT,
+        reduction=WeightedMean(most_weight=FULL_WEIGHT),
+        guard=None,
     )
+    if swarm.aggregation == "centered-clip":
+        from training.swarm.defence import options  # a run that averages by the mean loads none of it
+
+        settings = options.for_parameters(settings, swarm)
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
     return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
 
@@ -370,14 +375,17 @@ def _make_updates(
 
 def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> AveragerSettings:
     swarm = run.swarm
-    return AveragerSettings(
+    settings = AveragerSettings(
         prefix=prefix,
         matchmaking_seconds=swarm.matchmaking_seconds,
         request_timeout_seconds=swarm.request_timeout_seconds,
         allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
         client_mode=client_mode,
-        clipping=clipping_of_gradients(swarm),
-        most_weight=MOST_BATCHES * swarm.target_batch_size,
-        audit_share=swarm.audit_share if swarm.aggregation == "centered-clip" else 0.0,
+        reduction=WeightedMean(most_weight=MOST_BATCHES * swarm.target_batch_size),
     )
+    if swarm.aggregation == "centered-clip":
+        from training.swarm.defence import options  # a run that averages by the mean loads none of it
+
+        settings = options.for_gradients(settings, swarm)
+    return settings

@@ -74,14 +74,16 @@ class PlayedNetwork:
         plans = {peer: self.auditors[peer].plan() for peer in THREE}
         self.books = {peer: Books(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
         for peer, books in self.books.items():
-            self.auditors[peer].open(books)
+            self.auditors[peer].keep(books)
         for reducer in THREE:
             await self._reduce(reducer, lie if reducer == liar else lambda average: average)
 
     async def _reduce(self, reducer, lie):
         sent, own = {}, self.books[reducer]
-        for number in range(PARTS):
-            await own.note_own(number, 1.0)
+        own_parts = parts_of(reducer, own.scope.group_id)[reducer]
+        own_messages = as_aiter(*(Data(tensor_part=serialize_torch_tensor(part), weight=1.0) for part in own_parts))
+        async for _ in own.sending(reducer, own_messages):
+            pass
         for sender in THREE:
             if sender != reducer:
                 messages = self.books[sender].sending(reducer, parts_on_their_way(sender, reducer, own.scope.group_id))
@@ -93,7 +95,7 @@ class PlayedNetwork:
         for receiver in set(THREE) - {reducer}:
             answers = [answer(average - part) for average, part in zip(averages, sent[receiver], strict=True)]
             for one in answers:
-                await own.sign_answer(receiver, one)
+                await own.answering(receiver, one)
             async for _ in self.books[receiver].answered(reducer, as_aiter(*answers)):
                 pass
 

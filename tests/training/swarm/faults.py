@@ -143,7 +143,7 @@ def faulty_mean(fault: Fault | None, folder: Path, *, only_once: bool):
                 raise RuntimeError("this peer fails before it averages")
             if fault is Fault.SLEEP:
                 fall_asleep(folder)
-            rounds.ReportingRunner = partial(faulty_runner, fault, first_only=only_once, made=[])
+            rounds.AllReduce = partial(faulty_all_reduce, fault, first_only=only_once, made=[])
             return await super().average(tensors, infos, all_reduce)
 
     return None if fault in (None, Fault.CANCEL) else FaultyMean()
@@ -182,26 +182,26 @@ def keep_asleep(folder: Path) -> Iterator[None]:
             process.resume()
 
 
-def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
-    """A runner with the fault; `made` has those that were made before it in the same round."""
+def faulty_all_reduce(fault: Fault, *, first_only: bool, made: list, **kwargs):
+    """An all-reduce with the fault; `made` has those that were made before it in the same round."""
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.round.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import AllReduce
 
-    class FaultyRunner(ReportingRunner):
-        async def _communicate_with_peer(self, peer_id):
+    class Faulty(AllReduce):
+        async def _exchange(self, reducer):
             if fault is Fault.STAND_STILL:
                 await asyncio.sleep(LONG_SECONDS)
-            await super()._communicate_with_peer(peer_id)
+            await super()._exchange(reducer)
 
-        async def rpc_aggregate_part(self, stream, context):
+        async def answer(self, sender, stream):
             if fault is Fault.STAND_STILL:
                 await asyncio.sleep(LONG_SECONDS)
             if fault is Fault.REFUSE:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
                 return
             answers = 0
-            async for message in super().rpc_aggregate_part(stream, context):
+            async for message in super().answer(sender, stream):
                 yield message
                 answers += 1
                 if fault is Fault.FAIL_REDUCING and answers == 3:
@@ -210,20 +210,18 @@ def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
                 if fault is Fault.SLOW_REDUCING and answers == 3:
                     await asyncio.sleep(SLOW_SECONDS)
 
-        async def _generate_input_for_peer(self, peer_index):
-            shares = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
-            others = [index for index, (peer, parts) in enumerate(shares) if parts and peer != self.peer_id]
-            is_faulty = peer_index == others[-1]
-            async for message in super()._generate_input_for_peer(peer_index):
+        async def _outgoing(self, reducer):
+            others = [peer for peer, parts in self.parts.items() if parts and peer != self.own]
+            async for message in super()._outgoing(reducer):
                 yield message
-                if is_faulty and fault is Fault.FAIL_SENDING:
+                if reducer == others[-1] and fault is Fault.FAIL_SENDING:
                     raise RuntimeError("this peer fails while it sends")
-                if is_faulty and fault is Fault.SLOW_SENDING:
+                if reducer == others[-1] and fault is Fault.SLOW_SENDING:
                     await asyncio.sleep(SLOW_SECONDS)
 
-    runner = ReportingRunner(**kwargs) if made and first_only else FaultyRunner(**kwargs)
-    made.append(runner)
-    return runner
+    one = AllReduce(**kwargs) if made and first_only else Faulty(**kwargs)
+    made.append(one)
+    return one
 
 
 # -- a peer that spoils all averages -----------------------------------------------------------------------------------
@@ -233,21 +231,21 @@ def spoil(fault: Fault) -> None:
     """From now on this peer has the fault in each of its all-reduces."""
     from training.swarm.round import rounds
 
-    rounds.ReportingRunner = partial(faulty_runner, fault, first_only=False, made=[])
+    rounds.AllReduce = partial(faulty_all_reduce, fault, first_only=False, made=[])
 
 
 def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
     """From now on this peer sends each mean late, but in time not to be given up."""
-    from training.swarm.round.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import AllReduce
 
-    aggregate = ReportingRunner.rpc_aggregate_part
+    answer = AllReduce.answer
 
-    async def slowly(self, stream, context):
-        async for message in aggregate(self, stream, context):
+    async def slowly(self, sender, stream):
+        async for message in answer(self, sender, stream):
             await asyncio.sleep(seconds)
             yield message
 
-    ReportingRunner.rpc_aggregate_part = slowly
+    AllReduce.answer = slowly
 
 
 def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object):

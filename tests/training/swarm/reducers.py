@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,15 @@ def average_often(
 
     from training.swarm.defence import books
     from training.swarm.defence.clipping import clipping_of_gradients
+    from training.swarm.defence.options import make_auditor
     from training.swarm.engine.codecs import exchange_codec
     from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
     from training.swarm.round.averager import Averager
     from training.swarm.round.pipe import AveragerSettings
+    from training.swarm.round.reducer import WeightedMean
 
     compression, method = exchange_codec(9_000, codec), None
+    clipping = clipping_of_gradients(run_with(aggregation=aggregation).swarm)
     if powersgd_rank:
         method = PowerSgd([torch.Size(shape) for shape in SHAPES], powersgd_rank)
         compression = powersgd_codec(compression)
@@ -80,8 +84,8 @@ def average_often(
         compression=compression,
         part_bytes=PART_BYTES,
         round_own_parts=round_own_parts,
-        clipping=clipping_of_gradients(run_with(aggregation=aggregation).swarm),
-        audit_share=share,
+        reduction=clipping or WeightedMean(),
+        guard=partial(make_auditor, share=share, clipping=clipping) if share else None,
         client_mode=peer.name == client_mode,
     )
     checks = peer.folder / f"{prefix}.{peer.name}.checks"
@@ -162,48 +166,46 @@ def await_word(peer: Peer, prefix: str, number: int, caught: Sequence) -> bool:
 
 def answer_wrongly(patch) -> None:
     """Everybody gets the same wrong average."""
-    _change_averages(patch, lambda average, sender: average + 0.1)
+    _change_answers(patch, lambda update, is_first: update + 0.1)
 
 
 def answer_one_wrongly(patch) -> None:
     """The first sender gets another average than the others."""
-    _change_averages(patch, lambda average, sender: average + 0.1 if sender == 0 else average)
+    _change_answers(patch, lambda update, is_first: update + 0.1 if is_first else update)
 
 
 def change_one_number(patch) -> None:
     """One number of each part is wrong."""
 
-    def change(average, sender):
-        changed = average.clone()
+    def change(update, is_first):
+        changed = update.clone()
         changed.view(-1)[0] += 3.0
         return changed
 
-    _change_averages(patch, change)
+    _change_answers(patch, change)
 
 
-def _change_averages(patch, change: Callable) -> None:
-    from training.swarm.round.reducer import FiniteReducer
+def _change_answers(patch, change: Callable) -> None:
+    from training.swarm.round.reducer import Reducer
 
-    accumulate = FiniteReducer.accumulate_part
+    take = Reducer.take
 
-    async def lie(self, sender_index, part_index, tensor_part, weight=1.0):
-        average = await accumulate(self, sender_index, part_index, tensor_part, weight=weight)
-        return change(average, sender_index)
+    async def lie(self, sender, part, weight):
+        return change(await take(self, sender, part, weight), sender == self._senders[0])
 
-    patch.setattr(FiniteReducer, "accumulate_part", lie)
+    patch.setattr(Reducer, "take", lie)
 
 
 def drop_a_sender(patch) -> None:
     """What the first sender sends counts for nothing."""
-    from training.swarm.round.reducer import ClippingReducer, FiniteReducer
+    from training.swarm.round.reducer import Reducer
 
-    for kind in (FiniteReducer, ClippingReducer):
-        add = kind._add
+    take = Reducer.take
 
-        async def drop(self, sender_index, part_index, part, weight, add=add):
-            return await add(self, sender_index, part_index, part, 0.0 if sender_index == 0 else weight)
+    async def drop(self, sender, part, weight):
+        return await take(self, sender, part, 0.0 if sender == self._senders[0] else weight)
 
-        patch.setattr(kind, "_add", drop)
+    patch.setattr(Reducer, "take", drop)
 
 
 def claim_other_parts(patch) -> None:
@@ -228,7 +230,7 @@ def tell_two_stories(patch) -> None:
     from training.swarm.defence.books import Books
     from training.swarm.defence.receipts import Commitment
 
-    sign_answer, commitments = Books.sign_answer, Books.commitments.fget
+    answering, commitments = Books.answering, Books.commitments.fget
 
     def told(self):
         found = commitments(self)
@@ -242,11 +244,11 @@ def tell_two_stories(patch) -> None:
 
     async def sign(self, receiver, message):
         self.story = 1.0 + self.scope.peers.index(receiver) * 1e-9
-        await sign_answer(self, receiver, message)
+        await answering(self, receiver, message)
 
     patch.setattr(Books, "story", 1.0, raising=False)
     patch.setattr(Books, "commitments", property(told))
-    patch.setattr(Books, "sign_answer", sign)
+    patch.setattr(Books, "answering", sign)
 
 
 def show_nothing(patch) -> None:
@@ -268,11 +270,18 @@ def hide_behind_its_own_part(patch) -> None:
 
     from training.swarm.defence.books import Books
 
-    async def note_own(self, number, weight):
-        await self.note_sent(self.own, serialize_torch_tensor(torch.zeros(1)), weight)
+    sending = Books.sending
+
+    async def hide(self, reducer, messages):
+        if reducer != self.own:
+            messages = sending(self, reducer, messages)
+        async for message in messages:
+            if reducer == self.own:
+                await self.note_sent(self.own, serialize_torch_tensor(torch.zeros(1)), message.weight)
+            yield message
 
     answer_wrongly(patch)
-    patch.setattr(Books, "note_own", note_own)
+    patch.setattr(Books, "sending", hide)
 
 
 def accuse_falsely(patch) -> None:

@@ -6,6 +6,7 @@ Everything heavy is imported when a scenario runs, so that a test can name scena
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -90,48 +91,48 @@ def break_codec() -> None:
 
 def die_in_the_average(*, after_a_part: bool) -> None:
     """This peer's processes end with its first one: as it begins to send its parts, or when it has averaged one."""
-    from training.swarm.round.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import AllReduce
 
-    first_process, aggregate = os.getpid(), ReportingRunner.rpc_aggregate_part
+    first_process, answer = os.getpid(), AllReduce.answer
 
     def end():
         for process in (first_process, os.getpid()):
             os.kill(process, signal.SIGKILL)
 
-    async def die(self, peer_id):
+    async def die(self, reducer):
         end()
 
-    async def answer_and_die(self, stream, context):
-        async for message in aggregate(self, stream, context):
+    async def answer_and_die(self, sender, stream):
+        async for message in answer(self, sender, stream):
             yield message
             end()
 
     if after_a_part:
-        ReportingRunner.rpc_aggregate_part = answer_and_die
+        AllReduce.answer = answer_and_die
     else:
-        ReportingRunner._communicate_with_peer = die
+        AllReduce._exchange = die
 
 
 def break_off_once(prefix: str) -> None:
     """In the first all-reduce of an averager this peer fails one of the others and does not answer the next one."""
-    from training.swarm.round.allreduce import ReportingRunner
+    from training.swarm.round.allreduce import AllReduce
 
-    aggregate, broken = ReportingRunner.rpc_aggregate_part, []
+    answer, broken = AllReduce.answer, []
     first_group = None
 
-    async def break_off(self, stream, context):
+    async def break_off(self, sender, stream):
         nonlocal first_group
-        if self._prefix == prefix:
-            first_group = first_group or self.group_id
-            if self.group_id == first_group:  # the repetition is another group
-                broken.append(context.remote_id)
+        if multiprocessing.current_process().name == prefix:
+            first_group = first_group or self.group.group_id
+            if self.group.group_id == first_group:  # the repetition is another group
+                broken.append(sender)
                 if len(broken) == 1:
                     raise RuntimeError("the stream breaks")
                 await asyncio.sleep(LONG_SECONDS)
-        async for message in aggregate(self, stream, context):
+        async for message in answer(self, sender, stream):
             yield message
 
-    ReportingRunner.rpc_aggregate_part = break_off
+    AllReduce.answer = break_off
 
 
 def trust_own_gradients() -> None:
@@ -258,6 +259,7 @@ def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: boo
     from training.swarm.engine.codecs import exchange_codec
     from training.swarm.round.averager import Averager
     from training.swarm.round.pipe import AveragerSettings
+    from training.swarm.round.reducer import WeightedMean
 
     swarm = run_with(aggregation=aggregation).swarm
     make, clipping_of = (
@@ -271,7 +273,7 @@ def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: boo
         allreduce_timeout_seconds=60.0,
         compression=exchange_codec(65_536, "blockwise8"),
         round_own_parts=of_weights,
-        clipping=clipping_of(swarm),
+        reduction=clipping_of(swarm) or WeightedMean(),
     )
     averager = Averager(make(peer.name), dht=peer.dht, settings=settings)
     round_ = averager.begin_round(seconds=40, expected_peers=len(peer.names))

@@ -27,10 +27,10 @@ from training.swarm.defence.receipts import (
     Commitment,
     Receipt,
     Scope,
-    digest_of,
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.round.gathering import digest_of
 
 NOISE_SHARE = 0.1
 """An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
@@ -137,7 +137,7 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     shape = parts[receiver].shape if case.values is None else torch.Size([case.values])
     if parts[receiver].shape != shape:
         return 0.0, 0.0
-    # As `reducer.FiniteReducer`: parts and weights that make no sense count as zeros, and for nothing.
+    # As `reducer.Reducer`: parts and weights that make no sense count as zeros, and for nothing.
     for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         if part.shape != shape or not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
             parts[number], weights[number] = torch.zeros(shape), 0.0

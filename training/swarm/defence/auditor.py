@@ -23,7 +23,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator as Messages
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
@@ -46,6 +46,7 @@ from training.swarm.defence.receipts import (
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import first_of, until_hung_up
 from training.swarm.round.gathering import MOST_PEERS
+from training.swarm.round.parts import Part
 from training.swarm.round.reducer import LARGEST_HELD_BYTES
 
 ASK_SECONDS = 0.5
@@ -153,8 +154,32 @@ class Auditor(ServicerBase):
         suspects |= set(random.sample(told, min(len(told), most)))
         return replace(self._plan, suspects=frozenset(suspects))
 
-    def open(self, books: Books) -> None:
-        """An all-reduce begins; from now on groupmates may ask about it."""
+    async def open(self) -> None:
+        """See `RoundGuard`."""
+        await self.add_p2p_handlers(self._connection, namespace=self._prefix)
+
+    def begin(
+        self,
+        group_id: bytes,
+        parts: Mapping[PeerID, Sequence[Part]],
+        *,
+        unvouched: frozenset[PeerID],
+    ) -> Books:
+        """See `RoundGuard`."""
+        books = Books(
+            self.plan(),
+            group_id,
+            self._connection.peer_id,
+            {peer: [part.values for part in ones] for peer, ones in parts.items()},
+            unvouched,
+            on_finished=self.begin_checks,
+            on_closed=self.close,
+        )
+        self.keep(books)
+        return books
+
+    def keep(self, books: Books) -> None:
+        """From now on groupmates may ask about this all-reduce."""
         self._books[books.scope.group_id] = books
         while len(self._books) > BOOKS_KEPT:
             del self._books[next(iter(self._books))]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hivemind.averaging.allreduce import AllreduceException
 from hivemind.compression import serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -23,12 +22,13 @@ from training.swarm.defence.receipts import (
     Receipt,
     Scope,
     Signer,
-    digest_of,
     digest_of_commitments,
     digest_of_tensor,
     pack_signed,
     read_signed,
 )
+from training.swarm.round.gathering import digest_of
+from training.swarm.round.reducer import AllReduceError, Misconduct
 
 KEPT_BYTES = 16 << 20
 """Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for
@@ -47,7 +47,7 @@ THREAD_BYTES = 1 << 17
 Data = averaging_pb2.AveragingData
 
 
-class FalseSignatureError(AllreduceException):
+class FalseSignatureError(Misconduct):
     """A groupmate has signed something else than it sent."""
 
 
@@ -100,6 +100,8 @@ class Books:
         own: This peer.
         parts: This peer's own parts, for each reducer, as pieces of the tensors; by the peers in the group's order.
         unvouched: See `Scope`.
+        on_finished: Called when this peer has all answers.
+        on_closed: Called before the tensors change.
     """
 
     def __init__(
@@ -109,7 +111,11 @@ class Books:
         own: PeerID,
         parts: Mapping[PeerID, Sequence[Tensor]],
         unvouched: frozenset[PeerID] = frozenset(),
+        *,
+        on_finished: Callable[[Books], Awaitable[None]] | None = None,
+        on_closed: Callable[[Books], None] | None = None,
     ):
+        self._on_finished, self._on_closed = on_finished, on_closed
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
         self.own, self._signer, self._parts = own, plan.signer, {peer: list(ones) for peer, ones in parts.items()}
         self.part_counts = {peer: len(ones) for peer, ones in parts.items()}
@@ -178,17 +184,12 @@ class Books:
             if reducer == self.own:
                 self._taken[self.own] = self._own_commitments[reducer]
 
-    async def note_own(self, number: int, weight: float) -> None:
-        """This peer averages one of its own parts as it is."""
-        part = await _in_thread(serialize_torch_tensor, self._parts[self.own][number])
-        await self.note_sent(self.own, part, weight)
-
     async def answered(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
         """A reducer's answers; the last one has its receipt.
 
         Raises:
             FalseSignatureError: If the receipt is none for these answers.
-            AllreduceException: If there is none.
+            AllReduceError: If there is none.
         """
         digests = self.answers[reducer]
         async for message in messages:
@@ -202,7 +203,7 @@ class Books:
 
     def _receipt(self, reducer: PeerID, packed: bytes) -> Receipt:
         if not packed:
-            raise AllreduceException(f"{reducer} has signed no receipt")
+            raise AllReduceError(f"{reducer} has signed no receipt")
         try:
             signed, (commitments,) = read_signed(packed, more=1)
         except ValueError:
@@ -244,11 +245,11 @@ class Books:
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")
         return commitment
 
-    def forget(self, sender: PeerID) -> None:
+    def lost(self, sender: PeerID) -> None:
         """A sender is lost, or has sent what nobody can read: what it has signed is part of no receipt."""
         self._taken.pop(sender, None)
 
-    async def sign_answer(self, receiver: PeerID, message: Data) -> None:
+    async def answering(self, receiver: PeerID, message: Data) -> None:
         """An answer leaves; the last one gets the receipt, unless a sender was lost: the group repeats it all then."""
         given = self._given[receiver]
         given.append(await _digest(message.tensor_part))
@@ -278,6 +279,16 @@ class Books:
             return None
         message = serialize_torch_tensor(parts[number], sent.codecs[number])
         return message if digest_of_tensor(message) == sent.digests[number] else None
+
+    async def finished(self) -> None:
+        """See `AllReduceGuard`."""
+        if self._on_finished is not None:
+            await self._on_finished(self)
+
+    def closed(self) -> None:
+        """See `AllReduceGuard`."""
+        if self._on_closed is not None:
+            self._on_closed(self)
 
     def close(self) -> None:
         """The tensors are about to change; messages that were kept are there for a while."""

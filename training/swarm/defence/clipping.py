@@ -25,11 +25,8 @@ import torch
 from torch import Tensor
 
 from training.config import SwarmConfig
+from training.swarm.peers.groups import FULL_WEIGHT
 
-UNVOUCHED_SHARE = 0.25
-"""Of the weight of a member whom nobody vouches for, so much counts: many such members may be one person."""
-FULL_WEIGHT = 1.0
-"""Weight of a peer's parameters in their average, and the most that it can claim."""
 _CHUNK_VALUES = 1 << 14
 """Values of each vector that are in double precision at a time; those of 16 vectors fit into a core's cache."""
 _SAME = 1e-9
@@ -48,6 +45,7 @@ class Clipping:
     """A sender's weight counts as at most so many times the median of the senders' weights."""
     most_weight: float = math.inf
     """A sender's weight counts as at most this."""
+    needs_short_parts = True
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
         """The weights as they count; one of 0 stays so, and is not among those of which the median is taken.
@@ -56,7 +54,7 @@ class Clipping:
 
         >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9])
         [8.0, 0.0, 16.0, 64.0]
-        >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9], [1, 1, 1, UNVOUCHED_SHARE])
+        >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9], [1, 1, 1, 0.25])
         [8.0, 0.0, 16.0, 16.0]
         """
         positive = sorted(weight for weight in weights if weight > 0)
@@ -66,6 +64,10 @@ class Clipping:
         return [
             float(min(weight, most) * share) for weight, share in zip(weights, shares or ones(weights), strict=True)
         ]
+
+    def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
+        """See `reducer.Reduction`."""
+        return centered_clip(parts, weights, self, shares)
 
 
 def ones(senders: Sequence[object]) -> list[float]:

@@ -12,9 +12,8 @@ is good for nothing else. Peers sign with their identity's key, whose hash is th
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,20 +21,12 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.defence.clipping import UNVOUCHED_SHARE
+from training.swarm.peers.groups import UNVOUCHED_SHARE
+from training.swarm.round.gathering import digest_of
 from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proven_peer_id
 
 DIGEST_BYTES = 32
 _WEIGHT = struct.Struct("<d")
-
-
-def digest_of(*pieces: bytes) -> bytes:
-    """One digest of several byte strings; where one ends and the next begins matters."""
-    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
-    for piece in pieces:
-        found.update(len(piece).to_bytes(8, "little"))
-        found.update(piece)
-    return found.digest()
 
 
 def digest_of_tensor(message: runtime_pb2.Tensor) -> bytes:
@@ -64,12 +55,7 @@ class Scope:
     @property
     def shares(self) -> list[float]:
         """How much of the peers' weights counts, in the group's order."""
-        return shares_of(self.peers, self.unvouched)
-
-
-def shares_of(peers: Sequence[PeerID], unvouched: Collection[PeerID]) -> list[float]:
-    """How much of the weight of each peer counts."""
-    return [UNVOUCHED_SHARE if peer in unvouched else 1.0 for peer in peers]
+        return [UNVOUCHED_SHARE if peer in self.unvouched else 1.0 for peer in self.peers]
 
 
 @lru_cache(maxsize=64)

@@ -6,10 +6,6 @@ override can go. The faults are described in site/reference/hivemind.md.
 
 | private name | where | the fault that it mends |
 |---|---|---|
-| `AllReduceRunner._communicate_with_peer` | allreduce | a sender waits for a reducer that is gone |
-| `AllReduceRunner._ban_sender` | allreduce | the first part of a banned sender is awaited all the same |
-| `AllReduceRunner._get_peer_stub` | allreduce | streams lack their end; bytes are not counted |
-| `AllReduceRunner._handle_missing_senders` | allreduce | nobody learns who has sent nothing |
 | `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
 | `Matchmaking._request_join_group` | matchmaking | nobody learns which leader forgets its followers |
 | `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |

@@ -1,7 +1,6 @@
-"""Tries before training whether averaging works on this machine, because hivemind says nothing if a codec fails.
+"""Tries before training whether averaging works on this machine.
 
-With numpy 2.4, hivemind 1.1.12 cannot read what it has written in 8 bit; an all-reduce then returns the full group,
-and each peer keeps its own tensor.
+With numpy 2.4, hivemind 1.1.12 cannot read what it has written in 8 bit; every all-reduce would fail.
 """
 
 from __future__ import annotations
@@ -9,13 +8,15 @@ from __future__ import annotations
 import asyncio
 
 import torch
-from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 from hivemind.compression import CompressionBase, deserialize_torch_tensor, serialize_torch_tensor
 
 from training.errors import TrainingError
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.round.parts import Part, divide, empty_updates
+from training.swarm.round.reducer import Reducer, WeightedMean
 
+PART_BYTES = 1 << 19
 _WEIGHTS = (1.0, 3.0)
 """Two imagined peers, the second with three times the samples."""
 
@@ -45,26 +46,25 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
 
 
 async def _average(tensors: list[torch.Tensor], codec: CompressionBase) -> list[torch.Tensor]:
-    """What each of the peers holds after a round in which the first one reduces."""
-    containers = [TensorPartContainer([tensor], (1.0, 0.0), compression=codec) for tensor in tensors]
-    parts = containers[0].get_raw_input_parts(0)
-    reducer = TensorPartReducer(tuple(part.shape for part in parts), len(tensors))
-    own, remote = parts, [message async for message in containers[1].iterate_input_parts_for(0)]
+    """What each of the peers holds after an all-reduce in which the first one averages everything."""
+    updates = [empty_updates([tensor]) for tensor in tensors]
+    own, remote = (
+        divide([tensor], update, shares=(1.0, 0.0), codec=codec, part_bytes=PART_BYTES)[0]
+        for tensor, update in zip(tensors, updates, strict=True)
+    )
+    reducer = Reducer([part.values.numel() for part in own], (0, 1), WeightedMean())
 
-    async def reduce_own(index: int, part: torch.Tensor) -> None:
-        averaged = await reducer.accumulate_part(0, index, part, weight=_WEIGHTS[0])
-        containers[0].register_processed_part(0, index, averaged - part)
+    async def reduce_own(part: Part) -> None:
+        part.update.copy_(await reducer.take(0, part.values, _WEIGHTS[0]))
 
-    async def reduce_remote(index: int, message: object) -> None:
-        part = deserialize_torch_tensor(message)
-        averaged = await reducer.accumulate_part(1, index, part, weight=_WEIGHTS[1])
-        answer = serialize_torch_tensor(averaged - part, message.compression)
-        containers[1].register_processed_part(0, index, deserialize_torch_tensor(answer))
+    async def reduce_remote(part: Part) -> None:
+        message = codec.compress(part.values, part.info)
+        update = await reducer.take(1, deserialize_torch_tensor(message), _WEIGHTS[1])
+        part.update.copy_(deserialize_torch_tensor(serialize_torch_tensor(update, message.compression)))
 
-    for index, (part, message) in enumerate(zip(own, remote, strict=True)):
-        await asyncio.gather(reduce_own(index, part), reduce_remote(index, message))
-    deltas = [[delta async for delta in container.iterate_output_tensors()] for container in containers]
-    return [tensor + delta[0] for tensor, delta in zip(tensors, deltas, strict=True)]
+    for own_part, remote_part in zip(own, remote, strict=True):
+        await asyncio.gather(reduce_own(own_part), reduce_remote(remote_part))
+    return [tensor + update for tensor, (update,) in zip(tensors, updates, strict=True)]
 
 
 def _sentence(fault: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from hivemind.p2p import PeerID
 
-from training.swarm.round.agreement import Decision
+FULL_WEIGHT = 1.0
+"""Weight of a peer's parameters in their average, and the most that it can claim."""
+UNVOUCHED_SHARE = 0.25
+"""Of the weight of a member whom nobody vouches for, so much counts: many such members may be one person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class RoundReport:
     absent: tuple[str, ...] = ()
     """Those of the lost peers that are alive, but say that they are not in the group."""
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
-    """Peers that have cost the group a repetition, each with the weight of what speaks against it; see `spoilers`."""
+    """Peers that have cost the group a repetition, each with the weight of what speaks against it; see
+    `rounds.spoilers`."""
     delays: Mapping[str, Delay] = field(default_factory=dict)
     """Of the other peers; empty if nobody can tell who was slow."""
     brought: Mapping[str, float] = field(default_factory=dict)
@@ -122,69 +125,23 @@ class Group:
     fractions: tuple[float, ...]
     """Share of the values that each peer averages; 0 in client mode."""
     unvouched: frozenset[PeerID] = frozenset()
-    """Members whom nobody vouches for; see `training.swarm.defence.clipping.UNVOUCHED_SHARE`."""
+    """Members whom nobody vouches for."""
 
-    def of(self, decision: Decision) -> Group:
-        """The members that repeat the all-reduce."""
-        left = [
-            (peer, fraction)
-            for peer, fraction in zip(self.peers, self.fractions, strict=True)
-            if peer in decision.members
-        ]
+    @property
+    def reducers(self) -> list[PeerID]:
+        """The members that accept connections."""
+        return [peer for peer, fraction in zip(self.peers, self.fractions, strict=True) if fraction > 0]
+
+    def of(self, members: Collection[PeerID], group_id: bytes) -> Group:
+        """The members that repeat the all-reduce under another id."""
+        left = [one for one in zip(self.peers, self.fractions, strict=True) if one[0] in members]
         return Group(
-            group_id=decision.group_id,
+            group_id=group_id,
             peers=tuple(peer for peer, _ in left),
             fractions=tuple(fraction for _, fraction in left),
-            unvouched=self.unvouched & frozenset(decision.members),
+            unvouched=self.unvouched & frozenset(members),
         )
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """The result of one all-reduce, before any tensor is changed."""
-
-    report: RoundReport
-    decision: Decision
-    updates: tuple[torch.Tensor, ...]
-    """For each tensor, the difference to its average."""
-    fault: Exception | None
-    """What ended it early; None if all results came."""
-    weight: float
-    """Of this peer's tensors."""
-    absent: frozenset[PeerID]
-    """Groupmates that are alive and say that they are not in the group."""
-    troubles: frozenset[PeerID] = frozenset()
-    """Groupmates with which this peer's own exchange has failed."""
-
-
-DOUBT = 0.75
-"""Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
-
-
-def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
-    """Who has spoiled a round, with the weight of what this peer has seen of it.
-
-    - A peer that was lost, if this peer's own exchange with it has failed as well.
-      If several were lost, with less weight: some of them may have been left out because of the others.
-    - If the result counts for the group and this peer lacks some of it, the peers from which it has not got that, with
-      less weight: the link between the two may be at fault.
-
-    Args:
-        attempts: All of the round.
-        group: Of the first one.
-        lost: Peers that take no part in the last one.
-        own: This peer.
-    """
-    absent = frozenset().union(*(attempt.absent for attempt in attempts))
-    troubles = frozenset().union(*(attempt.troubles for attempt in attempts))
-    # A peer that has lost all of several others is more likely to be at fault itself.
-    if len(lost) > 1 and len(lost) == len(group.peers) - 1:
-        return {}
-    found = {str(peer): DOUBT if len(lost) > 1 else 1.0 for peer in lost if peer in troubles - absent}
-    last = attempts[-1]
-    has_lost_all = len(last.troubles) == len(group.peers) - 1 > 1  # then its own link is at fault
-    if last.decision.counts and last.fault is not None and not has_lost_all:
-        for peer in last.troubles - absent:
-            found.setdefault(str(peer), DOUBT)
-    found.pop(str(own), None)
-    return found
+    def shares_of(self, peers: Sequence[PeerID]) -> list[float]:
+        """How much of the weight of each of these peers counts, in a reduction that heeds that."""
+        return [UNVOUCHED_SHARE if peer in self.unvouched else 1.0 for peer in peers]

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from training.swarm.defence.receipts import digest_of
+from training.swarm.round.gathering import digest_of
 
 Message = averaging_pb2.MessageFromLeader
 Ask = Callable[[PeerID, Message], Awaitable[Message]]
@@ -54,16 +54,13 @@ class Verdict:
 
     whole: bool
     """Whether all parts came back as the average of all that were sent."""
-    told: bool = False
-    """Whether the peer has ended the all-reduce only because it was told of another one's bad verdict."""
     faulty: frozenset[PeerID] = frozenset()
     """Groupmates that have sent nothing, or nonsense. A peer that most of the others name is left out of the
     repetition."""
 
     def message(self, group_id: bytes) -> Message:
         """The message that carries it."""
-        bad = averaging_pb2.GROUP_DISBANDED if self.told else averaging_pb2.CANCELLED
-        code = averaging_pb2.ACCEPTED if self.whole else bad
+        code = averaging_pb2.ACCEPTED if self.whole else averaging_pb2.CANCELLED
         return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
     @classmethod
@@ -74,8 +71,7 @@ class Verdict:
             ValueError: If it names a peer that is not in the group, or one twice.
         """
         faulty = frozenset(_named_in(message.ordered_peer_ids, peers))
-        told = message.code == averaging_pb2.GROUP_DISBANDED
-        return cls(whole=message.code == averaging_pb2.ACCEPTED, told=told, faulty=faulty)
+        return cls(whole=message.code == averaging_pb2.ACCEPTED, faulty=faulty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,7 +306,7 @@ class Agreement:
         if not self._bad:
             self._decide(Decision())
             return
-        named = self._named()
+        named = {judge: verdict.faulty for judge, verdict in self._verdicts.items()}
         members = tuple(peer for peer in self.peers if peer in self._verdicts and not _is_blamed(peer, named))
         if self._is_repetition:
             members = _without_pairs(members, named)
@@ -318,18 +314,6 @@ class Agreement:
 
     def _repeat(self, members: tuple[PeerID, ...]) -> dict:
         return {"group_id": repetition_of(self.group_id, members), "members": members}
-
-    def _named(self) -> dict[PeerID, frozenset[PeerID]]:
-        """Whom each peer names that has sent a verdict.
-
-        A stream may have ended because of what others complain of. So the peers that have seen only that name somebody
-        only if nobody has seen more.
-        """
-        nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
-        return {
-            judge: verdict.faulty if nobody_says_more or not verdict.told else frozenset()
-            for judge, verdict in self._verdicts.items()
-        }
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
         """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""

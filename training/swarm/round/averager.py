@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import torch
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.compression import CompressionInfo
 from hivemind.dht import DHT
 from hivemind.utils.serializer import MSGPackSerializer
@@ -212,10 +211,9 @@ class Averager:
             seconds: The round fails if it has no group after this time.
             expected_peers: How many peers the group should have; 0: nobody knows.
         """
-        mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
         admission = admission_of(self.dht)
         ticket = admission.own_ticket if admission is not None else ""
-        packed = Words(mbits=self.bandwidth, mode=mode, told=told, ticket=ticket).packed()
+        packed = Words(mbits=self.bandwidth, client_mode=self.settings.client_mode, told=told, ticket=ticket).packed()
         number = next(self._numbers)
         # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)

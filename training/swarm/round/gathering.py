@@ -6,20 +6,19 @@ that make no sense would fail the average of all. A leader refuses such a peer, 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.swarm.exchange import quickest_parts
 from training.errors import TrainingError
-from training.swarm.defence.receipts import digest_of
 from training.swarm.engine.bounds import is_plain
 
 MOST_BYTES = 4096
@@ -48,7 +47,8 @@ class Words:
 
     mbits: float | None
     """What its link carries; None if it does not know."""
-    mode: AveragingMode
+    client_mode: bool
+    """Whether it accepts no connections, and so averages nothing for the others."""
     told: object
     """The trainer's own message, such as `groups.Announcement`."""
     ticket: str = ""
@@ -57,7 +57,7 @@ class Words:
     def packed(self) -> bytes:
         """As hivemind's join requests carry them."""
         told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
-        return MSGPackSerializer.dumps([self.mbits, self.mode.value, told, self.ticket, nonce])
+        return MSGPackSerializer.dumps([self.mbits, self.client_mode, told, self.ticket, nonce])
 
     @classmethod
     def read(cls, packed: bytes) -> Words:
@@ -65,18 +65,20 @@ class Words:
         Raises:
             NonsenseError: If no peer with this program writes such words.
 
-        >>> Words.read(Words(mbits=100.0, mode=AveragingMode.NODE, told=[7, False, 2]).packed()).told
+        >>> Words.read(Words(mbits=100.0, client_mode=False, told=[7, False, 2]).packed()).told
         [7, False, 2]
         """
         if len(packed) > MOST_BYTES:
             raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
         try:
-            mbits, mode, told, ticket, _nonce = MSGPackSerializer.loads(packed)
-            words = cls(mbits=mbits, mode=AveragingMode(mode), told=MSGPackSerializer.loads(told), ticket=ticket)
+            mbits, client_mode, told, ticket, _nonce = MSGPackSerializer.loads(packed)
+            words = cls(mbits=mbits, client_mode=client_mode, told=MSGPackSerializer.loads(told), ticket=ticket)
         except Exception as error:  # of many kinds: whatever it is, these are not our words
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
             raise NonsenseError("a peer tells its group a bandwidth that is no number")
+        if type(client_mode) is not bool:
+            raise NonsenseError("a peer does not tell its group whether it accepts connections")
         if not is_plain(words.told):  # the trainer would never hear how its round has ended
             raise NonsenseError("a peer tells its group something nested too deeply, or of an unknown type")
         return words
@@ -85,6 +87,15 @@ class Words:
 def renewed(packed: bytes) -> bytes:
     """The same words, with another nonce: it is their last bytes."""
     return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
+
+
+def digest_of(*pieces: bytes) -> bytes:
+    """One digest of several byte strings; where one ends and the next begins matters."""
+    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
+    for piece in pieces:
+        found.update(len(piece).to_bytes(8, "little"))
+        found.update(piece)
+    return found.digest()
 
 
 def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:
@@ -126,7 +137,7 @@ def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
 def bandwidths(group: Sequence[Words]) -> list[float | None]:
     """Of the peers that average parts for the others, in Mbit/s; 0 for those that accept no connections.
 
-    >>> node = dict(mode=AveragingMode.NODE, told=None)
+    >>> node = dict(client_mode=False, told=None)
     >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
     [100.0, 50.0, 1600.0, None]
     """
@@ -134,17 +145,14 @@ def bandwidths(group: Sequence[Words]) -> list[float | None]:
     known = [mbits for mbits in numbers if mbits]
     most = MOST_TIMES_FASTER * statistics.median_low(known) if known else FASTEST_MBITS
     believed = [None if mbits is None else min(mbits, most) for mbits in numbers]
-    return [0.0 if one.mode == AveragingMode.CLIENT else mbits for one, mbits in zip(group, believed, strict=True)]
+    return [0.0 if one.client_mode else mbits for one, mbits in zip(group, believed, strict=True)]
 
 
 def shares(values: int, group: Sequence[Words]) -> list[int]:
     """How many of so many values each peer of a group averages; its peers find the same, each by itself.
 
-    hivemind's `load_balance_peers` is not used: its solver fails, or lets peers average that accept no connections, if
-    one peer claims a link of next to nothing, and the numbers that it finds may depend on the processor.
-
-    >>> claims = (8.0, AveragingMode.NODE), (None, AveragingMode.NODE), (9.0, AveragingMode.CLIENT)
-    >>> shares(100, [Words(mbits=mbits, mode=mode, told=None) for mbits, mode in claims])
+    >>> claims = (8.0, False), (None, False), (9.0, True)
+    >>> shares(100, [Words(mbits=mbits, client_mode=client, told=None) for mbits, client in claims])
     [50, 50, 0]
     """
     rates = bandwidths(group)

@@ -18,7 +18,6 @@ read_sample      <- SampleWanted -------  somebody asks for some of the weights
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -27,8 +26,9 @@ from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
 from calculator.swarm.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
-from training.swarm.defence.clipping import Clipping
 from training.swarm.peers.groups import AveragedGroup, Contribution
+from training.swarm.round.guard import MakeGuard
+from training.swarm.round.reducer import Reduction, WeightedMean
 from training.swarm.round.serving import Head
 
 
@@ -61,13 +61,11 @@ class AveragerSettings:
     part_bytes: int | None = None
     """Tensors travel in parts of so many bytes; None: as many as suit their size."""
     round_own_parts: bool = False
-    """See `allreduce.ReportingRunner`."""
-    clipping: Clipping | None = None
-    """How far one peer of a group may pull its average; None: as far as it likes, which is the weighted mean."""
-    most_weight: float = math.inf
-    """In the mean, a peer's weight counts as no more than this."""
-    audit_share: float = 0.0
-    """Of the bytes that a group exchanges: what checks of its reducers may take (see `auditor`); 0: none is checked."""
+    """See `allreduce.Travel`."""
+    reduction: Reduction = field(default_factory=WeightedMean)
+    """How the parts of several peers become one."""
+    guard: MakeGuard | None = None
+    """Makes what watches the all-reduces, in the averager's process; None: nothing does."""
 
 
 class Stage(IntEnum):

@@ -1,174 +1,162 @@
-"""What a peer does with parts: it averages those that it is sent, and checks those that come back."""
+"""A reducer: takes the same part of all senders, and averages it when all have come."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
-
-from training.swarm.defence.clipping import Clipping, centered_clip, ones
+from hivemind.p2p import PeerID
+from torch import Tensor
 
 LARGEST_HELD_BYTES = 64 << 20
-"""Most that all senders' copies of a part take at a `ClippingReducer`; with many senders, parts are shorter."""
+"""Most that all senders' copies of a part may take, if somebody must hold them all at once: with many senders, parts
+are shorter then."""
 
 
-class FiniteReducer(TensorPartReducer):
-    """hivemind's weighted mean of a part; it leaves out parts and weights that are not finite, or of a wrong shape.
-
-    If no part is left, or all weights are zero, each peer keeps its own part; hivemind divides by zero.
-
-    Args:
-        part_shapes: See hivemind.
-        num_senders: See hivemind.
-        most_weight: A sender's weight counts as no more than this.
-    """
-
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, most_weight: float = math.inf):
-        self._most_weight = most_weight
-        super().__init__(part_shapes, num_senders)
-        self.refused: Counter[int] = Counter()
-        """Parts that were left out, by the sender's number."""
-        self.spoiled = False
-        """Whether a sum of finite numbers overflowed, so that there is no mean."""
-        self._empty: set[int] = set()
-
-    async def accumulate_part(
-        self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
-    ) -> torch.Tensor:
-        """The mean of this part.
-
-        A refused part becomes zeros in place: the answer is the difference from it to the mean.
-        """
-        counts = tensor_part
-        if not self._is_sound(tensor_part, part_index, weight):
-            self.refused[sender_index] += 1
-            tensor_part.detach().zero_()
-            weight, counts = 0.0, torch.zeros(self.part_shapes[part_index])
-        # A connection that breaks cancels its handler and what the handler awaits. That is the mean of this part, which
-        # the other senders await as well: without the shield, one broken connection would fail them all.
-        weight = min(weight, self._most_weight)
-        average = await asyncio.shield(asyncio.ensure_future(self._add(sender_index, part_index, counts, weight)))
-        return tensor_part if part_index in self._empty else average
-
-    def _is_sound(self, part: torch.Tensor, part_index: int, weight: float) -> bool:
-        fits = part.shape == self.part_shapes[part_index]
-        # As it is added: a number of 64 bits may be too large for 32.
-        return fits and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part.float()).all())
-
-    async def _add(self, sender_index: int, part_index: int, part: torch.Tensor, weight: float) -> torch.Tensor:
-        return await super().accumulate_part(sender_index, part_index, part, weight=weight)
-
-    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> Sequence[float]:
-        """Senders' weights as they count in the average; see `Clipping.counted`."""
-        return [min(weight, self._most_weight) for weight in weights]
-
-    def check_current_part_finished(self) -> None:
-        """hivemind calls this when a sender's part has come; the last one makes the mean."""
-        if self.current_part_accumulated_from == self.num_current_senders:
-            finite = math.isfinite(self.denominator) and bool(torch.isfinite(self.accumulator).all())
-            if not finite or not self.denominator:
-                self.spoiled |= not finite
-                self._empty.add(self.current_part_index)
-                self.denominator = 1.0  # hivemind divides by it; `accumulate_part` does not return that result
-        super().check_current_part_finished()
+class AllReduceError(Exception):
+    """An all-reduce that has come to nothing for this peer, whose tensors are as they were."""
 
 
-class ClippingReducer(FiniteReducer):
-    """Averages a part by CenteredClip, which a minority of hostile senders cannot carry away.
+class Misconduct(AllReduceError):
+    """A groupmate has sent what no accident explains."""
 
-    It holds all senders' copies of the current part, at most `LARGEST_HELD_BYTES`. Those that come by the network are
-    held by hivemind in any case until they are answered.
+
+class Reduction(Protocol):
+    """How the parts of several senders become one."""
+
+    needs_short_parts: bool
+    """Whether parts must be so short that all senders' copies take `LARGEST_HELD_BYTES` at most."""
+
+    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
+        """The weights of senders as they count; of each, only a share if `shares` says so."""
+
+    def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float]) -> Tensor:
+        """The average of parts of equal shapes, in float32; all weights are above zero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedMean:
+    """The mean, weighted by samples."""
+
+    most_weight: float = math.inf
+    """A sender's weight counts as no more than this."""
+    needs_short_parts = False
+
+    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
+        """See `Reduction`; a peer counts the same whether or not anybody vouches for it."""
+        return [min(weight, self.most_weight) for weight in weights]
+
+    def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
+        """See `Reduction`. Not finite if the sum of finite numbers overflows."""
+        weights = self.counted(weights)
+        mean = torch.zeros_like(parts[0])
+        for part, weight in zip(parts, weights, strict=True):
+            mean.add_(part, alpha=weight)
+        return mean.div_(sum(weights))
+
+
+class Reducer:
+    """Averages some parts for a group, one after the other; needs a running event loop.
+
+    A part is averaged when all senders have sent it. If one of them is lost, the whole all-reduce has failed.
+    A part or weight that is not finite, or a part of a wrong length, counts for nothing. If no part is left, or their
+    sum overflows, each peer keeps its own.
 
     Args:
-        part_shapes: See hivemind.
-        num_senders: See hivemind.
-        clipping: How far one sender may pull.
-        shares: How much of each sender's weight counts; none: all of it.
+        lengths: Of the parts, in values.
+        senders: All peers of the group.
+        reduction: Averages a part.
+        shares: How much of each sender's weight counts, for a reduction that heeds that.
+
+    >>> async def average():
+    ...     reducer = Reducer([1], ["ada", "bob"], WeightedMean())
+    ...     parts = reducer.take("ada", torch.zeros(1), 1.0), reducer.take("bob", torch.ones(1), 3.0)
+    ...     return [update.item() for update in await asyncio.gather(*parts)]
+    >>> asyncio.run(average())
+    [0.75, -0.25]
     """
 
     def __init__(
-        self, part_shapes: Sequence[torch.Size], num_senders: int, clipping: Clipping, shares: Sequence[float] = ()
+        self,
+        lengths: Sequence[int],
+        senders: Sequence[PeerID],
+        reduction: Reduction,
+        shares: Sequence[float] = (),
     ):
-        self._clipping, self._shares = clipping, shares or ones(range(num_senders))
-        super().__init__(part_shapes, num_senders)
-
-    async def _add(self, sender_index: int, part_index: int, part: torch.Tensor, weight: float) -> torch.Tensor:
-        # hivemind gives the part to `accumulator.add_` and does nothing else with it, so the sender's number can go
-        # along. In the order of senders, the result does not depend on who was faster.
-        return await super()._add(sender_index, part_index, (sender_index, part), weight)
-
-    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> Sequence[float]:
-        """See `FiniteReducer`."""
-        return self._clipping.counted(weights, shares)
-
-    def reset_accumulators(self) -> None:
-        """hivemind calls this before the first part and after each."""
-        super().reset_accumulators()
-        self.accumulator = _HeldParts()
-
-    def check_current_part_finished(self) -> None:
-        """See `FiniteReducer`."""
-        if self.current_part_accumulated_from == self.num_current_senders:
-            held, shape = self.accumulator, self.part_shapes[self.current_part_index]
-            average = held.average(shape, self._clipping, self._shares)
-            self.accumulator, self.denominator = average, float(held.has_weight)
-        super().check_current_part_finished()
-
-
-class _HeldParts:
-    """Stands where hivemind's reducer adds parts up, and keeps each."""
-
-    def __init__(self):
-        self._parts: dict[int, tuple[float, torch.Tensor]] = {}
-
-    def add_(self, sent: tuple[int, torch.Tensor], *, alpha: float) -> None:
-        """Keeps a sender's part; one without weight has no say."""
-        sender, part = sent
-        if alpha > 0:
-            self._parts[sender] = alpha, part
+        self.lengths, self._senders, self._reduction = tuple(lengths), tuple(senders), reduction
+        self._shares = dict(zip(senders, shares or [1.0] * len(senders), strict=True))
+        self._parts: dict[PeerID, tuple[Tensor, float]] = {}
+        self._average: asyncio.Future[Tensor | None] = asyncio.get_running_loop().create_future()
+        self._is_closed = False
+        self.averaged = 0
+        """Parts that have been averaged."""
+        self.refused: Counter[PeerID] = Counter()
+        """Parts of each sender that counted for nothing."""
+        self.has_overflowed = False
+        """Whether a sum of finite numbers was not finite."""
 
     @property
-    def has_weight(self) -> bool:
-        """Whether any sender has."""
-        return bool(self._parts)
+    def is_done(self) -> bool:
+        """Whether all parts have been averaged."""
+        return self.averaged == len(self.lengths)
 
-    def average(self, shape: torch.Size, clipping: Clipping, shares: Sequence[float]) -> torch.Tensor:
-        """By CenteredClip; zeros if nobody has any weight."""
-        if not self._parts:
-            return torch.zeros(shape)
-        senders = sorted(self._parts)
-        weights, parts = zip(*(self._parts[sender] for sender in senders), strict=True)
-        of_these = [shares[sender] for sender in senders]
-        return centered_clip([part.detach().float() for part in parts], weights, clipping, of_these)
+    @property
+    def awaited(self) -> frozenset[PeerID]:
+        """The senders whose copies of the current part have not come."""
+        return frozenset() if self.is_done else frozenset(self._senders) - self._parts.keys()
+
+    async def take(self, sender: PeerID, part: Tensor, weight: float) -> Tensor:
+        """Takes a sender's next part; returns what the sender must add to it to get the average.
+
+        Raises:
+            AllReduceError: If the all-reduce is over.
+        """
+        if self._is_closed:
+            raise AllReduceError("the all-reduce is over")
+        length = self.lengths[self.averaged]
+        # As it is added up: a number of 64 bits may be too large for 32.
+        part = part.detach().float().flatten()
+        if not (part.numel() == length and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
+            self.refused[sender] += 1
+            part, weight = torch.zeros(length), 0.0
+        self._parts[sender], average = (part, weight), self._average
+        if len(self._parts) == len(self._senders):
+            self._finish_part()
+        try:
+            # A connection that breaks cancels its handler and what the handler awaits. Without the shield, that would
+            # take the average from all other senders.
+            found = await asyncio.shield(average)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise AllReduceError("the all-reduce is over") from None
+            raise
+        return torch.zeros(length) if found is None else found - part
+
+    def close(self) -> None:
+        """The all-reduce is given up: nobody gets an answer any more."""
+        self._is_closed = True
+        self._average.cancel()
+
+    def _finish_part(self) -> None:
+        # In the group's order, so that the result does not depend on who was faster.
+        counted = [(*self._parts[peer], self._shares[peer]) for peer in self._senders if self._parts[peer][1] > 0]
+        average = self._reduction.average(*zip(*counted, strict=True)) if counted else None
+        if average is not None and not bool(torch.isfinite(average).all()):
+            self.has_overflowed, average = True, None
+        self._average.set_result(average)
+        self.averaged += 1
+        self._parts, self._average = {}, asyncio.get_running_loop().create_future()
 
 
 def shortened_part_bytes(part_bytes: int, senders: int) -> int:
-    """Length of a part, so that a `ClippingReducer` does not hold more than it may; a value in 8 bit is held in 32.
+    """Longest part of which all senders' copies take `LARGEST_HELD_BYTES`; a value in 8 bit is held in 32.
 
     >>> shortened_part_bytes(1 << 19, 16), shortened_part_bytes(1 << 19, 256)
     (524288, 65536)
     """
     return min(part_bytes, LARGEST_HELD_BYTES // (4 * senders))
-
-
-class CheckedParts(TensorPartContainer):
-    """hivemind's parts of all tensors; what a reducer answers is checked before it is taken.
-
-    Args:
-        args: See hivemind.
-        check: Called with the reducer's number and its answer; raises an exception if the answer must not be used.
-        kwargs: See hivemind.
-    """
-
-    def __init__(self, *args, check: Callable[[int, torch.Tensor], None], **kwargs):
-        self._check_answer = check
-        super().__init__(*args, **kwargs)
-
-    def register_processed_part(self, peer_index: int, part_index: int, part: torch.Tensor) -> None:
-        """A reducer has answered."""
-        self._check_answer(peer_index, part)
-        super().register_processed_part(peer_index, part_index, part)

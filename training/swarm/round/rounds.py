@@ -1,15 +1,13 @@
-"""All-reduces of a peer: each is repeated until its group agrees that the result counts.
+"""Rounds of this peer: each all-reduce is repeated until its group agrees that the result counts.
 
-hivemind changes a peer's tensors while the others' parts arrive. If a peer of the group dies then, the others are left
-with averages that differ, and with no gradients to average again. Here tensors change when the group has agreed that
-the all-reduce counts, or that it is repeated without the peers that are gone; see `agreement`.
+A peer's tensors change only when the group has agreed that the all-reduce counts (`agreement`). If a peer of the group
+dies meanwhile, the others still hold what they brought, and repeat the all-reduce without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,22 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException
-from hivemind.compression import CompressionBase, CompressionInfo
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.compression import CompressionInfo
+from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import achain, as_aiter
 
-from training.swarm.defence.auditor import Auditor
-from training.swarm.defence.clipping import Clipping
-from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.signs_of_life import ping
-from training.swarm.peers.groups import Attempt, Contribution, Group, RoundReport, spoilers
+from training.swarm.peers.groups import Contribution, Group, RoundReport
 from training.swarm.peers.patience import limit_of
 from training.swarm.peers.vigil import Vigil
-from training.swarm.round.agreement import Agreement
-from training.swarm.round.allreduce import ReportingRunner
-from training.swarm.round.reducer import shortened_part_bytes
+from training.swarm.round.agreement import Agreement, Decision
+from training.swarm.round.allreduce import AllReduce, Travel, Trouble
+from training.swarm.round.guard import RoundGuard
+from training.swarm.round.reducer import AllReduceError
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
@@ -42,11 +36,13 @@ LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
 BANS_LOOK_SECONDS = 0.5
 """How often a running all-reduce looks whether one of its peers is banned."""
+DOUBT = 0.75
+"""Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
 
 
-class RoundFailedError(AllreduceException):
+class RoundFailedError(AllReduceError):
     """A round that has come to nothing for this peer, whose tensors are as they were.
 
     Args:
@@ -60,30 +56,25 @@ class RoundFailedError(AllreduceException):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Travel:
-    """How tensors travel in an all-reduce."""
+class Attempt:
+    """The result of one all-reduce, before any tensor is changed."""
 
-    compression: CompressionBase
-    part_bytes: int
-    round_own_parts: bool
-    """See `ReportingRunner`."""
-    chunk_seconds: float | None
-    """Longest silence of a sender; a reducer, which waits for senders itself, may be silent twice as long."""
-    clipping: Clipping | None = None
-    """See `ReportingRunner`."""
-    most_weight: float = math.inf
-    """See `ReportingRunner`."""
-    audited: bool = False
-    """Whether reducers are checked, so that a peer may have to hold all senders' copies of a part."""
-
-    def part_bytes_among(self, peers: int) -> int:
-        """Longest part in a group of so many; all its peers must cut their tensors alike."""
-        holds_all = self.clipping is not None or self.audited
-        return shortened_part_bytes(self.part_bytes, peers) if holds_all else self.part_bytes
+    report: RoundReport
+    decision: Decision
+    updates: tuple[torch.Tensor, ...]
+    """For each tensor, the difference to its average; arbitrary numbers if there is a fault."""
+    fault: Exception | None
+    """What ended it early; None if all results came."""
+    weight: float
+    """Of this peer's tensors."""
+    absent: frozenset[PeerID]
+    """Groupmates that are alive and say that they are not in the group."""
+    troubles: frozenset[PeerID] = frozenset()
+    """Groupmates with which this peer's own exchange has failed."""
 
 
 class AveragingMethod(Protocol):
-    """Which all-reduces a round consists of, and of which tensors. `reducer` averages the parts."""
+    """Which all-reduces a round consists of, and of which tensors."""
 
     phases: tuple[bytes, ...]
     """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
@@ -117,8 +108,8 @@ class AllReduces:
         connection: To the network.
         servicer: Class of the averager's process, whose calls groupmates answer.
         prefix: Of the averager.
-        has_no_group: See `PatientMatchmaking.has_no_group`.
-        auditor: Checks reducers; None: nobody does.
+        has_no_group: See `Matchmaking.has_no_group`.
+        guard: Watches what is sent; None: nobody does.
         is_banned: Whether a groupmate has been banned since it came into the group; an all-reduce ends then.
     """
 
@@ -129,13 +120,12 @@ class AllReduces:
         prefix: str,
         *,
         has_no_group: Callable[[], bool],
-        auditor: Auditor | None = None,
+        guard: RoundGuard | None = None,
         is_banned: Callable[[PeerID], bool] = lambda peer: False,
     ):
         self._connection, self._servicer, self._prefix = connection, servicer, prefix
-        self._is_banned = is_banned
-        self._has_no_group, self._auditor = has_no_group, auditor
-        self._runners: dict[bytes, asyncio.Future[ReportingRunner]] = {}
+        self._is_banned, self._has_no_group, self._guard = is_banned, has_no_group, guard
+        self._begun: dict[bytes, asyncio.Future[AllReduce]] = {}
         self._used: dict[bytes, None] = {}
         """Digests of the ids of the latest groups, the oldest first."""
         self._agreements: dict[bytes, Agreement] = {}
@@ -143,8 +133,7 @@ class AllReduces:
         self._news = asyncio.Event()
         self._callers: dict[bytes, set[PeerID]] = {}
         """Of groups that this peer is in and lets wait: who has called."""
-        self._closing: set[asyncio.Task] = set()
-        self._newest: ReportingRunner | None = None
+        self._newest: AllReduce | None = None
 
     @property
     def peer_id(self) -> PeerID:
@@ -167,24 +156,24 @@ class AllReduces:
         """This peer is in these groups: what is sent to them waits until their all-reduces begin.
 
         Raises:
-            AllreduceException: If one has the id of an earlier group. What this peer signs names the group: with one id
-                for two groups, its words of both would contradict each other, and prove that it lies.
+            AllReduceError: If one has the id of an earlier group. What peers sign names the group: with one id for
+                two groups, an honest peer would contradict itself.
         """
         for group_id in group_ids:
             if (used := hashlib.sha256(group_id).digest()) in self._used:
-                raise AllreduceException("a group has the id of an earlier one")
+                raise AllReduceError("a group has the id of an earlier one")
             self._used[used] = None
         while len(self._used) > IDS_KEPT:
             del self._used[next(iter(self._used))]
         for group_id in group_ids:
-            self._runners[group_id] = asyncio.get_running_loop().create_future()
+            self._begun[group_id] = asyncio.get_running_loop().create_future()
         self._spread_news()
 
     def forget(self, *group_ids: bytes) -> None:
         """These are over."""
         for group_id in group_ids:
-            if (runner := self._runners.pop(group_id, None)) is not None:
-                runner.cancel()  # if it has not begun, nobody needs to wait for it
+            if (begun := self._begun.pop(group_id, None)) is not None:
+                begun.cancel()  # if it has not begun, nobody needs to wait for it
         self._spread_news()
 
     def _spread_news(self) -> None:
@@ -210,54 +199,44 @@ class AllReduces:
         finally:
             del self._callers[group_id]
 
-    async def _is_member_of(self, group_id: bytes, caller: PeerID) -> bool:
-        """Whether this peer is in the group; waits while it may be about to hear of it."""
-        while group_id not in self._runners and self._expecting and not self._has_no_group():
+    # -- calls of groupmates ---------------------------------------------------------------------------------------
+
+    async def is_member_of(self, group_id: bytes, caller: PeerID) -> bool:
+        """Whether this peer is in the group; waits while it may be about to hear of it.
+
+        Args:
+            group_id: As the caller names it.
+            caller: Counts among those that average with this peer's group already (`called_by_most`).
+        """
+        while group_id not in self._begun and self._expecting and not self._has_no_group():
             if (callers := self._callers.get(group_id)) is not None and caller not in callers:
                 callers.add(caller)
                 self._spread_news()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
-        return group_id in self._runners
+        return group_id in self._begun
 
-    async def _runner_of(self, group_id: bytes, caller: PeerID) -> ReportingRunner | None:
-        """The group's all-reduce, when it has begun; None if this peer is not in the group, or it has failed."""
-        if not await self._is_member_of(group_id, caller):
+    async def begun(self, group_id: bytes, caller: PeerID) -> AllReduce | None:
+        """The group's all-reduce, when it has begun; None if this peer is not in the group, or has given it up."""
+        if not await self.is_member_of(group_id, caller):
             return None
-        begun = self._runners[group_id]
+        begun = self._begun[group_id]
         # Other calls wait for the same future. `await begun` would cancel it for all of them when one caller hangs up.
         await asyncio.wait([begun])
         return None if begun.cancelled() else begun.result()
 
-    # -- calls of groupmates ---------------------------------------------------------------------------------------
+    async def agree(self, request: averaging_pb2.MessageFromLeader, caller: PeerID) -> averaging_pb2.MessageFromLeader:
+        """A groupmate tells its verdict on an all-reduce; the answer is the group's decision, or that there is none.
 
-    async def aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """A groupmate sends its parts; their means.
-
-        hivemind never answers for a group that it does not know of; here the answer is BAD_GROUP_ID, so that the
-        sender's group can repeat the all-reduce without this peer at once.
+        `Agreement.hear` refuses callers that are not of the group.
         """
-        request = await anext(stream)
-        runner = await self._runner_of(request.group_id, context.remote_id)
-        if runner is None:
-            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-            return
-        async for message in until_hung_up(runner.rpc_aggregate_part(achain(as_aiter(request), stream), context)):
-            yield message
-
-    async def agree(
-        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
-    ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells its verdict on an all-reduce; the answer is the group's decision, or that there is none."""
-        # Agreements are kept for longer than runners: the all-reduce may be over here when a late groupmate asks.
+        # Agreements are kept for longer than all-reduces: one may be over here when a late groupmate asks.
         if request.group_id not in self._agreements:
-            await self._runner_of(request.group_id, context.remote_id)
+            await self.begun(request.group_id, caller)
         agreement = self._agreements.get(request.group_id)
         if agreement is None:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)
-        return await agreement.hear(context.remote_id, request)
+        return await agreement.hear(caller, request)
 
     # -- this peer's part ------------------------------------------------------------------------------------------
 
@@ -276,82 +255,66 @@ class AllReduces:
         It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
         """
         over = asyncio.Event()
-        runner = ReportingRunner(
-            p2p=self._connection,
-            servicer_type=self._servicer,
-            prefix=self._prefix,
+        one = AllReduce(
+            own=self.peer_id,
+            group=group,
             tensors=tensors,
-            tensor_infos=infos,
+            infos=infos,
             weight=contribution.weight,
-            group_id=group.group_id,
-            ordered_peer_ids=group.peers,
-            peer_fractions=group.fractions,
-            compression=travel.compression,
-            part_size_bytes=travel.part_bytes_among(len(group.peers)),
-            sender_timeout=travel.chunk_seconds,
-            reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
-            round_own_parts=travel.round_own_parts,
-            clipping=travel.clipping,
-            most_weight=travel.most_weight,
-            unvouched=group.unvouched,
-            plan=self._auditor.plan() if self._auditor is not None else None,
+            travel=travel,
+            call=self._send_parts,
+            guard=self._guard,
             patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
             on_fault=over.set,
         )
-        agreement = self._begin(group, runner, on_bad_verdict=over.set, is_repetition=is_repetition)
-        async with self._watching(group, runner, agreement):
-            updates, fault = await self._collect(runner, len(tensors), over)
-            report = runner.report()  # before the agreement, whose time is not that of the average
-            if self._auditor is not None and fault is None and not report.torn:
-                await self._auditor.begin_checks(runner.books)
+        agreement = self._begin(group, one, on_bad_verdict=over.set, is_repetition=is_repetition)
+        async with self._watching(group, one, agreement):
+            fault = await _run(one, over)
+            report = one.report()  # before the agreement, whose time is not that of the average
+            if one.guard is not None and fault is None and not report.torn:
+                await one.guard.finished()
             with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
-                decision = await agreement.reach(runner.verdict(fault, is_repetition=is_repetition))
-        if self._auditor is not None:  # the tensors change next
-            self._auditor.close(runner.books)
+                decision = await agreement.reach(one.verdict(fault, is_repetition=is_repetition))
+        if one.guard is not None:
+            one.guard.closed()
         return Attempt(
-            report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
+            # Answers to slower groupmates have left during the agreement.
+            report=replace(report, bytes_sent=one.bytes_sent, bytes_received=one.bytes_received),
             decision=decision,
-            updates=updates,
+            updates=one.updates,
             fault=fault,
             weight=contribution.weight,
             absent=frozenset(agreement.absent),
-            troubles=frozenset(runner.troubles),
+            troubles=one.in_trouble(Trouble.BROKEN),
         )
 
     def _begin(
-        self,
-        group: Group,
-        runner: ReportingRunner,
-        *,
-        on_bad_verdict: Callable[[], None],
-        is_repetition: bool = False,
+        self, group: Group, one: AllReduce, *, on_bad_verdict: Callable[[], None], is_repetition: bool = False
     ) -> Agreement:
-        """From now on groupmates' calls reach the runner and the agreement."""
+        """From now on groupmates' calls reach the all-reduce and the agreement."""
         agreement = self._agreements[group.group_id] = Agreement(
             own=self.peer_id,
             group_id=group.group_id,
             peers=group.peers,
-            referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
+            referees=group.reducers,
             ask=self._ask,
             on_bad_verdict=on_bad_verdict,
             is_repetition=is_repetition,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
-        if self._auditor is not None:
-            self._auditor.open(runner.books)
-        self._runners[group.group_id].set_result(runner)
-        self._newest = runner
+        self._begun[group.group_id].set_result(one)
+        self._newest = one
         return agreement
 
     @asynccontextmanager
-    async def _watching(self, group: Group, runner: ReportingRunner, agreement: Agreement) -> AsyncIterator[None]:
+    async def _watching(self, group: Group, one: AllReduce, agreement: Agreement) -> AsyncIterator[None]:
         """Within this context groupmates that are gone or banned are not waited for."""
-        called = frozenset(peer for peer, share in zip(group.peers, group.fractions, strict=True) if share > 0)
+        called = frozenset(group.reducers)
 
         def note_gone(peer: PeerID) -> None:
             agreement.note_gone(peer)
-            runner.note_gone(peer)
+            one.note_gone(peer)
 
         async def answers(peer: PeerID, seconds: float) -> bool:
             return await ping(self._connection, peer, seconds) is not None
@@ -361,9 +324,9 @@ class AllReduces:
                 await asyncio.sleep(BANS_LOOK_SECONDS)
                 for peer in filter(self._is_banned, group.peers):
                     agreement.bar(peer)
-                    runner.note_gone(peer)
+                    one.note_gone(peer)
 
-        vigil = Vigil(answers, lambda: (runner.late_peers() & called) | agreement.asked, note_gone)
+        vigil = Vigil(answers, lambda: (one.late_peers() & called) | agreement.asked, note_gone)
         watches = [asyncio.create_task(watch) for watch in (vigil.watch(), cut_the_banned())]
         try:
             yield
@@ -375,47 +338,31 @@ class AllReduces:
         """For whom the newest all-reduce waits here."""
         return self._newest.late_peers() if self._newest is not None else frozenset()
 
-    async def _collect(
-        self, runner: ReportingRunner, count: int, over: asyncio.Event
-    ) -> tuple[tuple[torch.Tensor, ...], Exception | None]:
-        """Runs an all-reduce until this peer has all results, or anybody's has failed; the results, and the fault."""
-        updates: list[torch.Tensor] = []
-        collecting = asyncio.create_task(_take_results(runner, updates, count, over))
-        # When this peer has everything, a slow groupmate may still need its parts, so the task goes on.
-        self._closing.add(collecting)
-        collecting.add_done_callback(self._closing.discard)
-        fault: Exception | None = AllreduceException("a peer was lost")
-        watch = asyncio.create_task(runner.patience.watch())
-        try:
-            await over.wait()
-        finally:  # also if the round is cancelled because it has lasted too long
-            watch.cancel()  # during the agreement nobody sends
-            if len(updates) == count:
-                fault = None
-            elif collecting.done() and collecting.result() is not None:
-                fault = collecting.result()
-            if fault is not None:
-                runner.finalize(cancel=True)  # peers that wait for parts of this one end as well
-        return tuple(updates), fault
+    async def _send_parts(
+        self, reducer: PeerID, parts: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        stub = self._servicer.get_stub(self._connection, reducer, namespace=self._prefix)
+        return await stub.rpc_aggregate_part(parts)
 
     async def _ask(self, referee: PeerID, verdict: averaging_pb2.MessageFromLeader) -> averaging_pb2.MessageFromLeader:
         return await self._servicer.get_stub(self._connection, referee, namespace=self._prefix).rpc_agree(verdict)
 
 
-async def _take_results(
-    runner: ReportingRunner, updates: list[torch.Tensor], count: int, over: asyncio.Event
-) -> Exception | None:
-    """Runs an all-reduce to its end, and appends its results to `updates`; returns its fault."""
+async def _run(one: AllReduce, over: asyncio.Event) -> Exception | None:
+    """Runs an all-reduce until this peer has all results, or anybody's has failed; returns the fault."""
+    running, watch = asyncio.create_task(one.run()), asyncio.create_task(one.patience.watch())
+    running.add_done_callback(lambda _: over.set())
+    fault: Exception | None = AllReduceError("a peer was lost")
     try:
-        async for update in runner:
-            updates.append(update)
-            if len(updates) == count:
-                over.set()
-    except Exception as error:
-        return error
-    finally:
-        over.set()
-    return None
+        await over.wait()
+        if running.done():
+            fault = running.exception()
+    finally:  # also if the round is cancelled because it has lasted too long
+        watch.cancel()  # during the agreement nobody sends
+        if fault is not None:
+            one.give_up()
+            running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
+    return fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,7 +389,7 @@ class GroupAllReduce:
         while True:
             last = await self._attempt(tensors, infos, group, is_repetition=bool(attempts))
             attempts.append(last)
-            left = group.of(last.decision)
+            left = group.of(last.decision.members, last.decision.group_id)
             if not self._can_repeat(last, left, len(attempts)):
                 break
             group = left
@@ -512,3 +459,32 @@ class GroupAllReduce:
             bytes_sent=sum(attempt.report.bytes_sent for attempt in attempts),
             bytes_received=sum(attempt.report.bytes_received for attempt in attempts),
         )
+
+
+def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
+    """Who has spoiled a round, with the weight of what this peer has seen of it.
+
+    - A peer that was lost, if this peer's own exchange with it has failed as well.
+      If several were lost, with less weight: some of them may have been left out because of the others.
+    - If the result counts for the group and this peer lacks some of it, the peers from which it has not got that, with
+      less weight: the link between the two may be at fault.
+
+    Args:
+        attempts: All of the round.
+        group: Of the first one.
+        lost: Peers that take no part in the last one.
+        own: This peer.
+    """
+    absent = frozenset().union(*(attempt.absent for attempt in attempts))
+    troubles = frozenset().union(*(attempt.troubles for attempt in attempts))
+    # A peer that has lost all of several others is more likely to be at fault itself.
+    if len(lost) > 1 and len(lost) == len(group.peers) - 1:
+        return {}
+    found = {str(peer): DOUBT if len(lost) > 1 else 1.0 for peer in lost if peer in troubles - absent}
+    last = attempts[-1]
+    has_lost_all = len(last.troubles) == len(group.peers) - 1 > 1  # then its own link is at fault
+    if last.decision.counts and last.fault is not None and not has_lost_all:
+        for peer in last.troubles - absent:
+            found.setdefault(str(peer), DOUBT)
+    found.pop(str(own), None)
+    return found

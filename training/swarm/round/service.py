@@ -19,7 +19,6 @@ from multiprocessing.synchronize import Lock
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.averager import compute_schema_hash
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionInfo
@@ -27,22 +26,20 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.asyncio import switch_to_uvloop
+from hivemind.utils.asyncio import achain, as_aiter, switch_to_uvloop
 
 from calculator.swarm.exchange import part_bytes
-from training.swarm.defence.auditor import Auditor
 from training.swarm.engine.engine import open_connection
 from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
-from training.swarm.node.dht import signer_of
 from training.swarm.peers.groups import AveragedGroup, Group
+from training.swarm.round.allreduce import Travel
 from training.swarm.round.gathering import Words, shares
 from training.swarm.round.matchmaking import PatientMatchmaking
 from training.swarm.round.pipe import (
     AveragerSettings,
     Begin,
     Cancel,
-    Caught,
     Ended,
     Fewer,
     LeaveOut,
@@ -56,14 +53,8 @@ from training.swarm.round.pipe import (
     State,
     StateWanted,
 )
-from training.swarm.round.rounds import (
-    LOOK_SECONDS,
-    AllReduces,
-    AveragingMethod,
-    GroupAllReduce,
-    RoundFailedError,
-    Travel,
-)
+from training.swarm.round.reducer import AllReduceError
+from training.swarm.round.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
 from training.swarm.round.serving import StateService
 
 LOCK_LOOK_SECONDS = 0.01
@@ -150,13 +141,12 @@ class Service(ServicerBase):
         self._tensor_infos, self._method, self._has_state = tensor_infos, method, has_state
         self._total_size = sum(tensor.numel() for tensor in tensors)
         self._travel = Travel(
-            compression=settings.compression,
+            codec=settings.compression,
             part_bytes=settings.part_bytes or part_bytes(self._total_size),
+            reduction=settings.reduction,
             round_own_parts=settings.round_own_parts,
             chunk_seconds=settings.next_chunk_timeout_seconds,
-            clipping=settings.clipping,
-            most_weight=settings.most_weight,
-            audited=settings.audit_share > 0,
+            is_guarded=settings.guard is not None,
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
@@ -198,14 +188,14 @@ class Service(ServicerBase):
             client_mode=settings.client_mode,
             epochs_apart=settings.epochs_apart,
         )
-        self._auditor = self._make_auditor(connection)
+        guard = settings.guard(connection, self.dht, settings.prefix, self._pipe.send) if settings.guard else None
         self.rounds = AllReduces(
             connection,
             Service,
             settings.prefix,
             has_no_group=lambda: self.matchmaking.has_no_group,
-            auditor=self._auditor,
-            is_banned=lambda peer: peer in self._guests and self._guests[peer].has_been_banned_for_long,
+            guard=guard,
+            is_banned=self._is_banned,
         )
         self._states = StateService(
             self.dht,
@@ -213,26 +203,12 @@ class Service(ServicerBase):
             ask_trainer=lambda number: self._pipe.send(StateWanted(number)),
             ask_sample=lambda number, seed: self._pipe.send(SampleWanted(number, seed)),
         )
-        if self._auditor is not None:  # also in client mode: a peer that it has called can answer on that connection
-            await self._auditor.add_p2p_handlers(connection, namespace=settings.prefix)
+        if guard is not None:  # also in client mode: a peer that it has called can answer on that connection
+            await guard.open()
         if not settings.client_mode:
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
             if self._has_state:
                 await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
-
-    def _make_auditor(self, connection: P2P) -> Auditor | None:
-        """Checks reducers; None if the recipe does not want that, or this peer's node has no key to sign with."""
-        settings, signer = self.settings, signer_of(self.dht)
-        if not settings.audit_share or signer is None:
-            return None
-        return Auditor(
-            connection,
-            settings.prefix,
-            signer=signer,
-            share=settings.audit_share,
-            clipping=settings.clipping,
-            caught=lambda *facts: self._pipe.send(Caught(*facts)),
-        )
 
     def _read_pipe(self, messages: asyncio.Queue) -> None:
         try:
@@ -306,7 +282,7 @@ class Service(ServicerBase):
                 pending.gone += len(spoilers - pending.spoiled_by.keys())  # the next group need not wait for them
                 pending.spoiled_by |= dict.fromkeys(spoilers, 1.0)
             if info is None:
-                raise AllreduceException("no group was found")
+                raise AllReduceError("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
             groups = [info.group_id + phase for phase in self._method.phases]
             start = await self._start_of(pending, groups[0], info.peer_ids)
@@ -383,11 +359,24 @@ class Service(ServicerBase):
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A groupmate sends its parts of the tensors that this peer averages, and gets their means."""
-        async for message in self.rounds.aggregate_part(stream, context):
+        first = await anext(stream)
+        all_reduce = await self.rounds.begun(first.group_id, context.remote_id)
+        if all_reduce is None or not self._may_send(context.remote_id, all_reduce.group):
+            # So that the sender's group can repeat the all-reduce without this peer at once.
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        async for message in until_hung_up(all_reduce.answer(context.remote_id, achain(as_aiter(first), stream))):
             yield message
+
+    def _may_send(self, caller: PeerID, group: Group) -> bool:
+        """Whether a caller is of a group and not banned; its ticket was checked when the group formed."""
+        return caller in group.peers and not self._is_banned(caller)
+
+    def _is_banned(self, peer: PeerID) -> bool:
+        return peer in self._guests and self._guests[peer].has_been_banned_for_long
 
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
         """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
-        return await self.rounds.agree(request, context)
+        return await self.rounds.agree(request, context.remote_id)

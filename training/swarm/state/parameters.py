@@ -13,8 +13,8 @@ from hivemind.compression import (
 from hivemind.compression.base import TensorRole
 from hivemind.dht import DHT
 
-from training.swarm.defence.clipping import FULL_WEIGHT
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.peers.groups import FULL_WEIGHT
 from training.swarm.round.averager import Averager
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.run.lineage import Lineage

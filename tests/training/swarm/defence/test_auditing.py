@@ -30,7 +30,7 @@ from training.swarm.defence.receipts import (
 )
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.round.reducer import ClippingReducer, FiniteReducer
+from training.swarm.round.reducer import Reducer, WeightedMean
 from training.trust.proof import peer_id_of_key
 
 engine.prepare()
@@ -58,11 +58,14 @@ def averaged(parts, weights, clipping, order):
     """What the reducer makes of parts that come in this order; it clears a part that makes no sense, in place."""
 
     async def send(made, sender):
-        return await made.accumulate_part(sender, 0, parts[sender], weight=weights[sender])
+        own = parts[sender]
+        update = await made.take(sender, own, weights[sender])
+        if sender in made.refused:
+            own = parts[sender] = torch.zeros_like(update)
+        return own + update
 
     async def all_send():
-        shapes = (parts[REDUCER].shape,)
-        made = FiniteReducer(shapes, 4) if clipping is None else ClippingReducer(shapes, 4, clipping)
+        made = Reducer([parts[REDUCER].numel()], range(4), clipping or WeightedMean())
         tasks = []
         for sender in order:
             tasks.append(asyncio.ensure_future(send(made, sender)))

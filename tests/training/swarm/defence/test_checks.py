@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from hivemind.averaging.allreduce import AllreduceException
 from hivemind.compression import serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -38,6 +37,7 @@ from training.swarm.defence import books as books_module
 from training.swarm.defence.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
 from training.swarm.defence.books import Books, FalseSignatureError
 from training.swarm.engine import engine
+from training.swarm.round.reducer import AllReduceError
 
 engine.prepare()
 
@@ -362,7 +362,7 @@ def test_a_sender_takes_no_answers_that_the_reducer_has_not_signed(change, monke
     monkeypatch.setattr(Books, "answered", changing)
 
     async def scenario(network):
-        fault = AllreduceException if change is lost_signature else FalseSignatureError
+        fault = AllReduceError if change is lost_signature else FalseSignatureError
         with pytest.raises(fault):
             await network.average()
         return EVE in network.books[ADA].receipts

@@ -9,10 +9,11 @@ import torch
 from members import admission, ticket
 
 from tests.training.swarm.node.test_members_only import KEY, offer, start
-from training.swarm.defence.clipping import UNVOUCHED_SHARE, Clipping, centered_clip
+from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.defence.receipts import Scope
 from training.swarm.node.admission import Admission
 from training.swarm.node.identity import Identity
+from training.swarm.peers.groups import UNVOUCHED_SHARE
 
 CLIPPING = Clipping(radius=1.0, iterations=5, weight_over_median=1.0)
 
@@ -53,7 +54,7 @@ def test_in_an_average_of_real_peers_they_count_a_quarter(tmp_path):
         bob = start(stack, tmp_path / "bob", Admission, ada)
         for peer, facts in ((ada, {}), (bob, {"account": "invited:bob", "standing": "open"})):
             peer.tell(ticket(KEY, peer.identity, **facts))
-            offer(stack, peer, clipping=CLIPPING)
+            offer(stack, peer, reduction=CLIPPING)
         rounds = [ada.average(), bob.average()]
         reports = [round_.result(60).report for round_ in rounds]
         assert [report.senders for report in reports] == [2, 2]

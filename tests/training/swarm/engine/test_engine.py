@@ -19,7 +19,7 @@ from training.swarm.engine import engine
 
 ROOT = Path(__file__).parents[4]
 SWARM = ROOT / "training" / "swarm"
-MOST_PRIVATE_NAMES = 17
+MOST_PRIVATE_NAMES = 13
 
 
 def is_private(name):

@@ -33,6 +33,7 @@ from members import HOUR_SECONDS, LINEAGE, bans, closed_run, over, ticket
 from tests.programs import until
 from training.errors import TrainingError
 from training.swarm.defence.auditor import Auditor
+from training.swarm.defence.options import make_auditor
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import open_connection
 from training.swarm.node.admission import Admission
@@ -188,7 +189,7 @@ def offer(stack, peer, **changes):
     wanted = {
         "matchmaking_seconds": 2.0,
         "next_chunk_timeout_seconds": 5.0,
-        "audit_share": 0.02,
+        "guard": functools.partial(make_auditor, share=0.02, clipping=None),
     }
     settings = AveragerSettings(prefix=STATE, **{**wanted, **changes})
     codec, lineage = NoCompression(), Lineage(id=LINEAGE)

@@ -5,7 +5,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -13,11 +12,12 @@ from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.peers.groups import Group
 from training.swarm.round import agreement
 from training.swarm.round.agreement import Agreement, Decision, Verdict, repetition_of
+from training.swarm.round.reducer import AllReduceError
 from training.swarm.round.rounds import AllReduces
 from training.swarm.round.service import Service
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
-WHOLE, TORN, TOLD = Verdict(whole=True), Verdict(whole=False), Verdict(whole=False, told=True)
+WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)
 NEVER = 60.0
 """So long is longer than any wait here: an all-reduce that would take so long ends when the group gives it up."""
 
@@ -88,7 +88,7 @@ def decide(
                 await asyncio.wait_for(told[peer].wait(), (delays or {}).get(peer, 0.0))
             except TimeoutError:
                 return await there[peer].reach(verdicts[peer])
-            return await there[peer].reach(TOLD if verdicts[peer].whole else verdicts[peer])
+            return await there[peer].reach(TORN if verdicts[peer].whole else verdicts[peer])
 
         noting = asyncio.create_task(note_gone()) if gone is not None else None
         decisions = dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
@@ -128,8 +128,8 @@ def test_who_would_wait_on_in_a_torn_round_is_told_and_repeats_it_with_the_other
     assert repeating(decide(verdicts, delays=delays)) == PEERS
 
 
-def naming(*peers, told=False):
-    return Verdict(whole=False, told=told, faulty=frozenset(peers))
+def naming(*peers):
+    return Verdict(whole=False, faulty=frozenset(peers))
 
 
 def left_out(verdicts, **settings):
@@ -146,14 +146,6 @@ def test_of_two_of_which_one_names_the_other_nobody_knows_which_is_at_fault():
         assert left_out(verdicts) == {second, fourth}
     assert left_out({second: naming(fourth), third: naming(fourth)}) == {fourth}  # most name it
     assert left_out({first: naming(second), third: naming(fourth)}) == set()  # nobody would be left
-
-
-def test_a_peer_that_has_seen_a_stream_end_names_the_other_only_if_nobody_knows_more():
-    """The second has seen the fourth break off; the others have seen the second give up because of that."""
-    first, second, third, fourth = PEERS
-    after = naming(second, told=True)
-    assert left_out({second: naming(fourth), first: after, third: after}) == {second, fourth}
-    assert left_out(dict.fromkeys((first, second, third), naming(fourth, told=True))) == {fourth}
 
 
 def test_two_that_name_each_other_try_again_and_one_that_is_named_is_left_out():
@@ -363,10 +355,10 @@ def test_a_group_with_the_id_of_an_earlier_one_is_none():
         all_reduces = AllReduces(SimpleNamespace(peer_id=PEERS[0]), Service, "prefix", has_no_group=lambda: False)
         all_reduces.announce(b"first", b"second")
         all_reduces.forget(b"first", b"second")
-        with pytest.raises(AllreduceException, match="of an earlier one"):
+        with pytest.raises(AllReduceError, match="of an earlier one"):
             all_reduces.announce(b"third", b"second")
         all_reduces.announce(b"fourth")
-        return set(all_reduces._runners)
+        return set(all_reduces._begun)
 
     assert wait_for_result(lead_twice()) == {b"fourth"}
 
@@ -377,10 +369,9 @@ def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
     async def tell_early():
         all_reduces = AllReduces(SimpleNamespace(peer_id=PEERS[0]), Service, "prefix", has_no_group=lambda: False)
         all_reduces.announce(b"first")
-        context = SimpleNamespace(remote_id=PEERS[1])
         with all_reduces.expecting_a_group():
             telling = [
-                asyncio.create_task(all_reduces.agree(TORN.message(group_id), context))
+                asyncio.create_task(all_reduces.agree(TORN.message(group_id), PEERS[1]))
                 for group_id in (b"first", b"another")
             ]
             await asyncio.sleep(0.01)

@@ -1,45 +1,163 @@
-"""One peer's part in an all-reduce whose groupmates are played: what it hears, and what it says, when it goes wrong."""
+"""All-reduces without a network: whole ones against the mean in double precision, and one peer's part in torn ones."""
 
 import asyncio
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import torch
-from hivemind.averaging.partition import AllreduceException
-from hivemind.compression import deserialize_torch_tensor
+from hivemind.compression import NoCompression, Uniform8BitQuantization, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
+from training.swarm.engine import engine
+from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.round.allreduce import ReportingRunner
-from training.swarm.round.reducer import FiniteReducer
-from training.swarm.round.service import Service
+from training.swarm.peers.groups import Group
+from training.swarm.round.allreduce import AllReduce, Travel, Trouble
+from training.swarm.round.reducer import AllReduceError, Reducer, WeightedMean
+
+engine.prepare()
 
 OWN, OTHER = PeerID(b"1" * 32), PeerID(b"2" * 32)
+SHAPES = ((64, 33), (7,), (1000,), (0,), ())
 Data = averaging_pb2.AveragingData
+PLAIN = Travel(codec=NoCompression(), part_bytes=1024, reduction=WeightedMean())
 
 
-def runner(*, own_share, stub=None, others=(OTHER,), **kwargs):
-    """Of a group, the others of which are reached by `stub`, or by those of its items that have their ids."""
-    made = ReportingRunner(
-        p2p=SimpleNamespace(peer_id=OWN),
-        servicer_type=Service,
-        prefix="test",
-        tensors=[torch.ones(4096)],
-        part_size_bytes=1024,
-        group_id=b"group",
-        ordered_peer_ids=(OWN, *others),
-        peer_fractions=(own_share, *[(1 - own_share) / len(others)] * len(others)),
-        **kwargs,
+# -- whole groups ------------------------------------------------------------------------------------------------------
+
+
+def tensors_of(number):
+    generator = torch.Generator().manual_seed(number)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+async def stream_to(reducer, sender, parts):
+    """A call from one peer of a group to another, as the network opens it."""
+    return reducer().answer(sender, parts)
+
+
+async def meet(weights, fractions, *, travel=PLAIN, make=tensors_of, spoil=lambda peers: None):
+    """The all-reduces of a group after they have run, with what each has raised."""
+    ids = tuple(PeerID(bytes([number]) * 32) for number in range(len(weights)))
+    group, peers = Group(group_id=b"group", peers=ids, fractions=fractions), {}
+
+    def call_from(sender):
+        return lambda reducer, parts: stream_to(lambda: peers[reducer], sender, parts)
+
+    for number, (one, weight) in enumerate(zip(ids, weights, strict=True)):
+        facts = {"tensors": make(number), "weight": weight, "travel": travel, "call": call_from(one)}
+        peers[one] = AllReduce(own=one, group=group, **facts)
+    spoil(peers)
+    faults = await asyncio.wait_for(asyncio.gather(*(one.run() for one in peers.values()), return_exceptions=True), 20)
+    return list(peers.values()), faults
+
+
+@pytest.mark.parametrize("fractions", [(1, 1, 1), (5, 0, 2), (0, 0, 1), (0.6, 0.3, 0.1)])
+@pytest.mark.parametrize("weights", [(1.0, 2.0, 5.0), (8.0, 0.0, 0.5)])
+@pytest.mark.parametrize("part_bytes", [64, 1 << 19])
+def test_all_get_the_mean_of_all_weighted_by_their_samples(fractions, weights, part_bytes):
+    travel = Travel(codec=NoCompression(), part_bytes=part_bytes, reduction=WeightedMean())
+    peers, faults = wait_for_result(meet(weights, fractions, travel=travel))
+    assert faults == [None] * 3
+    for number, peer in enumerate(peers):
+        report = peer.report()
+        assert not report.torn and report.group_size == 3 and peer.verdict(None).whole
+        assert report.reduced_share == pytest.approx(fractions[number] / sum(fractions), abs=0.4)
+        if peer.parts[peer.own]:
+            assert (report.senders, report.weight) == (sum(weight > 0 for weight in weights), sum(weights))
+            assert report.own_share == pytest.approx(weights[number] / sum(weights))
+        else:
+            assert report.weight is report.own_share is None
+        assert_mean(peer, number, weights, error=1e-6)
+
+
+def assert_mean(peer, number, weights, *, error):
+    """Tensors plus updates are the mean in double precision, up to this share of its length."""
+    all_tensors = [tensors_of(one) for one in range(len(weights))]
+    for place, (own, update) in enumerate(zip(all_tensors[number], peer.updates, strict=True)):
+        mean = sum(weight * one[place].double() for weight, one in zip(weights, all_tensors, strict=True)) / sum(
+            weights
+        )
+        assert float((own + update - mean).norm()) <= error * float(mean.norm())
+
+
+@pytest.mark.parametrize("codec", ["uniform8", "blockwise8", "float16"])
+def test_codecs_change_the_mean_by_no_more_than_their_error(codec):
+    travel = Travel(codec=exchange_codec(1000, codec), part_bytes=1 << 19, reduction=WeightedMean())
+    peers, faults = wait_for_result(meet((1.0, 3.0), (1, 1), travel=travel))
+    assert faults == [None, None]
+    for number, peer in enumerate(peers):
+        assert_mean(peer, number, (1.0, 3.0), error=0.04)
+        assert peer.bytes_sent < 0.7 * 4 * sum(tensor.numel() for tensor in tensors_of(0))
+
+
+@pytest.mark.parametrize("rounds_own", [True, False])
+def test_equal_tensors_stay_equal_if_own_parts_are_rounded_as_well(rounds_own):
+    travel = Travel(
+        codec=Uniform8BitQuantization(), part_bytes=512, reduction=WeightedMean(), round_own_parts=rounds_own
     )
-    stubs = stub if isinstance(stub, dict) else {OTHER: stub}
-    made._servicer_type = SimpleNamespace(get_stub=lambda _p2p, peer, **kwargs: stubs[peer])
-    return made
+    same = partial(tensors_of, 7)
+    peers, _ = wait_for_result(meet((1.0, 1.0), (1, 1), travel=travel, make=lambda number: same()))
+    unchanged = [not bool(update.any()) for peer in peers for update in peer.updates if update.numel()]
+    assert all(unchanged) == rounds_own
+
+
+def test_nobody_uses_an_average_of_which_a_sender_breaks_off():
+    async def break_off(self, reducer, sent=AllReduce._outgoing):
+        count = 0
+        async for message in sent(self, reducer):
+            if self.own == break_off.own and count:
+                raise ConnectionError("it breaks off")
+            count += 1
+            yield message
+
+    def spoil(peers):
+        break_off.own = list(peers)[2]
+        for peer in peers.values():
+            peer._outgoing = partial(break_off, peer)
+            peer._on_fault = peer.give_up
+
+    peers, faults = wait_for_result(meet((1.0, 1.0, 1.0), (1, 1, 1), spoil=spoil))
+    assert all(isinstance(fault, Exception) for fault in faults)
+    for peer in peers[:2]:
+        named = peer.verdict(AllReduceError("lost"), is_repetition=True).faulty
+        assert named <= {peers[2].own}  # it, or nobody: the other one has said that it is not the cause
+
+
+# -- one peer, with groupmates that are played -------------------------------------------------------------------------
+
+
+def one_peer(*, own_share, call=None, others=(OTHER,), on_fault=lambda: None, chunk_seconds=None):
+    """Of a group, the others of which are reached by `call`, or by those of its items that have their ids."""
+    calls = call if isinstance(call, dict) else {OTHER: call}
+    return AllReduce(
+        own=OWN,
+        group=Group(
+            group_id=b"group",
+            peers=(OWN, *others),
+            fractions=(own_share, *[(1 - own_share) / len(others)] * len(others)),
+        ),
+        tensors=[torch.ones(4096)],
+        weight=1.0,
+        travel=Travel(codec=NoCompression(), part_bytes=1024, reduction=WeightedMean(), chunk_seconds=chunk_seconds),
+        call=lambda peer, parts: calls[peer](parts),
+        on_fault=on_fault,
+    )
+
+
+async def parts_of(peer, *, requires_grad=False, hangs_up=True):
+    """All parts of a sender, the same as the peer's own."""
+    async for message in peer._encoded(OWN, NoCompression()):
+        message.tensor_part.requires_grad = requires_grad
+        yield message
+    if not hangs_up:
+        await asyncio.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["silence", "a word", "an error"])
 def test_a_peer_in_client_mode_hears_at_once_that_a_reducer_is_gone(end):
-    """It has sent one part of many, and cannot send more; hivemind lets it wait for the end of the whole step."""
+    """It has sent one part of many, and cannot send more."""
 
     async def take_one(parts):
         sending = asyncio.ensure_future(anext(parts))
@@ -56,12 +174,69 @@ def test_a_peer_in_client_mode_hears_at_once_that_a_reducer_is_gone(end):
 
     async def average():
         faults = asyncio.Event()
-        peer = runner(own_share=0.0, stub=SimpleNamespace(rpc_aggregate_part=take_one), on_fault=faults.set)
-        with pytest.raises(AllreduceException, match="has ended the exchange"):
-            await asyncio.wait_for(peer._communicate_with_peer(OTHER), 5)
-        return faults.is_set() and not peer.verdict(None).whole
+        peer = one_peer(own_share=0.0, call=take_one, on_fault=faults.set)
+        with pytest.raises((AllReduceError, ConnectionError)):
+            await asyncio.wait_for(peer.run(), 5)
+        return faults.is_set() and not peer.verdict(None).whole and peer.in_trouble(Trouble.BROKEN) == {OTHER}
 
     assert wait_for_result(average())
+
+
+def test_a_reducer_that_has_given_up_because_of_another_one_is_not_named():
+    async def give_up(parts):
+        async def answers():
+            yield Data(code=averaging_pb2.GROUP_DISBANDED)
+
+        return answers()
+
+    async def average():
+        others = (OTHER, PeerID(b"3" * 32))
+        peer = one_peer(own_share=0.0, call=dict.fromkeys(others, give_up), others=others)
+        with pytest.raises(AllReduceError):
+            await asyncio.wait_for(peer.run(), 5)
+        return peer.verdict(AllReduceError("lost"), is_repetition=True)
+
+    verdict = wait_for_result(average())
+    assert not verdict.whole and not verdict.faulty
+
+
+def test_an_answer_with_numbers_that_are_not_finite_is_refused_and_its_reducer_named():
+    async def answer(parts):
+        async def answers():
+            async for message in parts:
+                spoilt = torch.full_like(deserialize_torch_tensor(message.tensor_part), torch.nan)
+                part = NoCompression().compress(spoilt, None)
+                yield Data(code=averaging_pb2.AVERAGED_PART, tensor_part=part)
+
+        return answers()
+
+    async def average():
+        peer = one_peer(own_share=0.0, call=answer)
+        with pytest.raises(AllReduceError, match="not finite"):
+            await asyncio.wait_for(peer.run(), 5)
+        return peer.verdict(AllReduceError("lost"))
+
+    assert wait_for_result(average()).faulty == {OTHER}
+
+
+def test_a_sender_that_never_calls_is_named_in_the_first_attempt():
+    async def silent(parts):
+        async def answers():
+            await asyncio.sleep(60)
+            yield
+
+        return answers()
+
+    async def average():
+        over = asyncio.Event()
+        peer = one_peer(own_share=0.5, call=silent, on_fault=over.set, chunk_seconds=0.1)
+        running = asyncio.create_task(peer.run())
+        await asyncio.wait_for(over.wait(), 5)
+        peer.give_up()
+        running.cancel()
+        return peer.verdict(AllReduceError("lost"))
+
+    assert wait_for_result(average()).faulty == {OTHER}
 
 
 @pytest.mark.parametrize("slow_readers, late", [(1, 1), (2, 0)])
@@ -81,16 +256,15 @@ def test_a_reducer_that_reads_slowly_is_late_unless_this_peers_own_link_may_be_s
         async def call(parts):
             return take(parts)
 
-        return SimpleNamespace(rpc_aggregate_part=call)
+        return call
 
     async def average():
-        stub = {peer: reducer(number < slow_readers) for number, peer in enumerate(others)}
-        peer = runner(own_share=0.0, stub=stub, others=others)
-        sending = [asyncio.ensure_future(peer._communicate_with_peer(other)) for other in others]
+        calls = {peer: reducer(number < slow_readers) for number, peer in enumerate(others)}
+        peer = one_peer(own_share=0.0, call=calls, others=others)
+        running = asyncio.create_task(peer.run())
         await asyncio.sleep(0.2)
-        late, got_all = peer._late(), len(peer._has_all_of_mine)
-        for task in sending:
-            task.cancel()
+        late, got_all = peer.late(), sum(mate.has_all_of_mine for mate in peer.mates.values())
+        running.cancel()
         return late.parts.keys() & set(others[:slow_readers]), got_all
 
     found, got_all = wait_for_result(average())
@@ -99,57 +273,54 @@ def test_a_reducer_that_reads_slowly_is_late_unless_this_peers_own_link_may_be_s
 
 def test_a_reducer_that_gives_up_tells_those_who_still_send():
     async def send_and_wait():
-        peer = runner(own_share=1.0)
-        part = peer.tensor_part_container.compression.compress(
-            peer.parts_for_local_averaging[0], peer.tensor_part_container.tensor_infos[0]
-        )
+        peer = one_peer(own_share=1.0)
 
         async def slow_sender():
-            yield Data(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=part, weight=1.0)
+            yield await anext(parts_of(peer))
             await asyncio.sleep(60)
 
-        answers = peer.rpc_aggregate_part(slow_sender(), SimpleNamespace(remote_id=OTHER))
+        answers = peer.answer(OTHER, slow_sender())
         first = asyncio.ensure_future(anext(answers))
         await asyncio.sleep(0.05)
         assert not first.done()
-        peer.finalize(cancel=True)
+        peer.give_up()
         codes = [(await asyncio.wait_for(first, 5)).code]
         return codes + [message.code async for message in answers]
 
-    assert wait_for_result(send_and_wait()) == [averaging_pb2.CANCELLED]
+    assert wait_for_result(send_and_wait()) == [averaging_pb2.GROUP_DISBANDED]
+
+
+def test_a_sender_that_gives_up_says_so_in_place_of_the_next_part():
+    async def give_up():
+        peer = one_peer(own_share=0.0)
+        messages = peer._outgoing(OTHER)
+        codes = [(await anext(messages)).code]
+        peer.give_up()
+        return codes + [message.code async for message in messages]
+
+    assert wait_for_result(give_up()) == [averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.GROUP_DISBANDED]
 
 
 def test_a_reducer_answers_a_sender_of_which_nothing_more_comes():
     """It has sent all its parts, and hangs up when it has all answers: its word that this was all may be lost."""
 
     async def send_all():
-        peer = runner(own_share=1.0)
-        container, own = peer.tensor_part_container, asyncio.ensure_future(peer._communicate_with_peer(OWN))
-        parts = [
-            container.compression.compress(part, container.tensor_infos[0]) for part in peer.parts_for_local_averaging
-        ]
-
-        async def sender():
-            for part in parts:
-                yield Data(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=part, weight=1.0)
-            await asyncio.sleep(60)
-
-        answers = [answer async for answer in peer.rpc_aggregate_part(sender(), SimpleNamespace(remote_id=OTHER))]
+        peer = one_peer(own_share=1.0)
+        own = asyncio.ensure_future(peer.run())
+        answers = [answer async for answer in peer.answer(OTHER, parts_of(peer, hangs_up=False))]
         await own
-        return len(answers) == len(parts) > 1 and not peer.report().torn
+        return len(answers) == len(peer.parts[OWN]) > 1 and not peer.report().torn
 
     assert wait_for_result(asyncio.wait_for(send_all(), 5))
 
 
 def test_a_sender_that_hangs_up_as_soon_as_it_has_all_answers_is_not_lost():
-    """hivemind bans it if its own part in the call has not quite ended, and the group would average again."""
-
     async def send_all():
         faults = asyncio.Event()
-        peer = runner(own_share=1.0, on_fault=faults.set)
-        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
-        answers = peer.rpc_aggregate_part(parts_of(peer), SimpleNamespace(remote_id=OTHER))
-        for _ in peer.parts_for_local_averaging:
+        peer = one_peer(own_share=1.0, on_fault=faults.set)
+        own = asyncio.ensure_future(peer.run())
+        answers = peer.answer(OTHER, parts_of(peer))
+        for _ in peer.parts[OWN]:
             assert (await anext(answers)).code == averaging_pb2.AVERAGED_PART
         await answers.aclose()
         await own
@@ -165,13 +336,12 @@ def test_a_second_stream_of_a_senders_parts_is_refused():
     """Other parts, once more signed, would make a reducer that has confirmed the first ones look like a liar."""
 
     async def send_twice():
-        peer = runner(own_share=1.0)
-        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
-        caller = SimpleNamespace(remote_id=OTHER)
-        first = peer.rpc_aggregate_part(parts_of(peer), caller)
+        peer = one_peer(own_share=1.0)
+        own = asyncio.ensure_future(peer.run())
+        first = peer.answer(OTHER, parts_of(peer))
         began = asyncio.ensure_future(anext(first))
         await asyncio.sleep(0)
-        second = [answer.code async for answer in peer.rpc_aggregate_part(parts_of(peer), caller)]
+        second = [answer.code async for answer in peer.answer(OTHER, parts_of(peer))]
         answers = [await began] + [answer async for answer in first]
         await own
         return second, {answer.code for answer in answers}, peer.report().torn
@@ -180,15 +350,38 @@ def test_a_second_stream_of_a_senders_parts_is_refused():
     assert wait_for_result(asyncio.wait_for(send_twice(), 5)) == expected
 
 
+@pytest.mark.parametrize("fault", ["breaks off", "sends what cannot be read", "is silent"])
+def test_a_sender_that_fails_ends_the_all_reduce(fault):
+    async def send():
+        faults = asyncio.Event()
+        peer = one_peer(own_share=1.0, on_fault=faults.set, chunk_seconds=0.2)
+
+        async def parts():
+            message = await anext(parts_of(peer))
+            if fault == "sends what cannot be read":
+                message.tensor_part.buffer = b"?"
+            yield message
+            if fault == "is silent":
+                await asyncio.sleep(60)
+
+        running = asyncio.create_task(peer.run())
+        codes = [answer.code async for answer in peer.answer(OTHER, parts())]
+        running.cancel()
+        return codes, faults.is_set(), peer.in_trouble(Trouble.BROKEN)
+
+    codes, has_failed, troubles = wait_for_result(asyncio.wait_for(send(), 5))
+    assert has_failed and troubles == {OTHER} and averaging_pb2.AVERAGED_PART not in codes[1:]
+
+
 def test_nothing_is_noted_for_a_backward_pass_whatever_a_message_asks_for():
     """A part that asks for gradients would make averages leaves of a graph, which nothing ever frees."""
 
     async def send():
-        peer = runner(own_share=1.0)
-        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
+        peer = one_peer(own_share=1.0)
+        own = asyncio.ensure_future(peer.run())
         messages = parts_of(peer, requires_grad=True)
         taken = [deserialize_torch_tensor(one.tensor_part) async for one in peer._incoming(messages)]
-        answers = peer.rpc_aggregate_part(parts_of(peer, requires_grad=True), SimpleNamespace(remote_id=OTHER))
+        answers = peer.answer(OTHER, parts_of(peer, requires_grad=True))
         assert [answer.code async for answer in answers][-1] == averaging_pb2.AVERAGED_PART
         await own
         return taken
@@ -196,30 +389,17 @@ def test_nothing_is_noted_for_a_backward_pass_whatever_a_message_asks_for():
     assert not any(part.requires_grad for part in wait_for_result(asyncio.wait_for(send(), 5)))
 
 
-async def parts_of(peer, *, requires_grad=False):
-    """All parts of a sender, the same as the peer's own."""
-    container = peer.tensor_part_container
-    for part in peer.parts_for_local_averaging:
-        sent = container.compression.compress(part, container.tensor_infos[0])
-        sent.requires_grad = requires_grad
-        yield Data(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=sent, weight=1.0)
-
-
 # -- what a reducer takes ----------------------------------------------------------------------------------------------
 
 
 def reduce_part(*parts, weights):
-    """What comes back to each sender of one part: the way from what it sent to the mean, as the runner has it."""
-
-    async def send(reducer, number):
-        tensor = torch.tensor(parts[number])
-        average = await reducer.accumulate_part(number, 0, tensor, weight=weights[number])
-        return (average - tensor).tolist()
+    """What comes back to each sender of one part: the way from what it sent to the mean."""
 
     async def all_send():
-        reducer = FiniteReducer((torch.Size([2]),), len(parts))
-        answers = await asyncio.gather(*(send(reducer, number) for number in range(len(parts))))
-        return answers, dict(reducer.refused), reducer.spoiled
+        reducer = Reducer([2], range(len(parts)), WeightedMean())
+        sent = (reducer.take(n, torch.tensor(part), weights[n]) for n, part in enumerate(parts))
+        answers = await asyncio.gather(*sent)
+        return [answer.tolist() for answer in answers], dict(reducer.refused), reducer.has_overflowed
 
     return wait_for_result(all_send())
 
@@ -246,14 +426,27 @@ def test_numbers_that_add_up_to_none_spoil_no_tensor():
     assert answers == [[0.0, 0.0], [0.0, 0.0]] and spoiled
 
 
-def test_a_sender_that_dies_while_its_part_is_averaged_takes_no_other_down():
-    async def one_dies():
-        reducer = FiniteReducer((torch.Size([1]),) * 2, 3)
-        first = [asyncio.ensure_future(reducer.accumulate_part(n, 0, torch.tensor([float(n)]))) for n in (1, 2)]
-        await asyncio.sleep(0.01)
-        first[1].cancel()  # as hivemind does with the handler of a connection that breaks
-        reducer.on_sender_failed(2)
-        means = [await reducer.accumulate_part(0, 0, torch.tensor([0.0])), await first[0]]
-        return *means, *await asyncio.gather(*(reducer.accumulate_part(n, 1, torch.tensor([float(n)])) for n in (0, 1)))
+def test_a_handler_that_is_cancelled_takes_the_average_from_no_other_sender():
+    """As the handler of a connection that breaks when its part has come."""
 
-    assert [mean.item() for mean in wait_for_result(one_dies())] == [1.0, 1.0, 0.5, 0.5]
+    async def one_is_cancelled():
+        reducer = Reducer([1], range(3), WeightedMean())
+        first = [asyncio.ensure_future(reducer.take(n, torch.tensor([float(n)]), 1.0)) for n in (1, 2)]
+        await asyncio.sleep(0.01)
+        first[1].cancel()
+        return await reducer.take(0, torch.tensor([0.0]), 1.0), await first[0]
+
+    assert [update.item() for update in wait_for_result(one_is_cancelled())] == [1.0, 0.0]
+
+
+def test_an_all_reduce_that_is_given_up_lets_nobody_wait():
+    async def give_up():
+        reducer = Reducer([1], range(2), WeightedMean())
+        first = asyncio.ensure_future(reducer.take(0, torch.zeros(1), 1.0))
+        await asyncio.sleep(0.01)
+        reducer.close()
+        for late in (first, reducer.take(1, torch.zeros(1), 1.0)):
+            with pytest.raises(AllReduceError):
+                await asyncio.wait_for(late, 5)
+
+    wait_for_result(give_up())

@@ -4,7 +4,6 @@ import math
 from contextlib import suppress
 
 import pytest
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
@@ -31,11 +30,11 @@ PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats
 ANYTHING = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4), max_leaves=9)
 
 
-def words(mbits=100.0, mode=AveragingMode.NODE, told=None):
-    return Words(mbits=mbits, mode=mode, told=told)
+def words(mbits=100.0, client_mode=False, told=None):
+    return Words(mbits=mbits, client_mode=client_mode, told=told)
 
 
-@given(st.none() | st.floats(0, 1e9), st.sampled_from(AveragingMode), st.lists(st.integers(0, 99)))
+@given(st.none() | st.floats(0, 1e9), st.booleans(), st.lists(st.integers(0, 99)))
 def test_our_words_come_through(mbits, mode, told):
     packed = words(mbits, mode, told).packed()
     assert Words.read(packed) == Words.read(renewed(packed)) == words(mbits, mode, told)
@@ -77,18 +76,18 @@ def test_a_peer_that_claims_to_be_fast_does_not_get_all_of_the_reduction():
     """hivemind's share is proportional to the square of it, or so: the others would get nothing."""
     honest = [words(mbits) for mbits in (80.0, 100.0, 120.0)]
     assert bandwidths([*honest, words(1e12)]) == [80.0, 100.0, 120.0, 1600.0]
-    assert bandwidths([words(None), words(50.0, AveragingMode.CLIENT)]) == [None, 0.0]
+    assert bandwidths([words(None), words(50.0, True)]) == [None, 0.0]
 
 
 MBITS = st.none() | st.just(0.0) | st.floats(0, 1e300) | st.floats(-320, 9).map(lambda power: 10.0**power)
 
 
-@given(st.lists(st.tuples(MBITS, st.sampled_from(AveragingMode)), min_size=2, max_size=12))
+@given(st.lists(st.tuples(MBITS, st.booleans()), min_size=2, max_size=12))
 def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(claims):
     """hivemind's linear program has no solution for some of them; then it gives all the same, or fails."""
     group = [words(mbits, mode) for mbits, mode in claims]
     ids, packed = [PeerID(bytes([number])) for number in range(len(group))], [one.packed() for one in group]
-    if all(one.mode == AveragingMode.CLIENT or one.mbits == 0 for one in group):
+    if all(one.client_mode or one.mbits == 0 for one in group):
         with pytest.raises(NonsenseError, match="nobody averages"):
             check_members(ids, packed)
         return
@@ -96,13 +95,13 @@ def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(cl
     found = shares(1000, group)
     assert sum(found) == 1000 and min(found) >= 0
     for share, one in zip(found, group, strict=True):
-        assert not share or (one.mode != AveragingMode.CLIENT and one.mbits != 0)
+        assert not share or (not one.client_mode and one.mbits != 0)
 
 
 def test_a_peer_that_claims_to_be_slow_takes_nobody_elses_work():
     honest, slow = [words(100.0)] * 3, words(5e-324)
     assert shares(999, [*honest, slow]) == [333, 333, 333, 0]
-    assert shares(999, [*honest, words(90.0, AveragingMode.CLIENT), slow]) == [333, 333, 333, 0, 0]
+    assert shares(999, [*honest, words(90.0, True), slow]) == [333, 333, 333, 0, 0]
 
 
 def test_a_leader_names_each_member_once_with_words_that_make_sense():
@@ -115,7 +114,7 @@ def test_a_leader_names_each_member_once_with_words_that_make_sense():
 
 def test_a_group_is_named_by_its_members_their_order_and_their_words():
     ada, alan = PeerID(b"ada"), PeerID(b"alan")
-    one, other = words().packed(), words(mode=AveragingMode.CLIENT).packed()
+    one, other = words().packed(), words(client_mode=True).packed()
     groups = [([ada, alan], [one, other]), ([alan, ada], [one, other]), ([ada, alan], [one, renewed(other)])]
     names = [name_of(*group) for group in groups]
     assert len(set(names)) == 3 and names == [name_of(*group) for group in groups]

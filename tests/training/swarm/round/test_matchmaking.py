@@ -13,7 +13,6 @@ from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import pytest
 import torch
-from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.dht import DHT
@@ -380,7 +379,7 @@ ADA = SimpleNamespace(remote_id=PeerID(b"ada"))
 
 def gather(told):
     """What a peer's request to join a group carries."""
-    return Words(mbits=None, mode=AveragingMode.NODE, told=told).packed()
+    return Words(mbits=None, client_mode=False, told=told).packed()
 
 
 def leader_of_two(monkeypatch, most=64):
@@ -440,7 +439,7 @@ def test_a_group_whose_leader_tells_its_followers_different_things_is_none(lie):
         gathered = [other, renewed(own)]
         name = name_of(peers, gathered)
     elif lie == "about another":
-        gathered = [Words(mbits=None, mode=AveragingMode.CLIENT, told=[7, False, 2]).packed(), own]
+        gathered = [Words(mbits=None, client_mode=True, told=[7, False, 2]).packed(), own]
     else:
         name = name_of(peers, [other, renewed(own)])
     ids = [peer.to_bytes() for peer in peers]

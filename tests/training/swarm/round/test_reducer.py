@@ -12,8 +12,8 @@ from training.config import load_recipe
 from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.optimizer import _averager_settings
-from training.swarm.round.reducer import LARGEST_HELD_BYTES, ClippingReducer, FiniteReducer, shortened_part_bytes
-from training.swarm.round.rounds import Travel
+from training.swarm.round.allreduce import Travel
+from training.swarm.round.reducer import LARGEST_HELD_BYTES, Reducer, WeightedMean, shortened_part_bytes
 
 CLIPPING = Clipping(radius=1.0, iterations=5, weight_over_median=2.0)
 SHAPES = (torch.Size([64]), torch.Size([32]))
@@ -24,7 +24,7 @@ def part_of(sender: int, number: int) -> torch.Tensor:
 
 
 def reduce(senders, *, weights=None, part=part_of, clipping=CLIPPING):
-    """Each sender's answers, in the order of senders, and the reducer; parts come in a random order."""
+    """What each sender has with the answers, in the order of senders, and the reducer; parts come in a random order."""
     made = []
 
     async def send(sender):
@@ -32,11 +32,12 @@ def reduce(senders, *, weights=None, part=part_of, clipping=CLIPPING):
         for number in range(len(SHAPES)):
             await asyncio.sleep(random.random() / 100)
             weight = 1.0 if weights is None else weights[sender]
-            answers.append(await made[0].accumulate_part(sender, number, part(sender, number), weight=weight))
+            sent = part(sender, number)
+            answers.append(part_of(sender, number) + await made[0].take(sender, sent, weight))
         return answers
 
     async def all_send():
-        made.append(ClippingReducer(SHAPES, senders, clipping))
+        made.append(Reducer([shape.numel() for shape in SHAPES], range(senders), clipping))
         return await asyncio.gather(*map(send, range(senders)))
 
     return wait_for_result(all_send()), made[0]
@@ -47,8 +48,8 @@ def test_all_senders_get_the_clipped_average_of_each_part_whoever_is_first():
         answers, made = reduce(7, weights=[1.0, 2.0, 3.0, 4.0, 2.0, 2.0, 2.0])
         for number in range(len(SHAPES)):
             expected = centered_clip([part_of(n, number) for n in range(7)], [1, 2, 3, 4, 2, 2, 2], CLIPPING)
-            assert all(torch.equal(answer[number], expected) for answer in answers)
-        assert made.finished.is_set() and not made.refused and not made.spoiled
+            assert all(torch.allclose(answer[number], expected, atol=1e-6) for answer in answers)
+        assert made.is_done and not made.refused and not made.has_overflowed
 
 
 @pytest.mark.parametrize("fault", ["not a number", "infinite", "shape", "too large for 32 bits"])
@@ -64,7 +65,7 @@ def test_a_part_that_is_not_sound_is_left_out_and_its_sender_is_named(fault):
 
     answers, made = reduce(5, part=faulty)
     sound = centered_clip([part_of(n, 0) for n in (0, 1, 3, 4)], [1.0] * 4, CLIPPING)
-    assert all(torch.equal(answers[n][0], sound) for n in (0, 1, 3, 4))
+    assert all(torch.allclose(answers[n][0], sound, atol=1e-6) for n in (0, 1, 3, 4))
     assert made.refused == {2: 2}
 
 
@@ -72,31 +73,33 @@ def test_a_mean_leaves_out_a_part_of_a_wrong_shape_too():
     """Added up, a part of one number would count for all of a part's."""
 
     async def average():
-        made = FiniteReducer((torch.Size([2]),), 3)
+        made = Reducer([2], range(3), WeightedMean())
         parts = [torch.tensor([1.0, 2.0]), torch.tensor([9.0]), torch.tensor([3.0, 4.0])]
-        answers = await asyncio.gather(*(made.accumulate_part(n, 0, part) for n, part in enumerate(parts)))
+        answers = await asyncio.gather(*(made.take(n, part, 1.0) for n, part in enumerate(parts)))
         return answers[0].tolist(), dict(made.refused)
 
-    assert wait_for_result(average()) == ([2.0, 3.0], {1: 1})
+    assert wait_for_result(average()) == ([1.0, 1.0], {1: 1})
 
 
 def test_in_a_mean_no_weight_counts_as_more_than_one_peer_can_have():
-    async def average():
-        made = FiniteReducer((torch.Size([1]),), 3, most_weight=512.0)
-        parts = [(1.0, 128.0), (2.0, 384.0), (9.0, 1e9)]
-        coming = (made.accumulate_part(n, 0, torch.tensor([value]), weight) for n, (value, weight) in enumerate(parts))
-        answers = await asyncio.gather(*coming)
-        return answers[0].item(), made.counted([128.0, 384.0, 1e9])
+    mean = WeightedMean(most_weight=512.0)
 
-    mean, counted = wait_for_result(average())
+    async def average():
+        made = Reducer([1], range(3), mean)
+        parts = [(1.0, 128.0), (2.0, 384.0), (9.0, 1e9)]
+        coming = (made.take(n, torch.tensor([value]), weight) for n, (value, weight) in enumerate(parts))
+        answers = await asyncio.gather(*coming)
+        return 1.0 + answers[0].item(), mean.counted([128.0, 384.0, 1e9])
+
+    found, counted = wait_for_result(average())
     assert counted == [128.0, 384.0, 512.0]
-    assert mean == pytest.approx((128 + 2 * 384 + 9 * 512) / 1024)
+    assert found == pytest.approx((128 + 2 * 384 + 9 * 512) / 1024)
 
 
 def test_a_peer_of_a_run_averages_with_such_weights():
     run = load_recipe("demo")
     settings = _averager_settings(run, "demo", client_mode=False)
-    assert settings.most_weight == 2 * run.swarm.target_batch_size
+    assert settings.reduction.most_weight == 2 * run.swarm.target_batch_size
 
 
 def test_huge_but_finite_parts_with_huge_weights_spoil_nothing():
@@ -106,7 +109,7 @@ def test_huge_but_finite_parts_with_huge_weights_spoil_nothing():
         return torch.full(SHAPES[number], 3e38) if sender == 0 else part_of(sender, number)
 
     answers, made = reduce(5, part=huge, weights=[1e300, 1.0, 1.0, 1.0, 1.0])
-    assert not made.spoiled
+    assert not made.has_overflowed
     honest = torch.stack([part_of(n, 0) for n in range(1, 5)])
     assert (answers[1][0] - honest.mean(0)).norm() < (honest - honest.mean(0)).norm(dim=1).max()
 
@@ -114,7 +117,7 @@ def test_huge_but_finite_parts_with_huge_weights_spoil_nothing():
 def test_who_has_no_weight_has_no_say():
     answers, _ = reduce(7, weights=[1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     expected = centered_clip([part_of(n, 0) for n in range(3)], [1.0] * 3, CLIPPING)
-    assert torch.equal(answers[6][0], expected)
+    torch.testing.assert_close(answers[6][0], expected)
 
 
 def test_where_nobody_has_any_weight_all_keep_their_own():
@@ -122,27 +125,10 @@ def test_where_nobody_has_any_weight_all_keep_their_own():
     assert all(torch.equal(answers[n][0], part_of(n, 0)) for n in range(3))
 
 
-def test_a_sender_that_is_lost_is_not_waited_for():
-    async def one_is_lost():
-        made = ClippingReducer(SHAPES, 4, CLIPPING)
-        first = [asyncio.ensure_future(made.accumulate_part(n, 0, part_of(n, 0))) for n in range(3)]
-        await asyncio.sleep(0.01)
-        first[1].cancel()  # as hivemind does with the handler of a connection that breaks
-        made.on_sender_failed(3)
-        means = [await first[0], await first[2]]
-        made.on_sender_failed(1)
-        rest = [made.accumulate_part(n, 1, part_of(n, 1)) for n in (0, 2)]
-        return means, await asyncio.gather(*rest)
-
-    means, rest = wait_for_result(one_is_lost())
-    assert torch.equal(means[0], means[1]) and torch.isfinite(means[0]).all()
-    torch.testing.assert_close(rest[0], (part_of(0, 1) + part_of(2, 1)) / 2)
-
-
 def test_what_it_holds_does_not_grow_with_the_group():
     for senders in (2, 16, 25, 53, 256):
         values_in_8_bit = shortened_part_bytes(1 << 19, senders)
         assert 4 * values_in_8_bit * senders <= LARGEST_HELD_BYTES < 100e6
-    travel = Travel(compression=NoCompression(), part_bytes=1 << 19, round_own_parts=False, chunk_seconds=None)
+    travel = Travel(codec=NoCompression(), part_bytes=1 << 19, reduction=WeightedMean())
     assert travel.part_bytes_among(256) == 1 << 19  # a mean adds the parts up as they come
-    assert replace(travel, clipping=CLIPPING).part_bytes_among(256) == shortened_part_bytes(1 << 19, 256)
+    assert replace(travel, reduction=CLIPPING).part_bytes_among(256) == shortened_part_bytes(1 << 19, 256)

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from hivemind.averaging.allreduce import AllreduceException
 from hivemind.p2p import PeerID
 from played import averaged
 
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.peers.groups import DOUBT, Attempt, Contribution, Group
+from training.swarm.peers.groups import Contribution, Group
 from training.swarm.round.agreement import Decision
-from training.swarm.round.rounds import REPETITIONS, GroupAllReduce, RoundFailedError
+from training.swarm.round.reducer import AllReduceError
+from training.swarm.round.rounds import DOUBT, REPETITIONS, Attempt, GroupAllReduce, RoundFailedError
 
 OWN, OTHER, THIRD = (PeerID(name) for name in (b"own", b"other", b"third"))
 
@@ -53,7 +53,7 @@ def again(*members, **facts):
     return Decision(group_id=b"again", members=members, **facts)
 
 
-LOST = AllreduceException("lost")
+LOST = AllReduceError("lost")
 
 
 def test_tensors_change_when_the_group_agrees_that_the_result_counts():
@@ -86,7 +86,7 @@ def test_a_peer_keeps_its_tensors_if_each_repetition_fails():
 def test_a_peer_that_the_others_repeat_without_looks_for_another_group():
     for fault, said in ((LOST, "lost"), (None, "given this all-reduce up")):
         updates = () if fault else (torch.ones(2),)  # even with all answers: they are not those of the others
-        with pytest.raises(AllreduceException, match=said):
+        with pytest.raises(AllReduceError, match=said):
             average(attempt(again(OTHER, THIRD), fault=fault, updates=updates), peers=(OWN, OTHER, THIRD))
 
 

@@ -1,0 +1,73 @@
+"""Parts of tensors: the unit in which peers send tensors to each other, and which one peer of a group averages."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of one tensor."""
+
+    begin: int
+    """Number of its first value, in all tensors one after the other."""
+    values: Tensor
+    """(P,), a view of this peer's tensor."""
+    update: Tensor
+    """(P,), a view of what the average adds to that tensor."""
+    info: CompressionInfo
+    """How the codec treats it."""
+
+
+def divide(
+    tensors: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    *,
+    shares: Sequence[float],
+    codec: CompressionBase,
+    part_bytes: int,
+    infos: Sequence[CompressionInfo] | None = None,
+) -> list[list[Part]]:
+    """Cuts tensors into parts, and gives each part to the reducer whose share of the values its middle lies in.
+
+    All peers of a group find the same parts, since their tensors have the same shapes.
+
+    Args:
+        tensors: Contiguous, in float32.
+        updates: Of the same shapes.
+        shares: How much of the values each peer averages, in the group's order; 0 for a peer that averages none.
+        codec: Encodes a part.
+        part_bytes: Longest encoded part.
+        infos: How the codec treats each tensor; None: by its shape.
+
+    Returns:
+        The parts of each peer, in the group's order.
+    """
+    ends = list(itertools.accumulate(shares))
+    values, last = sum(tensor.numel() for tensor in tensors), max(n for n, share in enumerate(shares) if share > 0)
+    parts: list[list[Part]] = [[] for _ in shares]
+    begin = 0
+    for number, (tensor, update) in enumerate(zip(tensors, updates, strict=True)):
+        info = infos[number] if infos is not None else CompressionInfo.from_tensor(tensor, key=number)
+        bytes_per_value = tensor.element_size() * codec.estimate_compression_ratio(info)
+        length = max(int(part_bytes / bytes_per_value), 1)
+        pieces = zip(tensor.detach().view(-1).split(length), update.view(-1).split(length), strict=True)
+        for place, (piece, its_update) in enumerate(pieces):
+            if piece.numel():
+                middle = (begin + piece.numel() / 2) / values * ends[-1]
+                reducer = min(bisect.bisect_right(ends, middle), last)
+                parts[reducer].append(Part(begin, piece, its_update, info.get_part(place, length)))
+                begin += piece.numel()
+    return parts
+
+
+def empty_updates(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Memory for what an average adds to tensors; its values are arbitrary until all answers have come."""
+    return tuple(torch.empty_like(tensor, requires_grad=False) for tensor in tensors)
