@@ -21,8 +21,8 @@ from training.swarm.node.slow_nodes import SlowNodes
 
 PINGS_AT_ONCE = 32
 """More would be lost among the other messages of a slow link."""
-NODE_SECONDS = 5.0
-"""How much longer than a ping the node's process may take; it may be busy."""
+EXTRA_SECONDS = 5.0
+"""Time that the node's process may take on top of the pings; it may be busy."""
 
 
 def silent_peers(
@@ -41,7 +41,7 @@ def silent_peers(
     """
     rounds = -(-len(peers) // PINGS_AT_ONCE)
     asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds, slow_seconds), return_future=True)
-    return asked.result(timeout=rounds * seconds + NODE_SECONDS)
+    return asked.result(timeout=rounds * seconds + EXTRA_SECONDS)
 
 
 def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:

@@ -11,7 +11,6 @@ from hivemind.proto import averaging_pb2
 
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.streams import HANG_UP_SECONDS, first_of, until_hung_up
-from training.swarm.round.rounds import AllReduces
 from training.swarm.round.service import Service
 from training.swarm.round.serving import StateService
 
@@ -79,11 +78,17 @@ def leader():
 
 def reducer():
     service = object.__new__(Service)
-    service.rounds = AllReduces(SimpleNamespace(peer_id=None), Service, "prefix", has_no_group=lambda: False)
-    service.rounds.announce(b"group")
-    runner = SimpleNamespace(rpc_aggregate_part=lambda stream, context: messages(averaging_pb2.AveragingData))
-    service.rounds._runners[b"group"].set_result(runner)
     caller = SimpleNamespace(remote_id="groupmate")
+    service._guests = {}
+    all_reduce = SimpleNamespace(
+        answer=lambda sender, stream: messages(averaging_pb2.AveragingData),
+        group=SimpleNamespace(peers=(caller.remote_id,)),
+    )
+
+    async def begun(group_id, caller):
+        return all_reduce
+
+    service.rounds = SimpleNamespace(begun=begun)
     return service.rpc_aggregate_part(messages(lambda: averaging_pb2.AveragingData(group_id=b"group")), caller)
 
 
