@@ -83,7 +83,7 @@ def _with_adapters(run: object, base: Path) -> object:
     if not base.is_dir():
         export_folder(build_language_model(run.model, run.seed), base, tokenizer_file=None)
     digest = digest_of(load_file(base / "model.safetensors"))
-    adapter = AdapterConfig(kind="lora", rank=RANK, alpha=RANK, frozen_bits=32, base_digest=digest)
+    adapter = AdapterConfig(rank=RANK, alpha=RANK, frozen_bits=32, base_digest=digest)
     return run.model_copy(update={"model": run.model.model_copy(update={"pretrained": str(base)}), "adapter": adapter})
 
 

@@ -45,9 +45,13 @@ def server(built_site: Path) -> Iterator[SiteServer]:
     site.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Chromium: the one named, one found, or Playwright's own."""
+    """Chromium: the one named, one found, or Playwright's own.
+
+    It ends with the module: Playwright keeps an event loop running in its thread, in which no later test of this
+    process could run one of its own.
+    """
     program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, chromium_sandbox=False)
@@ -55,7 +59,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kept_pages(chromium: Browser) -> KeptPages:
     """Pages that one test after another uses."""
     return KeptPages(chromium)

@@ -63,7 +63,7 @@ def digest(folder) -> str:
 
 
 def adapter(folder, **changes) -> AdapterConfig:
-    settings = {"kind": "lora", "rank": 3, "alpha": 6.0, "frozen_bits": 32, "base_digest": digest(folder)}
+    settings = {"rank": 3, "alpha": 6.0, "frozen_bits": 32, "base_digest": digest(folder)}
     return AdapterConfig(**settings | changes)
 
 

@@ -90,7 +90,7 @@ def test_weights_are_fetched_once_and_then_need_no_hub(hub, build):
     assert first == build(address, str(folder)) > 0
     assert sorted(fetched) == ["config.json", "model.safetensors"]
     assert build("http://127.0.0.1:9", "ada/small") == first
-    adapter = AdapterConfig(kind="lora", rank=2, alpha=2.0, frozen_bits=32, base_digest="0" * 64)
+    adapter = AdapterConfig(rank=2, alpha=2.0, frozen_bits=32, base_digest="0" * 64)
     refused = build(address, "ada/small", adapter)
     assert refused.startswith("BadInput The weights of ada/small have the digest")
     assert sorted(fetched) == ["config.json", "model.safetensors"], "nothing is fetched twice"

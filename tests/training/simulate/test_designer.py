@@ -27,6 +27,7 @@ from training.config import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
+from training.tasks.known import task_of
 
 MIXES = {
     "few on slow links": (People(count=3, gpu="t4", up_megabits=5, down_megabits=20),),
@@ -103,7 +104,7 @@ def test_memory_and_micro_batch_are_the_plans(model, gpu):
     made = design(wanted)
     run, memory, device = parse_recipe(recipe(wanted, made)), memory_of(wanted, made, gpu), device_named(gpu)
     samples = made.micro_batches[gpu]
-    plan = make_plan(run, device, micro_batch_size=samples, activation_budget_bytes=0)
+    plan = make_plan(task_of(run), device, micro_batch_size=samples, activation_budget_bytes=0)
     assert (memory.device_bytes, memory.host_bytes) == (plan.need_bytes, plan.host_bytes)
     assert plan.parameters == wanted.model.parameters
     assert (
