@@ -43,7 +43,7 @@ COMMANDS = {
         schema_report,
     ),
 }
-"""Of the commands beside an estimate, what each says, and the module that adds its flags and runs it."""
+"""Commands beside an estimate: the help text of each, and the module that adds its flags and runs it."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -31,7 +31,7 @@ class PeerTraining:
     """The settings of a run on which the memory of a peer depends."""
 
     config: Mapping[str, object]
-    """Of the model, `model_type` among its fields; without it, text to image."""
+    """The model's fields, among them `model_type`; without that field, the model is text to image."""
     sequence_length: int | None = None
     """T; None: as the model's configuration says."""
     reversible: bool | None = None

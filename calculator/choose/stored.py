@@ -75,7 +75,7 @@ def _parts(tensor: ParameterTensor, kind: str, itemsize: int) -> Iterator[tuple[
 
 
 def _is_linear(tensor: ParameterTensor) -> bool:
-    """Whether it is the weight of a linear layer, of which the head and the router of experts are none here."""
+    """Returns True for the weight of a linear layer, except the head and the router of experts."""
     in_layer = tensor.part in ("attention", "feed-forward")
     return in_layer and len(tensor.shape) == 2 and tensor.name.endswith(".weight") and tensor.name != "router.weight"
 

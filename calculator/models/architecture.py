@@ -97,8 +97,8 @@ class Architecture:
     num_key_value_heads: int = 0
     """K, heads of keys and values, each of which several query heads use; 0: as many as query heads."""
     activation: str = "gelu_new"
-    """Of the feed-forward: "relu", "silu", "gelu", "gelu_tanh" (one kernel each) or "gelu_new" (composed of separate
-    operations)."""
+    """The feed-forward's function: "relu", "silu", "gelu", "gelu_tanh" (one kernel each) or "gelu_new" (composed of
+    separate operations)."""
     gated: bool = False
     """Whether the feed-forward multiplies by a second projection (GEGLU, T5 v1.1)."""
     projection_bias: bool = False

@@ -26,7 +26,7 @@ class Run:
     billions: float
     """Tokens, in billions."""
     price: float | None
-    """Of one GPU for an hour, in any currency."""
+    """Price of one GPU for an hour, in any currency."""
 
     @classmethod
     def of(cls, texts: Mapping[str, object]) -> Run:

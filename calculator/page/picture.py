@@ -10,7 +10,7 @@ from calculator.step.estimate import Estimate
 
 WIDTH, HEIGHT, MARGIN, COLUMN = 640, 132, 16, 206
 COLOURS = ("#14727c", "#d97b24", "#8459b8", "#4d9b55", "#c44a68")
-"""Of the parts, in their order."""
+"""Colours of the parts, in their order."""
 INK, PAPER = "#1b2130", "#fcfbf7"
 """The picture has a ground of its own, so that it can be read on dark pages too."""
 

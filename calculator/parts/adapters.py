@@ -21,7 +21,7 @@ ALL_LINEAR = "all-linear"
 NF4_BLOCK, SCALES_BLOCK = 64, 256
 """Values that share a scale, and scales that share one of their own (bitsandbytes 0.50, functional.quantize_4bit)."""
 NF4_CODE, DYNAMIC_CODE = 16, 256
-"""32-bit values of the two maps from codes to numbers, of which each weight has its own copies."""
+"""32-bit values of the two maps from codes to numbers; each weight has its own copies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ USUAL_LENGTH = 2048
 LARGEST_BATCH = 64
 """Larger micro-batches make a step hardly more efficient."""
 PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
-"""Of gradients in float16, `Trainer` cannot scale the loss back."""
+"""Precisions of `Trainer`, which cannot unscale gradients in float16."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

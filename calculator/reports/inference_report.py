@@ -19,7 +19,7 @@ from calculator.step.setups import Setup
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of which `model_or_config` takes one."""
+    """Adds the two flags that name a model; `model_or_config` accepts one of them."""
     parser.add_argument("model", nargs="?", type=preset_of, help="a preset, or its name on the Hugging Face Hub")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
 

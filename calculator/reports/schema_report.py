@@ -41,7 +41,7 @@ def schema() -> dict:
 
 
 def _schema_of(record: type, **added: dict) -> dict:
-    """Of a dataclass or a named tuple."""
+    """Makes the schema of a dataclass or a named tuple."""
     hints = get_type_hints(record)
     names = [field.name for field in fields(record)] if is_dataclass(record) else list(record._fields)
     properties = {name: _schema(hints[name]) for name in names} | added
@@ -49,7 +49,7 @@ def _schema_of(record: type, **added: dict) -> dict:
 
 
 def _schema(hint: Any) -> dict:
-    """Of one annotation."""
+    """Makes the schema of one annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in PLAIN:
         return {"type": PLAIN[hint]}

@@ -662,7 +662,7 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
 
 
 def _text_notes(setup: Setup, architecture: Architecture) -> Iterator[str]:
-    """Whose loss in pieces is counted, and on which GPUs; what a mask of packs takes."""
+    """Notes on the loss in pieces and its GPUs, and on the mask of packs."""
     if setup.loss == "liger":
         yield (
             "The loss in pieces is Liger's fused linear cross-entropy, on GPUs of Ampere (2020) and newer. Forward "

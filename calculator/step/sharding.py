@@ -63,7 +63,7 @@ class Course:
     accumulating: bool
     """Whether shares of the gradients are already there from an earlier micro-batch."""
     lora: Lora | None = None
-    """As the shards are stored."""
+    """Adapters as the shards store them; None: all parameters are trained."""
     waits: bool = False
     """Whether the first layer's inputs need no gradient, so that its gradients are summed at the end of backward."""
 
@@ -82,7 +82,7 @@ class _Piece:
     gathered: int
     """Bytes of a value of the whole parameter."""
     whole_values: int
-    """Of the whole parameter."""
+    """Values of the whole parameter."""
     is_trained: bool
 
 
@@ -200,7 +200,7 @@ def _last_outside(architecture: Architecture) -> int:
 
 
 def _group(pieces: list[_Piece], last: int, course: Course) -> Group:
-    """Of these parameters, with so many values of the last trained one on all GPUs together."""
+    """Makes a group of pieces; `last` counts the last trained one's values on all GPUs together."""
     trained = sum(piece.values for piece in pieces if piece.is_trained)
     return Group(
         whole=sum(rounded(piece.values * course.gpus * piece.gathered) for piece in pieces),
@@ -268,7 +268,7 @@ class _Step:
         casts = family_of(architecture).scaled_embeddings and course.cast and not course.lora
         self.kept = Levels(live=rounded(2), activations=rounded(2)) if casts else Levels()
         self.level = Levels(live=earlier, gradients=earlier) + self.kept
-        """As the tape has it, with this GPU's share of the gradients instead of the whole ones of finished layers."""
+        """Memory as on the tape, with this GPU's share of the gradients instead of finished layers' whole ones."""
         self.whole = 0
         """Gathered parameters."""
         self.buffer = 0

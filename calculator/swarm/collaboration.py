@@ -59,7 +59,7 @@ class Collaboration(ExchangeSettings):
     sequence_length: int | None = None
     """Tokens of a sample; None: the model's own."""
     optimizer: str | None = None
-    """On the host, whose state newcomers download; None: one with two moments in 8 bits."""
+    """Optimizer on the host; newcomers download its state. None: one with two moments in 8 bits."""
     lora_rank: int | None = None
     """Rank of the adapters that are trained and exchanged in place of the model; None: the model is."""
     lora_targets: str = ALL_LINEAR

@@ -74,7 +74,7 @@ class DesignedModel(ABC):
     """Name of a size of its kind."""
 
     task: ClassVar[str]
-    """As recipes name it."""
+    """The task's name in recipes."""
     description: ClassVar[str]
     """One sentence for the recipe."""
 

@@ -173,7 +173,7 @@ def design(wish: Wish) -> Design:
 
 @dataclass(frozen=True, slots=True)
 class _Crew:
-    """Those volunteers whose GPUs hold the model."""
+    """Volunteers with GPUs that hold the model."""
 
     collaboration: Collaboration
     people: list[Volunteers]

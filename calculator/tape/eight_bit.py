@@ -92,5 +92,5 @@ class EightBitOperations(Operations):
         return bits, scale
 
     def _inverses(self) -> tuple[Storage, Storage]:
-        """Of the scales of a product's two operands (float8_ops.py, addmm_float8_unwrapped)."""
+        """Makes the inverse scales of a product's two operands (float8_ops.py, addmm_float8_unwrapped)."""
         return self.new(1, 4), self.new(1, 4)

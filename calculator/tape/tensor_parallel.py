@@ -91,7 +91,7 @@ class DividedOperations(Operations):
         self.rows = 0
 
     def record(self, *arguments: object) -> Node | None:
-        """As `Tape.record`; gradients of DTensors are added apart."""
+        """Records as `Tape.record` does, but adds gradients of DTensors apart."""
         node = super().record(*arguments)
         if self.apart and node is not None and node is not RECOMPUTED:
             node.apart = True

@@ -46,11 +46,11 @@ class Range:
         return value, "" if inside else _replaced(self, text, f"from {self.low:g} to {self.high:g}", value)
 
     def text(self, value: float) -> str:
-        """As it stands in an address."""
+        """The value as text in an address."""
         return f"{value:g}"
 
     def shown(self, value: float) -> str:
-        """As readers see it."""
+        """The value as text for readers."""
         return f"{value:g} {self.unit}".strip()
 
 
@@ -78,11 +78,11 @@ class Stops:
         return value, "" if inside else _replaced(self, text, accepted, value)
 
     def text(self, value: float) -> str:
-        """As it stands in an address."""
+        """The value as text in an address."""
         return f"{value:.10g}"
 
     def shown(self, value: float) -> str:
-        """As readers see it."""
+        """The value as text for readers."""
         return f"{show_count(value)} {self.unit}".strip()
 
 
@@ -107,11 +107,11 @@ class Choice:
         return self.default, _replaced(self, text, accepted, self.default)
 
     def text(self, value: str) -> str:
-        """As it stands in an address."""
+        """The value as text in an address."""
         return value
 
     def shown(self, value: str) -> str:
-        """As readers see it."""
+        """The value as text for readers."""
         return dict(self.options)[value]
 
 
