@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
-import click
 import typer
 from typer.core import TyperCommand
 
 from training.errors import BadInput, TrainingError, reason_of
 from training.storage.whole import DISK_FAULTS
+
+if TYPE_CHECKING:
+    import click
 
 COMMANDS = {
     "draw": "training.commands.data.draw",

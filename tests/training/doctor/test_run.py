@@ -16,11 +16,11 @@ from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.config import RECIPES, load_recipe
 from training.data.store.shards import Manifest, ShardIndex, SplitEntry, describe_file
-from training.doctor.checks import peers
 from training.doctor.checks.clock import check_clock
-from training.doctor.checks.peers import check_node, check_peers, check_port, check_reachable
+from training.doctor.checks.peers import FAR_SECONDS, check_node, check_peers, check_port, check_reachable
 from training.doctor.checks.recipe import check_run
 from training.doctor.checks.shards import check_link, check_shards, check_tokens
+from training.doctor.facts import addresses
 from training.doctor.facts.addresses import connect_all, parted
 from training.doctor.facts.shared import Asked, Shared
 from training.doctor.probes.children import NoAnswer
@@ -222,7 +222,7 @@ def test_a_peer_that_is_far_away(servers):
         timer.join()
         waiting.close()
         first[0].close()
-    assert answer.seconds > peers.FAR_SECONDS and found.name == "peers-far"
+    assert answer.seconds > FAR_SECONDS and found.name == "peers-far"
 
 
 def test_a_site_that_lists_the_peers(servers):
@@ -272,7 +272,7 @@ def test_a_system_without_ipv6(monkeypatch):
     with listening() as listener:
         port = listener.getsockname()[1]
         both = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
-        monkeypatch.setattr(peers, "resolve", lambda host: both)
+        monkeypatch.setattr(addresses, "resolve", lambda host: both)
         monkeypatch.setattr(socket, "socket", Without)
         answers = connect_all([f"/dns/run.example/tcp/{port}/p2p/Qm", f"/dns6/run.example/tcp/{port}/p2p/Qm"])
     assert answers[0].seconds is not None and answers[1].kind == "unroutable"
