@@ -11,11 +11,9 @@ import json
 import tomllib
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.client import HTTPException
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
@@ -33,7 +31,7 @@ from calculator.swarm.settings import (
     REQUEST_TIMEOUT_SECONDS,
 )
 from training.errors import BadInput, TrainingError, reason_of
-from training.processes.redirects import open_checked, read_short
+from training.storage.remote import Refusal, read_document
 
 RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES, DEEPEST = 1 << 14, 20
@@ -688,15 +686,16 @@ def read_recipe(source: str) -> str:
     """The recipe's text, unparsed; arguments as in `load_recipe`."""
     if source.startswith(("http://", "https://")):
         try:
-            return _fetched(source).decode("utf-8-sig")
-        except HTTPError as error:
-            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+            how = {"most_bytes": LARGEST_RECIPE_BYTES, "seconds": RECIPE_SECONDS, "silence_seconds": SILENCE_SECONDS}
+            return read_document(source, **how).decode("utf-8-sig")
+        except Refusal as error:
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise BadInput(f"The recipe at {source} cannot be read: {error}. Check the address.") from None
             raise TrainingError(
                 f"The server of {source} is there, but not ready (HTTP 503): the run's monitor is probably starting.",
                 cure="Try again in a minute.",
             ) from None
-        except (OSError, ValueError, HTTPException) as error:  # no answer, not text, not an address
+        except (OSError, ValueError) as error:  # no answer, not text, not an address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"
     path = named if named.is_file() else Path(source)
@@ -707,13 +706,3 @@ def read_recipe(source: str) -> str:
             f"No recipe {source!r}: {reason_of(error)}. "
             f"Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
         ) from None
-
-
-def _fetched(address: str) -> bytes:
-    """What is at an address.
-
-    Raises:
-        OSError, ValueError, HTTPException: If it does not answer, sends too much or too slowly, or breaks off.
-    """
-    with open_checked(address, SILENCE_SECONDS) as response:
-        return read_short(response, most_bytes=LARGEST_RECIPE_BYTES, seconds=RECIPE_SECONDS)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -25,22 +22,15 @@ from training.checkpoints.serve.index import Index, ServedCheckpoint
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
-from training.processes.redirects import RefusedRedirect, open_checked, read_short
-from training.storage.whole import is_disk_fault, replace_folder
+from training.storage.remote import MissingError, UnreachableError, Web, read_document
+from training.storage.whole import replace_folder
 from training.tasks.known import task_of
 
-REQUEST_SECONDS = 30.0
-"""Longest silence of the server."""
-TRIES, PAUSE_SECONDS = 5, 0.5
-"""Failures in a row, without a byte in between, after which a file is given up; the pause doubles after each."""
-LEAST_BYTES_PER_SECOND, GRACE_SECONDS = 20_000, 600.0
-"""A download may take as long as at this speed, and so much longer; then it is given up."""
-LARGEST_INDEX_BYTES = 8 << 20
+LARGEST_INDEX_BYTES, INDEX_SECONDS = 8 << 20, 60.0
 BYTES_PER_PARAMETER, OTHER_BYTES = 16, 64 << 20
 """Largest accepted checkpoint: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
 MOST_CANDIDATES = 3
 """If the newest checkpoint is damaged or has just been deleted, so many in all are tried, ever older ones."""
-_CHUNK = 1 << 20
 
 
 class Stop(Protocol):
@@ -81,7 +71,7 @@ def fetch_latest(
         BadInput: If `site_url` is no http(s) address, or its checkpoints are all of another recipe.
         TrainingError: If the site does not answer, or no checkpoint of it arrives whole; the message says why.
     """
-    if urllib.parse.urlsplit(site_url).scheme not in ("http", "https"):
+    if urlsplit(site_url).scheme not in ("http", "https"):
         raise BadInput(f"{site_url!r} is not the address of a site; give one that begins with https:// or http://.")
     site = _Site(site_url.rstrip("/"), recipe, stop, show)
     faults: list[str] = []
@@ -133,11 +123,10 @@ class _Site:
         """Checkpoints that may be taken, the highest epoch first."""
         address = f"{self.url}/checkpoints/index.json"
         try:
-            with _open(address) as response:
-                answer = read_short(response, most_bytes=LARGEST_INDEX_BYTES, seconds=2 * REQUEST_SECONDS)
+            answer = read_document(address, most_bytes=LARGEST_INDEX_BYTES, seconds=INDEX_SECONDS)
             found = Index.model_validate_json(answer).checkpoints
-        except (OSError, HTTPException, ValueError) as error:  # pydantic's errors are ValueErrors
-            reason = "it is not a list of checkpoints" if isinstance(error, ValidationError) else _reason(error)
+        except (OSError, ValueError) as error:  # pydantic's errors are ValueErrors
+            reason = "it is not a list of checkpoints" if isinstance(error, ValidationError) else reason_of(error)
             raise TrainingError(
                 f"{address} cannot be read: {reason}.", cure="Check the address and the network."
             ) from None
@@ -208,7 +197,7 @@ class _Transfer:
 
     def __init__(self, site: _Site, entry: ServedCheckpoint, partial: Path):
         self._site, self._entry, self._partial = site, entry, partial
-        self._deadline = time.monotonic() + GRACE_SECONDS + (entry.bytes - self._done) / LEAST_BYTES_PER_SECOND
+        self._files = Web(f"{site.url}/checkpoints/{entry.name}")
 
     @property
     def _done(self) -> int:
@@ -240,56 +229,29 @@ class _Transfer:
             raise _Unusable(f"{name} is damaged: its digest differs from the index")
 
     def _complete(self, path: Path, file: StoredFile) -> None:
-        """Asks for what is missing until it is there; gives up after failures in a row."""
-        failures = 0
-        path.touch()
-        while _size(path) < file.bytes:
-            before = _size(path)
-            try:
-                self._receive(path, file)
-                reason = "the connection broke off"
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in (408, 429):
-                    raise _Unusable(f"{path.name} is not there: {error}") from None
-                reason = _reason(error)
-            except RefusedRedirect as error:
-                raise _Unusable(str(error)) from None
-            except (OSError, HTTPException) as error:
-                if is_disk_fault(error):
-                    raise TrainingError(
-                        f"The checkpoint cannot be written to {path}: {_reason(error)}.",
-                        cure="Make room on that disk, or give a folder on another disk with --state-dir.",
-                    ) from None
-                reason = _reason(error)
-            if _size(path) >= file.bytes:
-                return
-            failures = 1 if _size(path) > before else failures + 1
-            if failures >= TRIES or time.monotonic() > self._deadline:
-                raise TrainingError(
-                    f"The download of {self._entry.name} from {self._site.url} stopped after {self._done:,} of "
-                    f"{self._entry.bytes:,} bytes: {reason}.",
-                    cure="Start again; the download then goes on where it stopped.",
-                )
-            self._pause(PAUSE_SECONDS * 2 ** (failures - 1))
-
-    def _receive(self, path: Path, file: StoredFile) -> None:
-        """Appends what one request brings, at most as much as the index says."""
+        """Appends what is missing."""
         begun = _size(path)
-        address = f"{self._site.url}/checkpoints/{self._entry.name}/{path.name}"
-        with _open(address, begun) as response, path.open("r+b" if begun else "wb") as out:
-            begun = begun if response.status == 206 else 0  # a server that knows no ranges sends all of it
-            out.seek(begun)
-            out.truncate()
-            left = file.bytes - begun
-            while left and (chunk := response.read1(min(_CHUNK, left))):
-                out.write(chunk)
-                out.flush()
-                left -= len(chunk)
-                if self._site.show is not None:
-                    self._site.show("downloading the checkpoint", self._done, self._entry.bytes)
-                if time.monotonic() > self._deadline:
-                    raise TimeoutError(f"slower than {LEAST_BYTES_PER_SECOND // 1000} kB/s")
-                self._pause(0)
+        try:
+            with path.open("ab") as out:
+                for piece in self._files.pieces(path.name, start=begun, length=file.bytes - begun, wait=self._pause):
+                    out.write(piece)
+                    out.flush()
+                    if self._site.show is not None:
+                        self._site.show("downloading the checkpoint", self._done, self._entry.bytes)
+                    self._pause(0)
+        except MissingError as error:
+            raise _Unusable(str(error)) from None
+        except UnreachableError as error:
+            raise TrainingError(
+                f"The download of {self._entry.name} from {self._site.url} stopped after {self._done:,} of "
+                f"{self._entry.bytes:,} bytes: {error}.",
+                cure="Start again; the download then goes on where it stopped.",
+            ) from None
+        except OSError as error:
+            raise TrainingError(
+                f"The checkpoint cannot be written to {path}: {reason_of(error)}.",
+                cure="Make room on that disk, or give a folder on another disk with --state-dir.",
+            ) from None
 
     def _pause(self, seconds: float) -> None:
         stop = self._site.stop
@@ -297,18 +259,6 @@ class _Transfer:
             time.sleep(seconds)
         elif stop.asked or (seconds and stop.wait(seconds)):
             raise _Stopped
-
-
-def _open(address: str, begin: int = 0) -> HTTPResponse:
-    headers = {"User-Agent": "training-transformers-together", "Accept-Encoding": "identity"}
-    if begin:
-        headers["Range"] = f"bytes={begin}-"
-    return open_checked(urllib.request.Request(address, headers=headers), REQUEST_SECONDS)
-
-
-def _reason(error: Exception) -> str:
-    inner = error.reason if isinstance(error, urllib.error.URLError) else None
-    return reason_of(inner if isinstance(inner, Exception) else error)
 
 
 def _is_whole(path: Path, file: StoredFile) -> bool:

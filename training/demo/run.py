@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.publish.invitation import INITIAL_PEERS, join_command
+from training.storage.remote import read_document
 
 DEFAULT_PORT = 8000
 LOOPBACK_HOST = "127.0.0.1"
@@ -282,8 +282,7 @@ def _ask_this_machine_directly() -> None:
 def _fetch_json(url: str) -> dict | None:
     """The document, or None while nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return json.load(response)
+        return json.loads(read_document(url, seconds=5))
     except (OSError, ValueError):
         return None
 

@@ -9,12 +9,10 @@ import socket
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPException
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.processes.servers.service import Pace, Service
 from training.publish.invitation import MEMBERS_FLAGS
+from training.storage.remote import read_document
 
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
@@ -284,8 +283,7 @@ def accepts(host: str, port: int) -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether a document can be read there, asked directly: a proxy that the environment names knows nothing of it."""
-    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError, ValueError, HTTPException), directly.open(url, timeout=ANSWER_SECONDS) as response:
-        return bool(response.read())
+    """Returns whether a document can be read there, without a proxy: the environment's knows nothing of it."""
+    with suppress(OSError, ValueError):
+        return bool(read_document(url, seconds=ANSWER_SECONDS, uses_proxy=False))
     return False

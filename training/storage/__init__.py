@@ -1,1 +1,1 @@
-"""Atomic writes: a file or folder on disk is complete or absent."""
+"""Files: written whole or not at all on this disk, and read from elsewhere by one client."""

@@ -8,16 +8,14 @@ refused.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
+from training.storage.remote import ask
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, Pulse, read_bans
 from training.trust.keys import is_public_key
 from training.trust.proof import Identity, find_work, proof_message
@@ -25,8 +23,8 @@ from training.trust.refusals import REASONS, refuse
 from training.trust.server.policy import MOST_WORK_BITS
 from training.trust.ticket import ANY_LINEAGE, Ticket, read_ticket
 
-TICKET_SECONDS, BANS_SECONDS = 20.0, 5.0
-"""Longest silence of the server. For a ticket it may have to ask the Hub."""
+TICKET_SECONDS, BANS_SECONDS, WHOLE_SECONDS = 20.0, 5.0, 60.0
+"""Longest silence of the server, which for a ticket may have to ask the Hub, and limit of the whole time."""
 LARGEST_ANSWER_BYTES = 8192
 _ATTEMPTS = 3
 """With a fresh nonce each, if the one before was too old: the work takes its time, or the server was started again."""
@@ -85,7 +83,6 @@ class MembershipClient:
             raise BadInput(f"membership.key of the recipe of {run.run_id} is no key; fetch the recipe again.")
         self.url, self.public_key = run.membership.url.rstrip("/"), run.membership.key
         self._run_id, self._identity, self._credentials, self._tell = run.run_id, identity, credentials, tell
-        self._opener = urllib.request.build_opener(_NoRedirects)
         self.bans_text = b""
         """The newest ban list that came, with its signature; empty: none has come."""
 
@@ -207,24 +204,21 @@ class MembershipClient:
             _Refused: If the server refuses in its own words.
             TrainingError: If there is no answer, or another one.
         """
-        body = None if asked is None else json.dumps(asked).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data=body, headers={"Content-Type": "application/json"})
+        body, headers = None if asked is None else json.dumps(asked).encode(), {"Content-Type": "application/json"}
         try:
-            with self._opener.open(request, timeout=within) as answer:
-                content = answer.read(largest_bytes + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                refused = _refusal_in(error)
-            if refused is not None:
-                raise refused from None
-            self._is_wrong(f"it answers with HTTP {error.code}")
-        except (OSError, HTTPException, ValueError) as error:
+            # Without redirects: a credential goes to the address of the recipe and to no other.
+            how = {"seconds": WHOLE_SECONDS, "silence_seconds": within, "headers": headers, "follows": False}
+            with ask(f"{self.url}{path}", body=body, **how) as answer:
+                status, content = answer.status, answer.read(largest_bytes)
+        except (OSError, ValueError) as error:
             raise TrainingError(
                 f"The membership server {self.url} does not answer: {_one_line(error)}.",
                 cure="Check your connection; if it works, ask the run's maintainer whether the server is on.",
             ) from None
-        if len(content) > largest_bytes:
-            self._is_wrong(f"its answer has more than {largest_bytes} bytes")
+        if status >= 300:
+            if (refused := _refusal_in(content)) is not None:
+                raise refused
+            self._is_wrong(f"it answers with HTTP {status}")
         return content
 
     def _is_wrong(self, what: str) -> NoReturn:
@@ -232,13 +226,6 @@ class MembershipClient:
             f"The membership server {self.url} cannot be used: {what}.",
             cure="Fetch the run's recipe again; if that does not help, ask the run's maintainer.",
         ) from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A credential goes to the address of the recipe and to no other."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
 
 
 class _Refused(Exception):
@@ -249,11 +236,11 @@ class _Refused(Exception):
         self.reason, self.seconds = reason, seconds
 
 
-def _refusal_in(error: urllib.error.HTTPError) -> _Refused | None:
+def _refusal_in(content: bytes) -> _Refused | None:
     try:
-        told = json.loads(error.read(LARGEST_ANSWER_BYTES))
+        told = json.loads(content)
         reason, seconds = told["refused"], min(max(int(told.get("seconds", 0)), 0), 3600)
-    except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return _Refused(reason, seconds) if isinstance(reason, str) and reason in REASONS else None
 
@@ -269,6 +256,4 @@ def _plain(text: str, what: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    text = reason_of(reason) if isinstance(reason, Exception) else str(reason)
-    return " ".join(text.split())[:200] or type(error).__name__
+    return " ".join(reason_of(error).split())[:200] or type(error).__name__

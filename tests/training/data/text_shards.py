@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from training.data.prepare.text import TextInput, prepare_text
 from training.data.store.blocks import Blocks
 from training.data.store.shards import read_manifest
-from training.data.store.source import Folder
+from training.storage.remote import Folder
 
 LENGTH = 16
 END = "</s>"

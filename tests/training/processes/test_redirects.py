@@ -14,11 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from training.config import load_recipe, read_recipe
-from training.data.store import source
-from training.data.store.source import UnreachableError, open_source
 from training.doctor.facts.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
-from training.processes import redirects
+from training.storage import remote
+from training.storage.remote import MissingError, open_source
 from training.swarm.run.servers import ask_site, servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -28,7 +27,7 @@ FILES = {
     "/shard": b"content",
 }
 FETCHED = {
-    "shards": (lambda url: open_source(url).read_all("shard", limit=100), b"content", UnreachableError),
+    "shards": (lambda url: open_source(url).read_all("shard", limit=100), b"content", MissingError),
     "servers": (ask_site, (ADDRESS,), TrainingError),
     "trusted peers": (servers_at, {"QmServer"}, None),
     "recipe": (lambda url: load_recipe(f"{url}/recipe.toml").run_id, "demo", BadInput),
@@ -78,8 +77,8 @@ def site():
 @pytest.fixture
 def sites(monkeypatch):
     """One that redirects to the other."""
-    monkeypatch.setattr(redirects, "_is_public", lambda address: address.hostname == "localhost")
-    monkeypatch.setattr(source, "pause_seconds", lambda failures: 0.001)
+    monkeypatch.setattr(remote, "is_public_host", lambda host: host == "localhost")
+    monkeypatch.setattr(remote, "pause_seconds", lambda failures: 0.001)
     monkeypatch.setenv("no_proxy", "*")
     with site() as first, site() as second:
         first.moved_to = f"http://127.0.0.1:{second.server_port}"

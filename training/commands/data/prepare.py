@@ -153,9 +153,9 @@ def run(
 
 
 def _push(out: Path, address: str, *, replace: bool) -> None:
-    from training.data.store.source import data_set_address
     from training.processes.progress import show_progress
     from training.publish.copies.sets import push_set
+    from training.storage.remote import data_set_address
 
     address = data_set_address(address)  # with which peers read what is sent
     with show_progress(sys.stdout) as show:

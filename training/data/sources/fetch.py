@@ -7,23 +7,23 @@ that its pictures are not for training is obeyed (`noai`, `noimageai`, `noindex`
 
 from __future__ import annotations
 
-import http.client
-import io
-import ipaddress
 import logging
 import socket
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from training.data.store.source import TRY_AGAIN_CODES, pause_seconds
-from training.processes.redirects import UnreadRedirects
+from training.storage.remote import (
+    TRY_AGAIN_CODES,
+    Refusal,
+    RefusedAddress,
+    allowed_addresses,
+    ask,
+    is_public,
+    pause_seconds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,6 @@ link would be left out for ever."""
 LARGEST_PICTURE_BYTES = 1 << 25
 OPTED_OUT = ("noai", "noimageai", "noindex", "noimageindex")
 USER_AGENT = "training-transformers-together (obeys X-Robots-Tag: noai)"
-REDIRECTIONS = 5
-WITH_IPV4 = tuple(map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
-"""Addresses of IPv6 that end with one of IPv4, to which machines and gateways take them (RFC 4291, 2765 and 6052)."""
-INSIDE = ipaddress.ip_network("64:ff9b:1::/48")
-"""Of a network's own gateway to IPv4 (RFC 8215)."""
 PLAIN_SIGNS = "%/:=&?~+!$,;'@()*[]"
 """Signs that stay as they are in an address; lists have spaces and letters of all scripts in others, as browsers take
 them."""
@@ -59,17 +54,6 @@ class Fetcher:
 
     def __init__(self, is_allowed: Callable[[str], bool] | None = None):
         self._is_allowed = is_allowed or is_public
-        self._opener = urllib.request.OpenerDirector()  # without its handlers for files, FTP and proxies
-        redirections = UnreadRedirects()
-        redirections.max_redirections = REDIRECTIONS
-        for handler in (
-            _Guarded(self._is_allowed),
-            redirections,
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.UnknownHandler(),  # refuses what is neither http:// nor https://
-        ):
-            self._opener.add_handler(handler)
         self._hosts: dict[str, _Host] = {}
         """Those that are asked now: a list may name millions."""
         self._lock = threading.Lock()
@@ -91,16 +75,15 @@ class Fetcher:
                 path, query = (quote(part, safe=PLAIN_SIGNS) for part in (parts.path, parts.query))
                 with self._turn(parts.hostname or ""):
                     return self._read(urlunsplit(parts._replace(path=path, query=query)))
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in TRY_AGAIN_CODES:
+            except Refusal as error:
+                if error.status < 500 and error.status not in TRY_AGAIN_CODES:
                     raise LeftOutError("not found at its address") from None
-            except _PrivateAddressError:
+            except RefusedAddress:
                 raise LeftOutError("private address") from None
-            except (ValueError, http.client.InvalidURL):  # of this address, or of one to which it leads
+            except ValueError:  # of this address, or of one to which it leads
                 raise LeftOutError("no web address") from None
-            except (OSError, http.client.HTTPException) as error:
-                if isinstance(getattr(error, "reason", None), _PrivateAddressError):
-                    raise LeftOutError("private address") from None
+            except OSError:
+                pass  # it is asked again
             failures += 1
             if failures >= FETCH_TRIES:
                 if not self._has_waited_for_link(gives_up_at):
@@ -114,7 +97,8 @@ class Fetcher:
         failures = 0
         while self._answerer is not None and time.monotonic() < gives_up_at:
             try:
-                _connect(self._is_allowed, self._answerer, SILENT_SECONDS).close()
+                first, *_ = allowed_addresses(*self._answerer, self._is_allowed)
+                socket.create_connection((first, self._answerer[1]), SILENT_SECONDS).close()
             except OSError:
                 failures += 1
                 self._note_link(is_down=True)
@@ -154,19 +138,18 @@ class Fetcher:
                     del self._hosts[name]
 
     def _read(self, url: str) -> bytes:
-        request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
-        with self._opener.open(request, timeout=SILENT_SECONDS) as response:
-            parts = urlsplit(response.url)
+        limits = {"seconds": PICTURE_SECONDS, "silence_seconds": SILENT_SECONDS}
+        with ask(url, headers={"User-Agent": USER_AGENT}, is_allowed=self._is_allowed, **limits) as answer:
+            answer.check()
+            parts = urlsplit(answer.url)
             self._answerer = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
-            if is_opted_out(response.headers.get_all("X-Robots-Tag") or []):
+            if is_opted_out(answer.headers.get_list("X-Robots-Tag")):
                 raise LeftOutError("opted out of training")
             content = bytearray()
-            while chunk := response.read1(1 << 16):
-                content += chunk
+            for piece in answer.pieces:
+                content += piece
                 if len(content) > LARGEST_PICTURE_BYTES:
                     raise LeftOutError("huge file")
-            if response.length:
-                raise http.client.IncompleteRead(b"", response.length)
             return bytes(content)
 
 
@@ -186,23 +169,6 @@ def is_opted_out(tags: list[str]) -> bool:
     return False
 
 
-def is_public(address: str) -> bool:
-    """Whether an IP address is one of the Internet's, and not of this machine, its network, or a group.
-
-    >>> is_public("93.184.216.34"), is_public("10.0.0.1"), is_public("::ffff:127.0.0.1"), is_public("169.254.169.254")
-    (True, False, False, False)
-    """
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if ip.version == 4:
-        return ip.is_global and not ip.is_multicast
-    inner = ip.sixtofour
-    if any(ip in network for network in WITH_IPV4):
-        inner = ipaddress.IPv4Address(ip.packed[-4:])
-    if inner is not None and not is_public(str(inner)):
-        return False
-    return (inner is not None or ip.is_global) and not (ip.is_multicast or ip.is_site_local or ip in INSIDE)
-
-
 class _Host:
     """A host that is asked."""
 
@@ -210,76 +176,3 @@ class _Host:
         self.turns = threading.Semaphore(CONNECTIONS_PER_HOST)
         self.asking = 0
         """Threads that have a turn, or wait for one."""
-
-
-class _PrivateAddressError(OSError):
-    """A name or redirection leads to an address that is not the Internet's."""
-
-
-class _Guarded(urllib.request.AbstractHTTPHandler):
-    """Opens connections to allowed addresses only."""
-
-    def __init__(self, is_allowed: Callable[[str], bool]):
-        super().__init__()
-        self._is_allowed, self._context = is_allowed, ssl.create_default_context()
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """For `urllib.request`."""
-        return self.do_open(lambda host, **settings: self._guard(http.client.HTTPConnection(host, **settings)), request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """For `urllib.request`."""
-        return self.do_open(
-            lambda host, **settings: self._guard(http.client.HTTPSConnection(host, context=self._context, **settings)),
-            request,
-        )
-
-    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
-
-    def _guard(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        # `http.client` connects through this attribute. The address that is checked is the one that is connected to:
-        # a name that is resolved twice could have another address the second time.
-        connection._create_connection = partial(_connect, self._is_allowed)
-        connection.response_class = _Response
-        return connection
-
-
-class _Response(http.client.HTTPResponse):
-    """An answer that has to come within `PICTURE_SECONDS`, its headers included."""
-
-    def __init__(self, *args, **settings):
-        super().__init__(*args, **settings)
-        self.fp = io.BufferedReader(_Timed(self.fp.detach()))
-
-
-class _Timed(io.RawIOBase):
-    """What a connection brings until a deadline. A host that sends a byte now and then is never silent."""
-
-    def __init__(self, connection: io.RawIOBase):
-        self._connection, self._deadline = connection, time.monotonic() + PICTURE_SECONDS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int | None:
-        if time.monotonic() > self._deadline:
-            raise TimeoutError("it comes too slowly")
-        return self._connection.readinto(buffer)
-
-    def close(self) -> None:
-        self._connection.close()
-        super().close()
-
-
-def _connect(
-    is_allowed: Callable[[str], bool], address: tuple[str, int], timeout: float, source_address: object = None
-) -> socket.socket:
-    """As `socket.create_connection`, to allowed addresses only."""
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    allowed = [place for *_, place in found if is_allowed(place[0])]
-    if not allowed:
-        raise _PrivateAddressError(f"{address[0]} is no public address")
-    for place in allowed[:-1]:
-        with suppress(OSError):  # such as the first of two families, on a machine that has only the other one
-            return socket.create_connection(place[:2], timeout)
-    return socket.create_connection(allowed[-1][:2], timeout)

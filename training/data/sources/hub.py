@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from training.data.demo.captions import Split
 from training.data.sources.documents import BROKEN_FILE, Piece, pieces_of
-from training.data.store.source import TRIES
 from training.errors import BadInput, TrainingError, first_line
+from training.storage.remote import TRIES
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -29,8 +29,8 @@ from training.data.store.shards import (
     ShardIndex,
     TextManifest,
 )
-from training.data.store.source import MissingError, Source
 from training.errors import BadInput, reason_of
+from training.storage.remote import MissingError, Source
 
 LARGEST_BLOCK_BYTES = 1 << 26
 """Largest row group, compressed."""

@@ -1,6 +1,6 @@
 """A set of prepared shards, opened: its manifest, its tokenizer, and where its other files are.
 
-Files come from a folder or over the network (`training.data.store.source`). What is fetched is compared with the
+Files come from a folder or over the network (`training.storage.remote`). What is fetched is compared with the
 manifest's
 SHA-256, kept in a cache with a limit (`training.data.store.cache`), and compared again whenever it is read. The codec
 is fetched only when pictures are to be decoded.
@@ -28,11 +28,11 @@ from training.data.store.shards import (
     parse_manifest,
     refuse_other_kind,
 )
-from training.data.store.source import MissingError, Source, UnreachableError, data_set_address, open_source
 from training.data.store.text_tokenizer import TextTokenizer
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
 from training.model.codecs.codec import CONFIG_FILE, WEIGHTS_FILE
+from training.storage.remote import MissingError, Source, UnreachableError, data_set_address, open_source
 from training.storage.whole import whole_file
 
 LARGEST_FILE_BYTES = 1 << 33

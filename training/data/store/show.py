@@ -27,10 +27,10 @@ from training.data.store.card import times_smaller
 from training.data.store.layouts import Rows, TextRows
 from training.data.store.sets import Shards, open_shards
 from training.data.store.shards import KINDS, Manifest
-from training.data.store.source import MissingError, UnreachableError
 from training.data.stream.order import permuted
 from training.errors import BadInput
 from training.model.codecs.codec import ImageCodec, codec_config, load_codec
+from training.storage.remote import MissingError, UnreachableError
 
 TEMPLATE = "show.html"
 LOOKED_AT = 16

@@ -30,9 +30,9 @@ from training.data.store.blocks import Blocks, DamagedError
 from training.data.store.layouts import TextRows
 from training.data.store.sets import Shards
 from training.data.store.shards import check_fit, check_text_fit
-from training.data.store.source import TRIES, MissingError, UnreachableError, pause_seconds
 from training.data.stream.order import Order, Place, Window
 from training.errors import BadInput
+from training.storage.remote import TRIES, MissingError, UnreachableError, pause_seconds
 
 WINDOW_BYTES = 20_000_000
 """Codes or tokens of one window, of which two are in memory at a time: 9765 samples of 1024 codes."""

@@ -7,15 +7,14 @@ import socket
 import ssl
 import threading
 import time
-import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException, InvalidURL
 from urllib.parse import SplitResult, urlsplit
 
 from training.doctor.finding import Fault, Finding, Unusable
-from training.processes.redirects import RefusedRedirect, open_checked
+from training.storage.remote import Answer, Refusal, RefusedAddress, ask
 
 NAME = Fault(
     name="name-unknown",
@@ -135,31 +134,38 @@ def fetch(url: str, *, limit: int, seconds: float = ANSWER_SECONDS) -> Fetched:
     proxy, variable = _check_way(url)
     began = time.time()
     try:
-        with open_checked(url, ANSWER_SECONDS) as response:
-            answered = time.time()
-            ahead = _clock_ahead(response.headers, (began + answered) / 2)
-            first = time.monotonic()
-            body = b""
-            while len(body) < limit and time.monotonic() - first < seconds:
-                if not (piece := response.read1(min(1 << 16, limit - len(body)))):
-                    break
-                body += piece
-            took = time.monotonic() - first
-            complete = response.length in (None, 0)
-            if "text/html" in response.headers.get("Content-Type", ""):
+        # Beyond `seconds` for the body, the beginning of an answer may take as long as each part of it.
+        with ask(url, seconds=2 * ANSWER_SECONDS + seconds, silence_seconds=ANSWER_SECONDS) as answer:
+            answer.check()
+            ahead = _clock_ahead(answer.headers, (began + time.time()) / 2)
+            if "text/html" in answer.headers.get("Content-Type", ""):
                 raise Unfetched(OTHER_PAGE.found(f"{url} is a web page, not a file of a run."))
-            return Fetched(body=body, complete=complete, seconds=took, clock_ahead=ahead)
-    except urllib.error.HTTPError as error:
-        if proxy and error.code in REFUSALS:
-            said = f"The proxy {_without_password(proxy)} answers {error.code} {error.reason}."
+            return _beginning(answer, limit, seconds, ahead)
+    except Refusal as error:
+        if proxy and error.status in REFUSALS:
+            said = f"The proxy {_without_password(proxy)} answers {error}."
             raise Unfetched(PROXY_REFUSES.found(said, variable=variable)) from None
-        raise Unfetched(SITE_FAILS.found(f"{url} answers {error.code} {error.reason}.")) from None
-    except InvalidURL as error:
-        raise _bad_address(url, error) from None
-    except (OSError, HTTPException) as error:
+        raise Unfetched(SITE_FAILS.found(f"{url} answers {error}.")) from None
+    except OSError as error:
         raise Unfetched(_finding_of(error, url, proxy, variable)) from None
     except ValueError as error:  # such as a letter that is not ASCII
         raise _bad_address(url, error) from None
+
+
+def _beginning(answer: Answer, limit: int, seconds: float, clock_ahead: float | None) -> Fetched:
+    """The first `limit` bytes of an answer, at most as many as come within `seconds`."""
+    first, body, complete = time.monotonic(), bytearray(), False
+    with suppress(OSError):  # the connection broke off: what has come is the beginning
+        for piece in answer.pieces:
+            body += piece
+            if len(body) >= limit or time.monotonic() - first >= seconds:
+                break
+        else:
+            complete = True
+    took = time.monotonic() - first
+    whole = bytes(body[:limit])
+    complete = (complete and len(body) <= limit) or str(len(whole)) == answer.headers.get("Content-Length")
+    return Fetched(body=whole, complete=complete, seconds=took, clock_ahead=clock_ahead)
 
 
 def fetch_whole(url: str, *, limit: int) -> Fetched:
@@ -262,22 +268,33 @@ def _check_connection(parts: SplitResult, variable: str, url: str) -> None:
 
 
 def _finding_of(error: Exception, url: str, proxy: str, variable: str) -> Finding:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        said = f"The certificate of {url} is refused: {reason.verify_message}"
-        if reason.verify_code in DATE_CODES:
+    causes = list(_causes(error))
+    for cause in causes:
+        if not isinstance(cause, ssl.SSLCertVerificationError):
+            continue
+        said = f"The certificate of {url} is refused: {cause.verify_message}"
+        if cause.verify_code in DATE_CODES:
             return CERTIFICATE_DATE.found(f"{said}.")
-        if reason.verify_code == NAME_CODE:
+        if cause.verify_code == NAME_CODE:
             return CERTIFICATE_NAME.found(f"{said}")
         return CERTIFICATE_UNKNOWN.found(f"{said}{_issuer(url)}.")
-    if isinstance(reason, RefusedRedirect):
-        return OTHER_PAGE.found(f"{url} is not fetched: {reason}.")
-    if proxy and str(reason).startswith("Tunnel connection failed"):
-        said = f"The proxy {_without_password(proxy)} does not let the address pass: {reason}."
+    if isinstance(error, RefusedAddress):
+        return OTHER_PAGE.found(f"{url} is not fetched: {error}.")
+    kinds = {type(cause).__name__ for cause in causes}
+    if proxy and "ProxyError" in kinds:
+        said = f"The proxy {_without_password(proxy)} does not let the address pass: {error}."
         return PROXY_REFUSES.found(said, variable=variable)
-    if isinstance(reason, TimeoutError):
+    if "ReadTimeout" in kinds:
         return SITE_SILENT.found(f"{url} accepts the connection, but does not answer within {ANSWER_SECONDS:g} s.")
-    return SITE_FAILS.found(f"{url} breaks the connection off: {reason}.")
+    return SITE_FAILS.found(f"{url} breaks the connection off: {error}.")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those from which it came, of the libraries below."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def _issuer(url: str) -> str:
@@ -293,7 +310,7 @@ def _issuer(url: str) -> str:
 
 def _clock_ahead(headers, now: float) -> float | None:
     """Seconds by which `now` is ahead of the answer's date; an answer from a cache says its age as well."""
-    with suppress(TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError):
         said = email.utils.parsedate_to_datetime(headers["Date"]).timestamp() + 0.5
         return now - said - float(headers.get("Age", 0))
     return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.data.sources.work import Progress
 from training.data.store.shards import MANIFEST_FILE, check_file, manifest_or_none, read_manifest
 from training.errors import BadInput, first_line
-from training.publish.copies.storage import tried
+from training.storage.remote import tried
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete

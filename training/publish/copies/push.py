@@ -22,7 +22,7 @@ from training.checkpoints.retention import Stored, delete_surplus, surplus
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import Event, EventLog
-from training.publish.copies.storage import open_storage
+from training.storage.remote import file_system
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 900.0
@@ -159,7 +159,7 @@ class _Storage:
 
     def __init__(self, address: str, settings: MonitorConfig):
         self._settings = settings
-        self._files, self._root = open_storage(address, what="checkpoints", flag="--push-to")
+        self._files, self._root = file_system(address)
 
     def put(self, checkpoint: Path, card: str) -> None:
         """The facts come last: without them a folder is no checkpoint."""

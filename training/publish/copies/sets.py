@@ -15,7 +15,7 @@ from training.data.sources.work import Progress
 from training.data.store.shards import MANIFEST_FILE, check_file, manifest_or_none, read_manifest
 from training.errors import BadInput
 from training.publish.copies.hub_sets import HubPush
-from training.publish.copies.storage import open_storage, tried
+from training.storage.remote import file_system, tried
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -48,7 +48,7 @@ def push_set(
     """
     if address.startswith("hf://"):
         return HubPush(folder, address, progress).run(replace=replace)
-    files, root = open_storage(address, what="shards", flag="--push")
+    files, root = file_system(address)
     return _Push(folder, address, files, root.rstrip("/"), progress).run(replace=replace)
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from training.errors import BadInput, TrainingError
-from training.processes.redirects import open_checked, read_short
+from training.storage.remote import read_document
 from training.swarm.node.addresses import check_full, id_of
 
-LARGEST_DOCUMENT_BYTES = 1 << 18
-"""A run's document has some kilobytes."""
 SITE_SECONDS = 10.0
-"""Longest silence of a site."""
+"""Longest wait for a site's document."""
 MOST_SERVERS = 32
 """Servers that a site may name: each is called for ever."""
 
@@ -73,14 +70,13 @@ def document_of(site: str) -> str:
     return f"{site}/live/run.json"
 
 
-def read_document(url: str) -> object:
+def read_run_document(url: str) -> object:
     """The document of a run.
 
     Raises:
-        OSError, ValueError, RecursionError, HTTPException: If the site does not answer, or sends something else.
+        OSError, ValueError, RecursionError: If the site does not answer, or sends something else.
     """
-    with open_checked(url, SITE_SECONDS) as response:
-        return json.loads(read_short(response, most_bytes=LARGEST_DOCUMENT_BYTES, seconds=SITE_SECONDS))
+    return json.loads(read_document(url, seconds=SITE_SECONDS))
 
 
 def ask_site(site: str) -> tuple[str, ...]:
@@ -91,9 +87,9 @@ def ask_site(site: str) -> tuple[str, ...]:
     """
     url = document_of(site)
     try:
-        named = read_document(url)["initial_peers"]
+        named = read_run_document(url)["initial_peers"]
         addresses = [check_full(str(one)) for one in list(named)[:MOST_SERVERS]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, HTTPException, BadInput) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, BadInput) as error:
         raise TrainingError(
             f"The run's site does not name its servers: {url} cannot be read ({_reason(error)}).",
             cure="Check the address of the site, and whether the run is on.",
@@ -117,7 +113,7 @@ def servers_at(site: str | None) -> frozenset[str]:
     if site is None:
         return frozenset()
     try:
-        document = read_document(document_of(site))
+        document = read_run_document(document_of(site))
         return frozenset(server for server in document.get("servers", ()) if isinstance(server, str))
-    except (OSError, ValueError, RecursionError, HTTPException, AttributeError, TypeError):
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return frozenset()

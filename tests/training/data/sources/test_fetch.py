@@ -1,5 +1,6 @@
 """Pictures from strangers' addresses: none from inside the network, none that may not be had, few from one host."""
 
+import gc
 import socket
 import threading
 import time
@@ -37,13 +38,16 @@ def test_a_picture_is_fetched(server, fetcher):
 
 
 def test_memory_does_not_grow_with_the_hosts_of_a_list():
-    fetcher = Fetcher()
+    fetcher, held = Fetcher(), []
     tracemalloc.start()
     try:
         for number in range(4000):
             with pytest.raises(LeftOutError, match="private address"):
                 fetcher.fetch(f"http://10.0.{number // 250}.{number % 250}/1.png")
-        assert tracemalloc.get_traced_memory()[0] < 500_000
+            if number in (999, 3999):  # after the first, caches of the libraries are full
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        assert held[1] - held[0] < 100_000
     finally:
         tracemalloc.stop()
 
@@ -232,7 +236,7 @@ def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monke
     real, tries = socket.create_connection, []
     assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
 
-    def cut(place, timeout):
+    def cut(place, timeout, **_):
         tries.append(place)
         if len(tries) < 20:
             raise OSError("Network is unreachable")

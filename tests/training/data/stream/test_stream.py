@@ -14,12 +14,12 @@ from tests.training.data.numbered_shards import COLOURS, SAMPLES, change_manifes
 from training.config import load_recipe
 from training.data.store import cache as cache_module
 from training.data.store import shards as shards_module
-from training.data.store import source as source_module
 from training.data.store.sets import open_shards
 from training.data.stream import stream as stream_module
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream
 from training.errors import BadInput
+from training.storage import remote as source_module
 
 MODEL = load_recipe("demo").model
 GROUP = 16

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.programs
 
 PUSH = """
 import sys; from pathlib import Path; from training.errors import TrainingError
-from training.data.store.source import open_source
+from training.storage.remote import open_source
 from training.publish.copies import hub_sets
 from training.publish.copies.sets import push_set
 from training.data.store.sets import open_shards

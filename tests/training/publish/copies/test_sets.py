@@ -8,10 +8,10 @@ import pytest
 from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.publish.copies.test_push import Bucket, server
 from training.data.store.sets import open_shards
-from training.data.store.source import MissingError, open_source
 from training.errors import BadInput, TrainingError
-from training.publish.copies import storage as storage_module
 from training.publish.copies.sets import push_set
+from training.storage import remote as storage_module
+from training.storage.remote import MissingError, open_source
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_s3_gets_the_files_and_gives_them_back(prepared, monkeypatch):
     "address, words",
     [
         ("hf://demo", "names no data set of the hub; give --push as hf://OWNER/NAME"),
-        ("nothing://x", "is no place for shards"),
+        ("nothing://x", "Protocol not known"),
     ],
 )
 def test_other_places_are_refused(prepared, address, words):
