@@ -20,8 +20,7 @@ a gradient from there on, in order:
 1. **Adding up.** The strategy (epoch/strategies/) adds the model's gradients to sums (epoch/gradients.py).
 2. **Progress.** The peer announces its samples in the DHT and adds up everybody's (peers/progress.py). An epoch ends
    when all peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
-   Only a peer that has brought weight to an average, or whose ticket vouches for it, has a voice in this, one an
-   account (peers/table.py).
+   What a peer reports counts as far as it has brought it to averages before (peers/table.py).
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers
    (epoch/exchange.py asks for it; in round/, averager.py, pipe.py and service.py are the trainer's handle, the pipe
    and the process; matchmaking.py forms the group). It waits for peers that answer a ping (node/signs_of_life.py),

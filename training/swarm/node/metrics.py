@@ -6,7 +6,7 @@ refuses records that are unsigned, signed with another key, malformed or out of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 from training.config import RunConfig
 from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.record_tickets import accounts_of
-from training.swarm.peers.table import Peers
+from training.swarm.node.voices import Accounts, by_voice
 
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
@@ -121,9 +121,7 @@ def validator(run_id: str) -> RecordValidatorBase:
     return SchemaValidator(_Records, prefix=run_id)
 
 
-def believable(
-    records: Sequence[PeerRecord], total_epochs: int, accounts: Mapping[bytes, tuple[str, bool]] | None = None
-) -> list[PeerRecord]:
+def believable(records: Sequence[PeerRecord], total_epochs: int, accounts: Accounts | None = None) -> list[PeerRecord]:
     """The records without those of epochs that the run cannot have reached: after its last one, or more than
     `EPOCHS_AHEAD` after the epoch of half of all peers.
 
@@ -142,14 +140,12 @@ def believable(
     return [record for record in possible if record.epoch <= median_high(trained) + EPOCHS_AHEAD]
 
 
-def of_voices(
-    records: Sequence[PeerRecord], accounts: Mapping[bytes, tuple[str, bool]] | None = None
-) -> list[PeerRecord]:
-    """One record for each voice (`training.swarm.peers`): that of the newest epoch."""
+def of_voices(records: Sequence[PeerRecord], accounts: Accounts | None = None) -> list[PeerRecord]:
+    """One record for each voice (`training.swarm.node.voices`): that of the newest epoch."""
     by_peer = {PeerID.from_base58(record.peer_id).to_bytes(): record for record in records} if accounts else {}
     if not by_peer:
         return list(records)
-    voices = Peers(accounts).by_voice(by_peer).values()
+    voices = by_voice(by_peer, accounts).values()
     return [max((by_peer[peer] for peer in peers), key=lambda record: record.epoch) for peers in voices]
 
 
@@ -163,7 +159,7 @@ def read_believable(dht: DHT, run: RunConfig) -> list[PeerRecord]:
     return believable(records, run.schedule.total_epochs, accounts_of_records(dht, records))
 
 
-def accounts_of_records(dht: DHT, records: Sequence[PeerRecord]) -> dict[bytes, tuple[str, bool]]:
+def accounts_of_records(dht: DHT, records: Sequence[PeerRecord]) -> Accounts:
     """See `record_tickets.accounts_of`."""
     return accounts_of(dht, (PeerID.from_base58(record.peer_id) for record in records))
 

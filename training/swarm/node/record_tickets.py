@@ -21,6 +21,7 @@ from training.swarm.engine.bounds import unpack
 from training.swarm.engine.engine import drop_refused
 from training.swarm.node.admission import Admission, admission_of
 from training.swarm.node.identity import peer_id_of
+from training.swarm.node.voices import Accounts
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
 
@@ -77,8 +78,8 @@ class TicketValidator(RecordValidatorBase):
         return record.value if begin < 0 else record.value[:begin]
 
 
-def accounts_of(dht: Node, peers: Iterable[PeerID]) -> dict[bytes, tuple[str, bool]]:
-    """The account of each of these peers, and whether its ticket vouches for it, by the records that the node has read.
+def accounts_of(dht: Node, peers: Iterable[PeerID]) -> Accounts:
+    """The accounts of these peers, by the tickets in the records that the node has read.
 
     Empty in an open run, and without peers that have no record.
     """
@@ -91,7 +92,7 @@ def accounts_of(dht: Node, peers: Iterable[PeerID]) -> dict[bytes, tuple[str, bo
         return {}
 
 
-async def _accounts_of(peers: tuple[PeerID, ...], dht: Node, _node: DHTNode) -> dict[bytes, tuple[str, bool]]:
+async def _accounts_of(peers: tuple[PeerID, ...], dht: Node, _node: DHTNode) -> Accounts:
     accounts = dht.admission.accounts
     return {peer.to_bytes(): accounts[str(peer)] for peer in peers if str(peer) in accounts}
 

@@ -18,7 +18,7 @@ from training.errors import RefusedByRun
 from training.swarm.node.dht import post_word, posted_words
 from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.record_tickets import accounts_of
-from training.swarm.peers.table import Peers
+from training.swarm.node.voices import by_voice
 
 
 def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
@@ -67,9 +67,9 @@ def check_tokens(
 
 
 def _of_voices(dht: DHT, words: Mapping[bytes, str]) -> dict[bytes | str, str]:
-    """One announcement for each voice; see `training.swarm.peers`."""
+    """One announcement for each voice; see `training.swarm.node.voices`."""
     signers = {peer.to_bytes(): word for key, word in words.items() if word and (peer := peer_id_of(key)) is not None}
-    voices = Peers(accounts_of(dht, map(PeerID, signers))).by_voice(signers)
+    voices = by_voice(signers, accounts_of(dht, map(PeerID, signers)))
     return {name: signers[peers[0]] for name, peers in voices.items()}
 
 

@@ -1,11 +1,13 @@
 """What this peer knows of the others: one table (table.py), and all times of it in one list (times.py).
 
-Two rules hold here and nowhere else:
+Two rules say what reports of other peers can do:
 
-1. **A voice.** Only a peer that has brought weight to an average with this one, or whose ticket vouches for it, has a
-   say in which epoch the run is at; and one account has one voice. Until one of the peers that are here has a voice,
-   as at a newcomer, all of them are heard, but see rule 2.
+1. **A voice** (`training.swarm.node.voices`). Only a peer that has brought weight to an average with this one, or whose
+   ticket vouches for it, has a say in which epoch the run is at; and one account has one voice. Until one of the peers
+   that are here has a voice, as at a newcomer, all of them are heard, but see rule 2. Samples of a peer count towards
+   the end of an epoch when it has brought some to an average, and as far as it brings what it reports.
 2. **A state in hand.** Reports move no peer to an epoch: only an update of its own or a downloaded state does, with the
-   epochs that can have ended during the download (`furthest_epoch`). What others report makes a peer try to download a
-   state, and it trains on if none comes.
+   epochs that can have ended during the download (`furthest_epoch`). A peer whose weights were those of the others
+   may skip three epochs if most voices say so, until its weights are theirs again; nobody skips the schedule's last.
+   What others report makes a peer try to download a state, and it trains on if none comes.
 """

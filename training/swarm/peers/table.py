@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from hivemind.utils import get_dht_time
 
+from training.swarm.node.voices import Accounts, by_voice
 from training.swarm.peers.times import LEAST_SHARE_BROUGHT, MEETINGS, MOST_PEERS
 
 
@@ -27,8 +28,6 @@ class _Peer:
     lost_at: float = -math.inf
     is_silent: bool = False
     """Whether it has not answered the last ping."""
-    account: str = ""
-    is_vouched: bool = False
     has_brought: bool = False
     """Whether it has brought weight to an average with this peer."""
     share: float = 1.0
@@ -46,7 +45,7 @@ class Peers:
     an event replaces single values, and a question reads each of them once.
 
     Args:
-        accounts: The account of each peer that has shown a ticket, and whether the ticket vouches for it.
+        accounts: Of the peers that have shown tickets.
         clock: Seconds, as the records of peers count them.
 
     >>> peers = Peers(clock=lambda: 100.0)
@@ -58,12 +57,10 @@ class Peers:
     (20.0, 4.0, 0.0)
     """
 
-    def __init__(
-        self, accounts: Mapping[bytes, tuple[str, bool]] | None = None, *, clock: Callable[[], float] = get_dht_time
-    ):
+    def __init__(self, accounts: Accounts | None = None, *, clock: Callable[[], float] = get_dht_time):
         self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
-        self.note_accounts(accounts or {})
+        self._accounts: Accounts = accounts or {}
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -76,11 +73,9 @@ class Peers:
         if not at <= one.lost_at <= now:
             one.lost_at, one.is_silent = -math.inf, False
 
-    def note_accounts(self, accounts: Mapping[bytes, tuple[str, bool]]) -> None:
-        """These peers have shown tickets of these accounts, which may vouch for them."""
-        for peer, (account, is_vouched) in accounts.items():
-            one = self._of(peer)
-            one.account, one.is_vouched = account, is_vouched
+    def note_accounts(self, accounts: Accounts) -> None:
+        """These peers have shown tickets."""
+        self._accounts = {**self._accounts, **accounts} if len(self._accounts) < MOST_PEERS else dict(accounts)
 
     def failed(self, peer: bytes, fault: Fault, weight: float = 1.0, *, is_silent: bool = False) -> None:
         """This peer has failed.
@@ -152,31 +147,24 @@ class Peers:
         missed = int(self._peers.get(peer, _UNKNOWN).missed)
         return missed & (missed - 1) == 0
 
-    def voice(self, peer: bytes) -> bytes | str | None:
-        """In whose name it speaks of the run's epoch: its account's, or its own; None: it has no voice."""
-        one = self._peers.get(peer, _UNKNOWN)
-        return (one.account or peer) if one.has_brought or one.is_vouched else None
+    def has_voice(self, peer: bytes) -> bool:
+        """Whether it has a say in the run's epoch and state."""
+        return self._has_brought(peer) or self._accounts.get(peer, ("", False))[1]
 
     def voices(self, epochs: Mapping[bytes, int]) -> list[int]:
-        """The epochs that count of those that peers report, one of each account: the newest.
-
-        As long as no peer has a voice, every account that reports an epoch has one.
-        """
+        """The epochs that count of those that peers report: the newest of each account; see `by_voice`."""
         return [max(epochs[peer] for peer in peers) for peers in self.by_voice(epochs).values()]
 
     def by_voice(self, peers: Iterable[bytes]) -> dict[bytes | str, list[bytes]]:
-        """Those of the peers that are heard, by the name in which they speak; see `voices`."""
-        peers, heard = list(peers), {}
-        has_voices = self.any_voice(peers)
-        for peer in peers:
-            name = self.voice(peer) if has_voices else self._peers.get(peer, _UNKNOWN).account or peer
-            if name is not None:
-                heard.setdefault(name, []).append(peer)
-        return heard
+        """Those of the peers that are heard, by the name in which they speak; see `training.swarm.node.voices`."""
+        return by_voice(peers, self._accounts, self._has_brought)
+
+    def _has_brought(self, peer: bytes) -> bool:
+        return self._peers.get(peer, _UNKNOWN).has_brought
 
     def any_voice(self, peers: Iterable[bytes]) -> bool:
         """Whether any of these has a voice."""
-        return any(self.voice(peer) is not None for peer in peers)
+        return any(map(self.has_voice, peers))
 
     def counted_samples(self, peer: bytes, reported: float) -> float:
         """How many of the samples that it reports count towards the end of an epoch."""

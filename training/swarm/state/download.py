@@ -232,7 +232,7 @@ def download_state(
         admission=admission_of(dht),
         peers=peers,
     )
-    in_turn = sorted(donors, key=lambda one: (str(one) in asked_last, peers.voice(one.to_bytes()) is None))
+    in_turn = sorted(donors, key=lambda one: (str(one) in asked_last, not peers.has_voice(one.to_bytes())))
     return _ask_in_turn(partial(download.ask, dht), in_turn, total_seconds, on_fault)
 
 
