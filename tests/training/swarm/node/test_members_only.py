@@ -84,6 +84,9 @@ class Careless(Admission):
     def check(self, *_, **__):
         return None
 
+    def note(self, ticket):
+        pass
+
 
 @dataclass
 class Peer:
