@@ -28,7 +28,6 @@ from training.optim.saved import optimizer_tensors
 from training.processes.priority import LOW
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.node.metrics import MetricsBoard, PeerRecord
 from training.tasks.known import task_of
 from training.volunteer.preparation import model_on_device
 
@@ -313,36 +312,3 @@ def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     assert first.wait(10) == 0
     run.start("third", *arguments, "--state-dir", str(tmp_path))
     assert run.event("third", "ready")["addresses"][0] == address
-
-
-def test_who_comes_when_the_run_is_done_is_told_so(run, tmp_path):
-    """Ada's last word is still there: all epochs of the schedule are done."""
-    config, ada = parse_recipe(run.recipe.read_text()), Identity(tmp_path)
-    last_word = PeerRecord(
-        name="ada",
-        peer_id=str(ada.peer_id),
-        status="leaving",
-        lineage=run.event("bootstrap", "ready")["lineage"],
-        epoch=config.schedule.total_epochs,
-        loss=1.0,
-        samples=1000,
-        samples_per_second=1.0,
-        seconds=1000.0,
-        group_size=2,
-        averaged_epochs=400,
-        alone_epochs=0,
-        micro_batch_size=4,
-        bytes_sent=1,
-        bytes_received=1,
-        version="test",
-        time=time.time(),
-    )
-    dht = start_dht(config, ada, initial_peers=[run.address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    try:
-        board = MetricsBoard(dht=dht, run_id=config.run_id, expiration_seconds=120)
-        assert board.post(last_word, ada).result(timeout=20)
-        assert run.join("late").wait(240) == 0, run.log("late")
-    finally:
-        dht.shutdown()
-    assert "has reached its end: all of its 400 epochs are done" in run.log("late")
-    assert run.events("late", "epoch") == [] and run.events("late", "joined") == []
