@@ -443,7 +443,7 @@ async def ask_to_lead(eve, leader):
     p2p = await open_connection(eve.dht)
     try:
         stub = Service.get_stub(p2p, leader, namespace=STATE)
-        words = [None, 0, MSGPackSerializer.dumps([0, False, 2]), eve.admission.own_ticket, b""]
+        words = [None, False, MSGPackSerializer.dumps([0, False, 2]), eve.admission.own_ticket, b""]
         request = averaging_pb2.JoinRequest(
             schema_hash=compute_schema_hash([parameter.detach() for parameter in MODEL.parameters()]),
             expiration=get_dht_time() + 60,
@@ -560,7 +560,7 @@ def follower(world):
 def test_a_member_refuses_a_group_with_the_uninvited_and_its_leader_spoils(world, kind):
     eve, one = uninvited(world, kind), follower(world)
     texts = {peer.id: peer.admission.own_ticket for peer in (world.ada, world.bob, eve)}
-    words = [MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(7), text, b""]) for text in texts.values()]
+    words = [MSGPackSerializer.dumps([None, False, MSGPackSerializer.dumps(7), text, b""]) for text in texts.values()]
     group = averaging_pb2.MessageFromLeader(ordered_peer_ids=[peer.to_bytes() for peer in texts], gathered=words)
     with pytest.raises(TicketRefused):
         wait_for_result(one.follower_assemble_group(world.bob.id, group))
