@@ -296,6 +296,7 @@ def join(node, *trusted, site=None):
         run=RUN,
         identity=node.identity,
         settings=SimpleNamespace(site=site),
+        named=frozenset(),
         redial=SimpleNamespace(servers=Servers([full_addresses(other.dht)[0] for other in trusted])),
     )
     return Belonging(connection, node.folder, Notices(events=EventLog(None), console=console)), console.export_text
