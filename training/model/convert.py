@@ -129,11 +129,6 @@ def _oddity(tensor: Tensor) -> str:
     return "infinite numbers or none" if tensor.is_floating_point() else f"values of the type {tensor.dtype}"
 
 
-def is_dalle_pytorch(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the names of dalle-pytorch."""
-    return any(name.endswith("to_logits.1.weight") for name in state)
-
-
 def _our_name(name: str, model: TextToImageTransformer) -> str:
     """Our name for one of dalle-pytorch's, or the name itself if we have none."""
     config = model.config

@@ -27,11 +27,6 @@ def command_reference() -> str:
     return "\n\n".join(_section(name, command) for name, command in group.commands.items())
 
 
-def command_names() -> list[str]:
-    """The trainer's commands, in the order of `--help`."""
-    return list(typer.main.get_command(build_app()).commands)
-
-
 def calculator_reference(command: str = "") -> str:
     """HTML table of the calculator's flags: of an estimate, or of one of its other commands, such as `fit`."""
     parser = command_parser(command) if command else flags_parser()

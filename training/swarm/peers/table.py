@@ -41,7 +41,7 @@ _UNKNOWN = _Peer()
 class Peers:
     """What this peer knows of the others; see the package for the rules.
 
-    Events come in by `heard`, `failed`, `brought` and `left`; all other methods are questions. Threads may share it:
+    Events come in by `heard`, `failed` and `brought`; all other methods are questions. Threads may share it:
     an event replaces single values, and a question reads each of them once.
 
     Args:
@@ -108,10 +108,6 @@ class Peers:
             share = weight / reported
             # A share that has fallen rises slowly: else every second report could be false.
             one.share = min(1.0 if share >= LEAST_SHARE_BROUGHT else share, 2 * one.share)
-
-    def left(self, peer: bytes) -> None:
-        """This peer has said goodbye."""
-        self._of(peer).lost_at = self._clock()
 
     def trust_reports(self) -> None:
         """The others have ended an epoch that this peer did not take for ended: what they report counts again."""

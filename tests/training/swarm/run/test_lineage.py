@@ -288,14 +288,14 @@ def test_an_order_to_begin_anew_is_not_undone_by_those_who_train_still(nodes):
 # -- volunteers --------------------------------------------------------------------------------------------------------
 
 
-def join(node, *trusted, site=None):
+def join(node, *trusted):
     """What a volunteer makes of it, and what it prints."""
     console = Console(record=True, file=(node.folder / "printed").open("w"), width=1000)
     connection = SimpleNamespace(
         dht=node.dht,
         run=RUN,
         identity=node.identity,
-        settings=SimpleNamespace(site=site),
+        settings=SimpleNamespace(site=None),
         named=frozenset(),
         redial=SimpleNamespace(servers=Servers([full_addresses(other.dht)[0] for other in trusted])),
     )
