@@ -162,7 +162,7 @@ class Progress:
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
-        self._local = self._record(epoch=0, samples=0)
+        self._local, self._epoch_began = self._record(epoch=0, samples=0), get_dht_time()
         self._global = self._combine(self._look_if_answered())
         self._paused = threading.Lock()
         # A peer is behind if its first look in an epoch shows a newer one. The look above counts as that first look. By
@@ -315,7 +315,7 @@ class Progress:
         """The samples of this epoch that each of the others should have by its reports; None for those that have
         reported none, but live."""
         now = get_dht_time()
-        reports = {one.peer_id: self._samples_by(now, one) if one.epoch == epoch else 0.0 for one in self._others}
+        reports = {one.peer_id: self._samples_by(now, one, epoch) for one in self._others}
         return {peer: samples for peer, samples in reports.items() if samples or self._is_lively(peer)}
 
     def note_average(
@@ -343,8 +343,8 @@ class Progress:
             reported = max(epoch, known.reported)
             ends = dict(ends_at=math.inf, full_at=math.inf)
             self._global = replace(known, epoch=epoch, reported=reported, samples=0, **ends)
+        self._epochs_begun, self._epoch_began = self._epochs_begun + 1, get_dht_time()
         self.report(epoch, 0)
-        self._epochs_begun += 1
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
@@ -528,10 +528,20 @@ class Progress:
         leaders = [record for record in leaders if self._is_lively(record.peer_id)] or leaders
         return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
 
-    def _samples_by(self, now: float, record: PeerProgress) -> float:
-        """How many samples of its epoch a peer should have by now; with those of all, the epoch ends."""
-        since = max(0.0, now - record.time) * record.samples_per_second
-        return min(record.samples_accumulated + since, self.target_batch_size)
+    def _samples_by(self, now: float, record: PeerProgress, epoch: int) -> float:
+        """How many samples of an epoch a peer should have by now; with those of all, the epoch ends.
+
+        A peer that is ahead has ended the epoch. It has computed since this peer began it, first for this epoch and
+        then for the next.
+        """
+        samples, rate = record.samples_accumulated, record.samples_per_second
+        if record.epoch > epoch == self._local.epoch:
+            samples = max(0.0, (record.time - self._epoch_began) * rate - samples)
+        elif record.epoch == epoch:
+            samples += max(0.0, now - record.time) * rate
+        else:
+            samples = 0.0
+        return min(samples, self.target_batch_size)
 
     def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
         """What the records say together; without any, this peer's own progress counts."""
@@ -575,12 +585,12 @@ class Progress:
         """
         sources = []
         for record in records:
-            peer, is_own, is_at_epoch = record.peer_id, record.peer_id == self._local.peer_id, record.epoch == epoch
+            peer, is_own = record.peer_id, record.peer_id == self._local.peer_id
             count = partial(counts, peer) if not is_own else float
             sources.append(
                 Source(
-                    told=count(min(record.samples_accumulated, self.target_batch_size)) if is_at_epoch else 0.0,
-                    have=count(self._samples_by(now, record)) if is_at_epoch else 0.0,
+                    told=count(self._samples_by(record.time, record, epoch)),
+                    have=count(self._samples_by(now, record, epoch)),
                     rate=count(record.samples_per_second),
                     most=count(self.target_batch_size),
                 )

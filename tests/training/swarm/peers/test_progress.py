@@ -127,6 +127,20 @@ def test_one_of_several_peers_leads_nobody_to_an_epoch_that_the_others_have_not_
 
 
 @pytest.mark.swarm
+def test_the_samples_of_a_peer_that_has_ended_the_epoch_still_count(progress, node, monkeypatch):
+    """Else the others would compute its samples again before they end the epoch."""
+    met(progress, b"ada", b"bob")
+    with progress.pause():
+        progress.begin_epoch(3)
+    began = get_dht_time()
+    monkeypatch.setattr(progress_module, "get_dht_time", lambda: began + 4.0)
+    peers = [record(b"bob", samples=20, age=-4.0), record(node.peer_id.to_bytes(), samples=0, age=-4.0)]
+    known = see(progress, record(b"ada", epoch=4, samples=10, age=-4.0), *peers)
+    assert known.epoch == 3 and known.samples == pytest.approx(20 + (4.0 * 10.0 - 10), abs=0.5)
+    assert progress.reports_of(3)[b"ada"] == pytest.approx(30.0, abs=0.5)
+
+
+@pytest.mark.swarm
 def test_a_few_that_have_averaged_by_themselves_leave_the_others_not_behind(progress, monkeypatch):
     """Chaos, seed 78: two of five peers had averaged; the other three dropped their samples, for no group of theirs."""
     with progress.pause():
