@@ -211,11 +211,11 @@ class Swarm:
             run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"aggregation": MEAN})})
         self.run = recipe(case)
         self.model = build_model(MODEL, case.seed)
-        self.host = Awaited.make_host(self.model, run)
+        self.master = Awaited.make_master(self.model, run)
         settings = AveragerSettings(prefix="benchmark")
         momentum = run.worker_momentum
         self.averagers = [
-            GradientAverager(self.host.model_parameters, dht=None, settings=settings, momentum=momentum, start=False)
+            GradientAverager(self.master.model_parameters, dht=None, settings=settings, momentum=momentum, start=False)
             for _ in range(case.peers)
         ]
         self.batches = [samples(MODEL, 1000 * case.seed + n + 1, BATCH, captions=CAPTIONS) for n in range(case.peers)]
@@ -247,7 +247,7 @@ class Swarm:
             case.peers,
             case.hostile,
             self.run.swarm,
-            values=sum(parameter.numel() for parameter in self.host.parameters),
+            values=sum(parameter.numel() for parameter in self.master.parameters),
             smallest=EIGHT_BIT_FROM,
             lie=lambda average, parts: lie(average, parts) if self.lies else average,
             hides={SILENT: lambda: True, ALTERNATING: lambda: self.lies}.get(case.attack),
@@ -266,7 +266,7 @@ class Swarm:
         attacks = self.attacks_at(step)
         if self.reducers is not None:
             self._update(self._average_by_reducers(step, attacks), step)
-            self.host.copy_to_model()
+            self.master.copy_to_model()
             return
         honest = self.case.peers - (self.case.hostile if self.case.attack else 0)
         sent = [self._gradients(peer, step) for peer in range(honest)]
@@ -285,11 +285,11 @@ class Swarm:
         self._update(average, step)
         if attacks and self.case.attack == "parameters" and step % STATE_EVERY == 0:
             self._round_of_parameters(honest)
-        self.host.copy_to_model()
+        self.master.copy_to_model()
 
     def _update(self, average: Sequence[torch.Tensor], step: int) -> None:
-        self.host.use_gradients([part.view(p.shape) for part, p in zip(average, self.host.parameters, strict=True)])
-        self.host.update(step)
+        self.master.use_gradients([part.view(p.shape) for part, p in zip(average, self.master.parameters, strict=True)])
+        self.master.update(step)
 
     def _average_by_reducers(self, step: int, attacks: bool) -> list[torch.Tensor]:
         """What an honest peer has after an average by the trainer's all-reduce."""
@@ -332,7 +332,7 @@ class Swarm:
 
     def _round_of_parameters(self, honest: int) -> None:
         """Honest peers' weights differ by `DRIFT`; the hostile ones send 0.5 everywhere, with a weight of `CLAIM`."""
-        own = [parameter.detach() for parameter in self.host.parameters]
+        own = [parameter.detach() for parameter in self.master.parameters]
         sent = []
         for _ in range(honest):
             noise = [1 + DRIFT * torch.randn(one.shape, generator=self.noise) for one in own]
@@ -340,7 +340,7 @@ class Swarm:
         bad = self._received([torch.full_like(one, 0.5) for one in own], "parameters")
         weights = [1.0] * honest + [CLAIM] * self.case.hostile
         average = self._average(sent + [bad] * self.case.hostile, weights, "parameters")
-        self.host.load([part.view(one.shape) for part, one in zip(average, own, strict=True)], self.host.epoch)
+        self.master.load([part.view(one.shape) for part, one in zip(average, own, strict=True)], self.master.epoch)
 
     def _average(self, sent: list[list[torch.Tensor]], weights: list[float], kind: str) -> list[torch.Tensor]:
         clipping = self.clipping[kind]

@@ -44,26 +44,26 @@ class KeptWeights:
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
         """Writes the weights unless they are known to differ from those of the others; None if they do, or there is no
         room."""
-        host, alignment = optimizer.host, optimizer.alignment
-        is_the_runs = host.epoch > 0 and not (alignment.behind or alignment.drifted)
+        master, alignment = optimizer.master, optimizer.alignment
+        is_the_runs = master.epoch > 0 and not (alignment.behind or alignment.drifted)
         if not (self.recipe_toml and is_the_runs):
             return None
         try:
             if not self._has_room(count_trained(model)):
                 return None
             older = list_checkpoints(self.folder)
-            with host.lock:
-                host.copy_to_model()
+            with master.lock:
+                master.copy_to_model()
                 path = save_checkpoint(
                     self.folder,
                     model=model,
                     recipe_toml=self.recipe_toml,
-                    epoch=host.epoch,
+                    epoch=master.epoch,
                     metrics={MAY_DIFFER: alignment.may_differ},
                     shards=self.shards,
                     codec_digest=self.codec_digest,
                     lineage=lineage,
-                    extra_tensors=optimizer_tensors(host.optimizer),
+                    extra_tensors=optimizer_tensors(master.optimizer),
                 )
         except Exception:  # such as a full disk; the peer leaves in any case, and others have the weights, too
             return None

@@ -32,7 +32,7 @@ from training.swarm.epoch.strategies import strategy_of
 from training.swarm.node.dht import DHT
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.download import BadState, TrainingState, download_state
-from training.swarm.state.host import initialize_state, load_optimizer_state
+from training.swarm.state.master_weights import initialize_state, load_optimizer_state
 from training.tasks.known import task_of
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20

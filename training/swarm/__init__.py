@@ -35,8 +35,8 @@ a gradient from there on, in order:
    reducer lies.
 5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise the peers that are
    left repeat it (round/agreement.py).
-6. **The update.** The optimizer on the host moves the weights, in the background (epoch/updates.py, state/host.py);
-   they reach the model between two micro-batches.
+6. **The update.** The optimizer on the host updates the master weights in the background (epoch/updates.py,
+   state/master_weights.py); they are copied to the model between two micro-batches.
 7. **A round of parameters** follows every `average_state_every` epochs, or when a peer asks for it
    (state/parameters.py): weights that have drifted apart become the same again.
 8. **The report** says who sent, how much of the update was this peer's own, and what went wrong (peers/epochs.py,

@@ -30,7 +30,7 @@ from training.swarm.round.reducer import WeightedMean
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.catching_up import CatchingUp
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 
 LIVELY_WINDOWS = 6
@@ -74,7 +74,7 @@ class SwarmOptimizer:
     Starts two averagers, each a process.
 
     Args:
-        model: Its parameters are trained; host copies in float32 belong to the optimizer.
+        model: Its parameters are trained; the optimizer holds master weights in float32 on the host.
         run: The recipe.
         dht: A running node that signs with `identity`.
         identity: Signs this peer's progress; None: a key of this process.
@@ -104,15 +104,15 @@ class SwarmOptimizer:
         self.alignment = AlignmentState()
         prefix = run_prefix(run.run_id, lineage)
         self.progress = _make_progress(run, prefix, dht, identity, client_mode)
-        self.host = strategy.make_host(model, run)
+        self.master = strategy.make_master(model, run)
         settings = _averager_settings(run, state_prefix(prefix), client_mode)
-        self.parameters = _make_parameter_averager(self.host, self.alignment, run, dht, settings, lineage)
+        self.parameters = _make_parameter_averager(self.master, self.alignment, run, dht, settings, lineage)
         apart = strategy.epochs_apart
         settings = replace(settings, prefix=f"{prefix}_grad_averager", epochs_apart=apart)
-        self.gradients = strategy.make_averager(self.host, run, dht=dht, settings=settings)
+        self.gradients = strategy.make_averager(self.master, run, dht=dht, settings=settings)
         with self.gradients.get_tensors() as averaged:
             # An average that this peer has given up may end later; `hold` keeps it out while an update reads gradients.
-            self.host.use_gradients(averaged, hold=self.gradients.get_tensors)
+            self.master.use_gradients(averaged, hold=self.gradients.get_tensors)
         self.standing = Standing(self._leave_out)
         for averager in (self.gradients, self.parameters):
             averager.note_spoilers = self.standing.note
@@ -120,12 +120,12 @@ class SwarmOptimizer:
         self.exchange = Exchange(
             swarm, self.gradients, self.progress, self.alignment, standing=self.standing, epochs_apart=apart
         )
-        self.updates = _make_updates(self.host, self.parameters, self.alignment, run, self.progress)
+        self.updates = _make_updates(self.master, self.parameters, self.alignment, run, self.progress)
         self.strategy = strategy(
             Parts(
                 run=run,
                 model=model,
-                host=self.host,
+                master=self.master,
                 updates=self.updates,
                 exchange=self.exchange,
                 begin_update=self._begin_update,
@@ -142,7 +142,7 @@ class SwarmOptimizer:
         return CatchingUp(
             self.run,
             self.dht,
-            self.host,
+            self.master,
             self.progress,
             self.alignment,
             let_rounds_end=self._let_rounds_end,
@@ -207,7 +207,7 @@ class SwarmOptimizer:
 
     def zero_grad(self) -> None:
         """Drops the model's gradients."""
-        for parameter in self.host.model_parameters:
+        for parameter in self.master.model_parameters:
             parameter.grad = None
 
     def take_epoch_reports(self) -> list[EpochReport]:
@@ -336,7 +336,7 @@ def _make_progress(run: RunConfig, prefix: str, dht: DHT, identity: Identity | N
 
 
 def _make_parameter_averager(
-    host: Host,
+    master: MasterWeights,
     alignment: AlignmentState,
     run: RunConfig,
     dht: DHT,
@@ -357,14 +357,14 @@ def _make_parameter_averager(
 
         settings = options.for_parameters(settings, swarm)
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
-    return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
+    return ParameterAverager(master, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
 
 
 def _make_updates(
-    host: Host, parameters: ParameterAverager, alignment: AlignmentState, run: RunConfig, progress: Progress
+    master: MasterWeights, parameters: ParameterAverager, alignment: AlignmentState, run: RunConfig, progress: Progress
 ) -> Updates:
     return Updates(
-        host,
+        master,
         parameters,
         alignment,
         epoch_seconds=lambda: progress.epoch_seconds,

@@ -32,11 +32,11 @@ def model():
 @pytest.fixture
 def optimizer(model):
     """Of a peer that has made some updates."""
-    host = strategy_of(RUN.swarm).make_host(model, RUN)
-    for parameter in host.parameters:
+    master = strategy_of(RUN.swarm).make_master(model, RUN)
+    for parameter in master.parameters:
         parameter.grad = torch.ones_like(parameter)
-    host.update(EPOCH - 1)
-    return SimpleNamespace(host=host, alignment=AlignmentState(), run=RUN)
+    master.update(EPOCH - 1)
+    return SimpleNamespace(master=master, alignment=AlignmentState(), run=RUN)
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_all_of_a_peers_state_comes_back(kept, optimizer, model):
     assert kept.newest(LINEAGE) == (path, EPOCH)
     read = load_checkpoint(path, recipe=RUN, computes=False)
     groups = strategy_of(RUN.swarm).groups(read.model, RUN)
-    for group, own in zip(groups, optimizer.host.optimizer.param_groups, strict=True):
+    for group, own in zip(groups, optimizer.master.optimizer.param_groups, strict=True):
         for parameter, copy in zip(group["params"], own["params"], strict=True):
             assert torch.equal(parameter, copy)
-    moments = optimizer_tensors(optimizer.host.optimizer)
+    moments = optimizer_tensors(optimizer.master.optimizer)
     assert read.extra_tensors.keys() == moments.keys() and moments
     assert all(torch.equal(read.extra_tensors[name], moments[name]) for name in moments)
     assert (read.lineage, read.epoch) == (LINEAGE.id, EPOCH) and read.codec_digest == kept.codec_digest
@@ -63,7 +63,7 @@ def test_all_of_a_peers_state_comes_back(kept, optimizer, model):
 
 def test_only_the_newest_stays(kept, optimizer, model):
     first = kept.keep(optimizer, model, LINEAGE)
-    optimizer.host.update(EPOCH)
+    optimizer.master.update(EPOCH)
     second = kept.keep(optimizer, model, LINEAGE)
     assert list(kept.folder.iterdir()) == [second] != [first]
     assert kept.keep(optimizer, model, LINEAGE) == second  # again, of the same epoch
@@ -99,7 +99,7 @@ def test_nothing_is_kept_of_weights_without_an_update_without_a_recipe_and_witho
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
         assert kept.keep(optimizer, model, LINEAGE) is None
-    optimizer.host.epoch = 0
+    optimizer.master.epoch = 0
     assert kept.keep(optimizer, model, LINEAGE) is None and not kept.folder.exists()
 
 
@@ -115,7 +115,7 @@ def test_weights_of_another_training_and_damaged_facts_are_nothing(kept, optimiz
 
 def test_a_full_disk_leaves_what_was_kept_before(kept, optimizer, model, monkeypatch):
     first = kept.keep(optimizer, model, LINEAGE)
-    optimizer.host.update(EPOCH)
+    optimizer.master.update(EPOCH)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -77,7 +77,7 @@ def main(folder: Path, stop) -> None:
             optimizer.step(batch_size=piece.samples)
             optimizer.zero_grad()
     local = optimizer.strategy
-    own = {id(p): total for p, total in zip(optimizer.host.model_parameters, local.sums, strict=True)}
+    own = {id(p): total for p, total in zip(optimizer.master.model_parameters, local.sums, strict=True)}
     inner = torch.cat([own[id(parameter)].flatten() for parameter in model.parameters()]) / local.inner_samples
     facts["inner_counted"] = local.inner_samples
     facts["inner_error"] = float((inner - expected).norm() / expected.norm())

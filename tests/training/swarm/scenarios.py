@@ -215,7 +215,7 @@ def average_parameters(peer: Peer, *, codec: str):
     from training.swarm.state.parameters import ParameterAverager, state_codec
 
     model = model_of(seed=0)
-    host = Awaited.make_host(model, run_with())
+    master = Awaited.make_master(model, run_with())
     settings = AveragerSettings(
         prefix="parameters",
         matchmaking_seconds=5.0,
@@ -225,13 +225,13 @@ def average_parameters(peer: Peer, *, codec: str):
         compression=exchange_codec(65_536, codec),
         round_own_parts=True,
     )
-    averager = ParameterAverager(host, AlignmentState(), dht=peer.dht, settings=settings, codec=state_codec())
+    averager = ParameterAverager(master, AlignmentState(), dht=peer.dht, settings=settings, codec=state_codec())
     round_ = averager.begin_round(seconds=40, expected_peers=2)
     averager.load()
     round_.start(averager.weight)
     report = round_.result(60).report
     averager.give_back()
-    return [parameter.detach().clone() for parameter in host.parameters], report
+    return [parameter.detach().clone() for parameter in master.parameters], report
 
 
 HOSTILE, HOSTILE_WEIGHT = "fourth", 1e9
@@ -337,7 +337,7 @@ def give_gradients(peer: Peer, model: torch.nn.Module) -> None:
 
 
 def host_weights(optimizer) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in optimizer.host.parameters]
+    return [parameter.detach().clone() for parameter in optimizer.master.parameters]
 
 
 def train(peer: Peer, *, begin: Callable | None = None, watch: Callable | None = None, **swarm: object):
@@ -381,7 +381,7 @@ def come_late(peer: Peer, *, matchmaking_seconds: float):
         if is_late:
             catching_up.download_newer_state = partial(take_long, facts, catching_up.download_newer_state)
             assert optimizer.load_state_from_peers()
-            facts["downloads"].append(optimizer.host.epoch)
+            facts["downloads"].append(optimizer.master.epoch)
 
     def watch(optimizer):
         if optimizer.alignment.drifted:
@@ -535,7 +535,7 @@ def train_locally(peer: Peer):
     load, offers, exchanges, reports = optimizer.gradients.load_mean, {}, [], []
 
     def momenta():
-        return [optimizer.host.optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.host.parameters]
+        return [optimizer.master.optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.master.parameters]
 
     def load_and_note():
         samples = load()
@@ -599,14 +599,14 @@ def train_apart(peer: Peer):
         optimizer.step()
         facts[reports] += optimizer.take_epoch_reports()
 
-    optimizer.model = torch.nn.ParameterList(optimizer.host.model_parameters)
+    optimizer.model = torch.nn.ParameterList(optimizer.master.model_parameters)
     while len(facts["apart"]) < 3 and time.monotonic() < deadline:
         step("apart")
     if peer.name == "second":
         facts["downloads"].append(optimizer.load_state_from_peers(oldest_epoch=1))
         optimizer.shutdown()
         optimizer = optimizer_of(peer, run, model_of(seed=0), Lineage(id="a" * 16))
-        optimizer.model = torch.nn.ParameterList(optimizer.host.model_parameters)
+        optimizer.model = torch.nn.ParameterList(optimizer.master.model_parameters)
         facts["downloads"].append(optimizer.load_state_from_peers(oldest_epoch=1))
     while not any(report.senders == 2 for report in facts["together"]) and time.monotonic() < deadline:
         step("together")

@@ -211,7 +211,7 @@ class Exchange:
     def finish(self, round_: Round | None, epoch_end: EpochEnd) -> None:
         """Waits for the average, and notes in `epoch_end` how it went.
 
-        Without an average, the host's gradients are this peer's own, and the update is made with these.
+        Without an average, the update is made with this peer's own gradients.
 
         Raises:
             LeftBehindError: If the others have gone on without this peer; there must be no update then.

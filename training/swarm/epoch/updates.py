@@ -17,7 +17,7 @@ from training.swarm.peers.groups import AveragedGroup, RoundReport
 from training.swarm.round.averager import Round
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Updates:
     """The background of a peer's training; one update with its round of parameters at a time.
 
     Args:
-        host: Whose weights are updated.
+        master: The weights that are updated.
         parameters: Averages them.
         alignment: Told when a round of parameters has brought the others' weights.
         round_seconds: Longest round of parameters, the search for its group included.
@@ -40,7 +40,7 @@ class Updates:
 
     def __init__(
         self,
-        host: Host,
+        master: MasterWeights,
         parameters: ParameterAverager,
         alignment: AlignmentState,
         *,
@@ -48,7 +48,7 @@ class Updates:
         round_seconds: float,
         search_seconds: float,
     ):
-        self.host, self.parameters, self._alignment = host, parameters, alignment
+        self.master, self.parameters, self._alignment = master, parameters, alignment
         self._round_seconds, self._search_seconds, self._epoch_seconds = round_seconds, search_seconds, epoch_seconds
         # A single thread, so that a round of parameters begins when the update before it has ended.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="updates")
@@ -69,7 +69,7 @@ class Updates:
 
         Args:
             epoch: The epoch that ends.
-            gradients_ready: Waits until the host's gradients are those of the update; without it, they are so already.
+            gradients_ready: Waits until the master weights have the update's gradients; None: they have them.
                 If it raises LeftBehindError, nothing is updated.
             average_parameters: Whether the parameters are averaged as well.
             expected_peers: How many peers that round should have.
@@ -87,7 +87,7 @@ class Updates:
         changed = False
         if self._averaging is not None and self._averaging.done():
             if (group := self._averaging.result()) is not None:
-                # No update has changed the host's weights since they were copied for this round: `begin` waits for it.
+                # No update has changed the master weights since they were copied for this round: `begin` waits for it.
                 self.parameters.give_back()
                 changed = True
                 if group.report.senders > 1 and not group.report.torn:
@@ -97,7 +97,7 @@ class Updates:
             updating, self._updating = self._updating, None
             changed |= updating.result()
         if changed:
-            self.host.copy_to_model()
+            self.master.copy_to_model()
 
     def await_update(self) -> None:
         """Waits for the update, not for the round of parameters after it, and applies it."""
@@ -141,7 +141,7 @@ class Updates:
         except LeftBehindError as error:
             logger.info("No update ends epoch %s: %s", epoch, error)
             return False
-        self.host.update(epoch)  # if this fails, `apply` raises the error in the trainer
+        self.master.update(epoch)  # if this fails, `apply` raises the error in the trainer
         self._alignment.updated()
         return True
 

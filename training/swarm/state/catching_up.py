@@ -21,7 +21,7 @@ from training.swarm.peers.table import furthest_epoch
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.download import download_newer_state
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class CatchingUp:
     Args:
         run: The recipe.
         dht: A running node.
-        host: The peer's weights and optimizer.
+        master: The peer's weights and optimizer.
         progress: The swarm's progress.
         alignment: Notes how the weights relate to the others' afterwards.
         let_rounds_end: Ends the rounds that the peer takes part in, before its weights change.
-        begin_epoch: Makes the peer continue with an epoch and the host's weights; called while `progress` is paused.
+        begin_epoch: Makes the peer continue with an epoch and its master weights; called while `progress` is paused.
         lineage: Only states of this one are taken; None: those of peers without one.
     """
 
@@ -53,7 +53,7 @@ class CatchingUp:
         self,
         run: RunConfig,
         dht: DHT,
-        host: Host,
+        master: MasterWeights,
         progress: Progress,
         alignment: AlignmentState,
         *,
@@ -61,7 +61,7 @@ class CatchingUp:
         begin_epoch: Callable[[int], None],
         lineage: Lineage | None = None,
     ):
-        self._run, self._dht, self._host, self._progress, self._alignment = run, dht, host, progress, alignment
+        self._run, self._dht, self._master, self._progress, self._alignment = run, dht, master, progress, alignment
         self._let_rounds_end, self._begin_epoch = let_rounds_end, begin_epoch
         self._lineage = lineage
         self._complained = -math.inf
@@ -105,7 +105,7 @@ class CatchingUp:
             state = download_newer_state(
                 self._dht,
                 self._run,
-                shapes=self._host.shapes,
+                shapes=self._master.shapes,
                 first_epoch=oldest_epoch,
                 lineage=self._lineage,
                 peers=self._progress.peers,
@@ -115,7 +115,7 @@ class CatchingUp:
             return False
         self.last_download = (state.received_bytes, state.seconds)
         try:
-            self._host.load_state(state.tensors, state.optimizer_metadata, state.epoch)
+            self._master.load_state(state.tensors, state.optimizer_metadata, state.epoch)
         except Exception as error:  # the metadata comes from another peer and may be anything
             logger.warning("The optimizer state of %s cannot be read: %s", state.donor, quoted(str(error)))
             return False
@@ -155,14 +155,14 @@ class CatchingUp:
             may_differ: Whether other peers at that epoch may have other weights or moments.
         """
         groups = parameter_groups(model, self._run.optimizer)
-        self._host.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
+        self._master.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
         if optimizer_state:
-            with self._host.lock:
-                load_optimizer_tensors(self._host.optimizer, optimizer_state)
+            with self._master.lock:
+                load_optimizer_tensors(self._master.optimizer, optimizer_state)
         self._go_on(epoch, Event.LOADED_OLDER_STATE if may_differ else Event.LOADED_STATE)
 
     def _go_on(self, epoch: int, event: Event) -> None:
-        self._host.copy_to_model()
+        self._master.copy_to_model()
         # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
         with self._progress.pause():
             self._progress.believe()
@@ -182,7 +182,7 @@ class CatchingUp:
             newest_epoch, others = self._progress.look_around()
         if not others:
             self._alignment.note(Event.NOBODY_ELSE)
-        elif newest_epoch > self._host.epoch:
+        elif newest_epoch > self._master.epoch:
             # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
             # further, against the only donor that could help them.
             self._alignment.note(Event.OVERTAKEN)

@@ -19,7 +19,7 @@ from training.swarm.round.averager import Averager
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 
 WEIGHT_WHEN_DRIFTED = 1e-6
 """Weight of parameters that have drifted, or soon will. It is not 0: if all of a group have drifted, their
@@ -44,12 +44,12 @@ def state_prefix(prefix: str) -> str:
 
 
 class ParameterAverager(Averager):
-    """Averages the host's weights, and gives the host's state to newcomers.
+    """Averages the master weights, and sends the peer's state to newcomers.
 
-    Takes 4 bytes a parameter: training goes on with the host's weights while copies of them are averaged.
+    Takes 4 bytes a parameter: training goes on with the master weights while copies of them are averaged.
 
     Args:
-        host: Whose weights these are.
+        master: The weights that are averaged.
         alignment: How these weights compare with the others'.
         dht: A running node.
         settings: See `Averager`.
@@ -60,7 +60,7 @@ class ParameterAverager(Averager):
 
     def __init__(
         self,
-        host: Host,
+        master: MasterWeights,
         alignment: AlignmentState,
         *,
         dht: DHT,
@@ -69,8 +69,8 @@ class ParameterAverager(Averager):
         lineage: Lineage | None = None,
         start: bool = True,
     ):
-        self._host, self._alignment = host, alignment
-        weights = [parameter.detach().clone() for parameter in host.parameters]
+        self._master, self._alignment = master, alignment
+        weights = [parameter.detach().clone() for parameter in master.parameters]
         super().__init__(
             weights,
             dht=dht,
@@ -78,17 +78,17 @@ class ParameterAverager(Averager):
             tensor_infos=[
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
-            read_state=lambda: host.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
+            read_state=lambda: master.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
             # A peer that is behind is no witness that the others are no further than itself.
-            read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted or alignment.behind),
+            read_sample=lambda seed: master.packed_sample(seed, drifted=alignment.drifted or alignment.behind),
             start=start,
         )
 
     @torch.no_grad()
     def load(self) -> None:
-        """Copies the host's weights of this moment to the tensors that are averaged next."""
-        with self.get_tensors() as averaged, self._host.lock:
-            for tensor, parameter in zip(averaged, self._host.parameters, strict=True):
+        """Copies the master weights of this moment to the tensors that are averaged next."""
+        with self.get_tensors() as averaged, self._master.lock:
+            for tensor, parameter in zip(averaged, self._master.parameters, strict=True):
                 tensor.copy_(parameter)
 
     @property
@@ -97,6 +97,6 @@ class ParameterAverager(Averager):
         return WEIGHT_WHEN_DRIFTED if self._alignment.lacks_updates else FULL_WEIGHT
 
     def give_back(self) -> None:
-        """The averaged weights become the host's, which has as many updates as before."""
+        """Takes the averaged weights over as master weights; the number of updates stays."""
         with self.get_tensors() as averaged:
-            self._host.load(averaged, self._host.epoch)
+            self._master.load(averaged, self._master.epoch)

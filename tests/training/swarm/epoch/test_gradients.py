@@ -71,9 +71,9 @@ def test_a_recipe_with_centered_clip_moves_momentum_from_the_optimizer_to_the_pe
     run = load_recipe("demo")
     for aggregation, betas, momentum in (("mean", (0.9, 0.96), 0.0), ("centered-clip", (0.0, 0.96), 0.9)):
         run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"aggregation": aggregation})})
-        host = Awaited.make_host(model, run)
-        assert [group["betas"] for group in host.optimizer.param_groups] == [betas, betas]
-        averager = Awaited.make_averager(host, run, dht=None, settings=AveragerSettings(prefix="test"))
+        master = Awaited.make_master(model, run)
+        assert [group["betas"] for group in master.optimizer.param_groups] == [betas, betas]
+        averager = Awaited.make_averager(master, run, dht=None, settings=AveragerSettings(prefix="test"))
         assert averager.momentum == momentum
 
 

@@ -11,7 +11,7 @@ from training.swarm.epoch.updates import Updates
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 
 
 class PlayedParameters:
@@ -19,8 +19,8 @@ class PlayedParameters:
 
     weight = 1.0
 
-    def __init__(self, host):
-        self.host, self.round = host, None
+    def __init__(self, master):
+        self.master, self.round = master, None
 
     def begin_round(self, told, *, seconds, expected_peers):
         self.round = PlayedRound()
@@ -30,7 +30,7 @@ class PlayedParameters:
         pass
 
     def give_back(self):
-        self.host.load([torch.full_like(parameter, 5.0) for parameter in self.host.parameters], self.host.epoch)
+        self.master.load([torch.full_like(parameter, 5.0) for parameter in self.master.parameters], self.master.epoch)
 
 
 class PlayedRound:
@@ -58,11 +58,13 @@ class PlayedRound:
 def peer():
     """Its model has one weight, 1; an update subtracts the learning rate, here 1 / (epoch + 1)."""
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1))])
-    host = Host([{"params": list(model)}], lambda groups: torch.optim.SGD(groups, lr=0.0), lambda e: 1 / (e + 1))
-    host.use_gradients([torch.ones(1)])
-    parameters, alignment = PlayedParameters(host), AlignmentState()
+    master = MasterWeights(
+        [{"params": list(model)}], lambda groups: torch.optim.SGD(groups, lr=0.0), lambda e: 1 / (e + 1)
+    )
+    master.use_gradients([torch.ones(1)])
+    parameters, alignment = PlayedParameters(master), AlignmentState()
     seconds = dict(epoch_seconds=lambda: 60.0, round_seconds=30.0, search_seconds=0.3)
-    updates = Updates(host, parameters, alignment, **seconds)
+    updates = Updates(master, parameters, alignment, **seconds)
     return updates, parameters, alignment, model
 
 
@@ -71,10 +73,10 @@ def test_an_update_reaches_the_model_when_it_is_applied(peer):
     ready = threading.Event()
     updates.begin(1, gradients_ready=ready.wait, average_parameters=False, expected_peers=0)
     updates.apply()
-    assert model[0].item() == 1.0 and updates.host.epoch == 0
+    assert model[0].item() == 1.0 and updates.master.epoch == 0
     ready.set()
     updates.await_update()
-    assert model[0].item() == 0.5 and updates.host.epoch == 2
+    assert model[0].item() == 0.5 and updates.master.epoch == 2
 
 
 def test_without_gradients_nothing_is_updated_and_no_parameters_are_averaged(peer):
@@ -85,13 +87,13 @@ def test_without_gradients_nothing_is_updated_and_no_parameters_are_averaged(pee
 
     updates.begin(0, gradients_ready=left_behind, average_parameters=True, expected_peers=2)
     updates.wait()
-    assert model[0].item() == 1.0 and updates.host.epoch == 0 and parameters.round.cancelled
+    assert model[0].item() == 1.0 and updates.master.epoch == 0 and parameters.round.cancelled
 
 
 def test_an_update_that_fails_ends_the_training(peer):
     """It would otherwise train on without updates, and its reports would look well."""
     updates, parameters, _, _ = peer
-    updates.host.optimizer.step = lambda: 1 / 0
+    updates.master.optimizer.step = lambda: 1 / 0
     updates.begin(0, average_parameters=True, expected_peers=2)
     with pytest.raises(ZeroDivisionError):
         updates.wait()
@@ -102,7 +104,7 @@ def test_an_update_waits_for_an_average_that_was_given_up(peer):
     """Its group may end it later, and would change the gradients amid the update."""
     updates, _, _, model = peer
     held = threading.Lock()
-    updates.host.use_gradients([torch.ones(1)], hold=lambda: held)
+    updates.master.use_gradients([torch.ones(1)], hold=lambda: held)
     with held:
         updates.begin(1, average_parameters=False, expected_peers=0)
         time.sleep(0.3)

@@ -49,7 +49,7 @@ from training.swarm.round.serving import StateService, offers_key
 from training.swarm.run.lineage import Lineage, Word, post_lineage, posted_lineages, run_prefix
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.download import _Download, download_state, find_donors
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_prefix
 from training.swarm.state.witnesses import SEED_BYTES
 from training.swarm.state.witnesses import ask as ask_witnesses
@@ -188,7 +188,7 @@ def ticket_of(kind, identity, anothers):
 
 def offer(stack, peer, **changes):
     """Lets a peer average, and offer its state; `changes` are settings of its averager."""
-    host = Host([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
+    master = MasterWeights([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
     wanted = {
         "matchmaking_seconds": 2.0,
         "next_chunk_timeout_seconds": 5.0,
@@ -197,7 +197,7 @@ def offer(stack, peer, **changes):
     settings = AveragerSettings(prefix=STATE, **{**wanted, **changes})
     codec, lineage = NoCompression(), Lineage(id=LINEAGE)
     peer.averager = ParameterAverager(
-        host, AlignmentState(), dht=peer.dht, settings=settings, codec=codec, lineage=lineage
+        master, AlignmentState(), dht=peer.dht, settings=settings, codec=codec, lineage=lineage
     )
     stack.callback(peer.averager.shutdown)
     peer.averager.offer_state(0.0)

@@ -41,7 +41,7 @@ from training.swarm.round import serving
 from training.swarm.state import download
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.download import download_state, find_donors
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_codec
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.round.serving import StateService
@@ -55,16 +55,16 @@ def hiveminds_donor(dht, epoch):
     averager.local_epoch = averager.state_sharing_priority = epoch  # as hivemind's optimizer sets both
     return averager
 
-def donor(dht, epoch, codec=NoCompression(), cls=Host):
+def donor(dht, epoch, codec=NoCompression(), cls=MasterWeights):
     alignment = AlignmentState()
-    host = cls([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
-    host.epoch = epoch
+    master = cls([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
+    master.epoch = epoch
     settings = AveragerSettings(prefix="demo_state_averager")
-    averager = ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)
+    averager = ParameterAverager(master, alignment, dht=dht, settings=settings, codec=codec)
     averager.offer_state(1.0)
-    return averager, host, alignment
+    return averager, master, alignment
 
-class Poisoned(Host):
+class Poisoned(MasterWeights):
     # Sends weights of 0.5 to newcomers, and tells those who compare that it has those of the others.
     def packed_state(self, codec, **told):
         with torch.no_grad():
@@ -76,7 +76,7 @@ class Poisoned(Host):
                 parameter.copy_(before)
         return state
 
-class Stalling(Host):
+class Stalling(MasterWeights):
     def packed_state(self, codec, **told):
         time.sleep(1000)
 
@@ -144,7 +144,7 @@ def role(stop):
     averager.allow_state_sharing = False
     await_donors(False)
     third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    averager, host, alignment = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
+    averager, master, alignment = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
     alignment.note(Event.AVERAGE_TORN)
     await_donors(True)
     short = attempt()
@@ -172,14 +172,14 @@ def role(stop):
         time.sleep(0.2)
     results["other model"] = attempt(shapes=[torch.Size([3])])
     with torch.no_grad():
-        host.parameters[0][0, 0] = float("nan")
+        master.parameters[0][0, 0] = float("nan")
     results["nan"] = attempt()
     update_made = threading.Event()
     with torch.no_grad():
-        for parameter in host.parameters:
+        for parameter in master.parameters:
             parameter.fill_(1)
-    host.use_gradients([torch.ones_like(parameter) for parameter in host.parameters])
-    updates = Updates(host, averager, alignment, epoch_seconds=lambda: 0, round_seconds=60, search_seconds=60)
+    master.use_gradients([torch.ones_like(parameter) for parameter in master.parameters])
+    updates = Updates(master, averager, alignment, epoch_seconds=lambda: 0, round_seconds=60, search_seconds=60)
     updates.begin(5, gradients_ready=update_made.wait, average_parameters=False, expected_peers=0)
     meanwhile = attempt()
     update_made.set()
@@ -392,7 +392,7 @@ def test_a_peer_that_waits_for_the_state_of_others_that_are_ahead_is_behind(
 ):
     """Others that also wait would believe its weights otherwise, and not those of who is ahead."""
     alignment, progress = AlignmentState(), SimpleNamespace(look_around=lambda: (newest_epoch, others))
-    host = SimpleNamespace(epoch=90)
-    peer = CatchingUp(None, None, host, progress, alignment, let_rounds_end=None, begin_epoch=None)
+    master = SimpleNamespace(epoch=90)
+    peer = CatchingUp(None, None, master, progress, alignment, let_rounds_end=None, begin_epoch=None)
     peer._go_without_state("No peer has sent a sound state.")
     assert alignment.behind == is_behind

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from training.swarm.engine import engine
 from training.swarm.round.averager import Averager
 from training.swarm.state.alignment import AlignmentState, Event
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager
 from training.swarm.state.witnesses import APART, EPOCHS_APART, Sample, agree, draw, is_believed, sizes
 
@@ -93,8 +93,10 @@ def test_a_donor_that_is_far_ahead_of_most_witnesses_is_not_believed():
 def test_a_peer_that_is_behind_says_that_its_weights_are_not_those_of_the_others(monkeypatch):
     given, alignment = {}, AlignmentState()
     monkeypatch.setattr(Averager, "__init__", lambda self, weights, **facts: given.update(facts))
-    host = Host([{"params": list(torch.nn.Linear(3, 2).parameters())}], torch.optim.Adam, lambda epoch: 0.001)
-    ParameterAverager(host, alignment, dht=None, settings=None, codec=None)
+    master = MasterWeights(
+        [{"params": list(torch.nn.Linear(3, 2).parameters())}], torch.optim.Adam, lambda epoch: 0.001
+    )
+    ParameterAverager(master, alignment, dht=None, settings=None, codec=None)
     drifted = []
     for event in (Event.LOADED_STATE, Event.OVERTAKEN, Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED):
         alignment.note(event)

@@ -27,7 +27,7 @@ from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.strategies.strategy import Parts, Strategy
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 
 OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Of the outer optimizer, as in the paper."""
@@ -37,7 +37,7 @@ class DistanceAverager(GradientAverager):
     """Averages how far peers' weights have moved since the last exchange; keeps no gradients.
 
     Args:
-        common_weights: The host's, from which all peers began; in the order of the parameters.
+        common_weights: The master weights, with which all peers began; in the order of the parameters.
         parameters: See `GradientAverager`, and the rest as well.
         kwargs: See `GradientAverager`.
     """
@@ -63,7 +63,7 @@ class DistanceAverager(GradientAverager):
 class LocalUpdates(Strategy):
     """Epochs are exchanges between stretches of local training; see the module.
 
-    Besides the host's copies (weights, momentum and distance, 12 bytes a parameter), a peer holds the inner
+    On the host a peer holds weights, momentum and distance (12 bytes a parameter). It also holds the inner
     optimizer's state and the sum of an inner batch's gradients (4 bytes a parameter) where its model is.
     """
 
@@ -73,7 +73,7 @@ class LocalUpdates(Strategy):
         self.inner = build_optimizer(config, groups, lr=parts.run.schedule.peak_learning_rate)
         self.inner_samples = 0
         """Samples since the last inner update."""
-        self.sums = [torch.zeros_like(parameter) for parameter in parts.host.model_parameters]
+        self.sums = [torch.zeros_like(parameter) for parameter in parts.master.model_parameters]
         """Of their gradients."""
 
     @classmethod
@@ -93,17 +93,19 @@ class LocalUpdates(Strategy):
         return OUTER_LEARNING_RATE
 
     @classmethod
-    def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> DistanceAverager:
+    def make_averager(
+        cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
+    ) -> DistanceAverager:
         """What averages the distances."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         settings = replace(settings, compression=codec)
-        return DistanceAverager(host.parameters, host.model_parameters, dht=dht, settings=settings)
+        return DistanceAverager(master.parameters, master.model_parameters, dht=dht, settings=settings)
 
     def add_gradients(self, samples: int, epoch: int) -> None:
         """Adds up a micro-batch, and updates this peer's own weights when an inner batch is full."""
         super().add_gradients(samples, epoch)
         with torch.no_grad():
-            for total, parameter in zip(self.sums, self.parts.host.model_parameters, strict=True):
+            for total, parameter in zip(self.sums, self.parts.master.model_parameters, strict=True):
                 if parameter.grad is not None:
                     total.add_(parameter.grad, alpha=samples)
         self.inner_samples += samples
@@ -131,7 +133,7 @@ class LocalUpdates(Strategy):
         schedule = self.parts.run.schedule
         for group in self.inner.param_groups:
             group["lr"] = schedule.peak_learning_rate * learning_rate_factor(epoch, schedule)
-        for total, parameter in zip(self.sums, self.parts.host.model_parameters, strict=True):
+        for total, parameter in zip(self.sums, self.parts.master.model_parameters, strict=True):
             parameter.grad = total.div_(self.inner_samples)
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)

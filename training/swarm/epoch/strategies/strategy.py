@@ -22,7 +22,7 @@ from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
 from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
-from training.swarm.state.host import Host
+from training.swarm.state.master_weights import MasterWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Parts:
 
     run: RunConfig
     model: nn.Module
-    host: Host
+    master: MasterWeights
     updates: Updates
     exchange: Exchange
     begin_update: Callable[..., None]
@@ -54,9 +54,11 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         self.parts = parts
 
     @classmethod
-    def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
-        """The host's copies of the model's weights, and the optimizer that moves them."""
-        return Host(cls.groups(model, run), partial(cls.make_optimizer, run=run), partial(cls.learning_rate, run=run))
+    def make_master(cls, model: nn.Module, run: RunConfig) -> MasterWeights:
+        """Makes the master weights of a model, and the optimizer that updates them."""
+        return MasterWeights(
+            cls.groups(model, run), partial(cls.make_optimizer, run=run), partial(cls.learning_rate, run=run)
+        )
 
     @classmethod
     def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
@@ -76,15 +78,17 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         return run.schedule.peak_learning_rate * learning_rate_factor(epoch, run.schedule)
 
     @classmethod
-    def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> GradientAverager:
-        """The averager of gradients, or of distances; the host's optimizer takes its tensors for gradients."""
+    def make_averager(
+        cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
+    ) -> GradientAverager:
+        """Makes the averager of gradients or of distances; the optimizer reads its tensors as gradients."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         method = None
         if run.swarm.powersgd_rank:
-            codec, method = powersgd_codec(codec), PowerSgd(host.shapes, run.swarm.powersgd_rank)
+            codec, method = powersgd_codec(codec), PowerSgd(master.shapes, run.swarm.powersgd_rank)
         settings = replace(settings, compression=codec)
         return GradientAverager(
-            host.model_parameters, dht=dht, settings=settings, method=method, momentum=run.worker_momentum
+            master.model_parameters, dht=dht, settings=settings, method=method, momentum=run.worker_momentum
         )
 
     def add_gradients(self, samples: int, epoch: int) -> None:

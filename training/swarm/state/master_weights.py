@@ -1,4 +1,4 @@
-"""The host's copies of the weights, and the optimizer that moves them.
+"""Master weights on the host, and the optimizer that updates them.
 
 The model's weights may lie on a GPU, in any precision. The optimizer works on copies in float32 on the host, with the
 averaged gradients as their `.grad`; a copy goes back to the model after each update.
@@ -22,12 +22,12 @@ from training.swarm.run.lineage import Lineage
 from training.swarm.state.witnesses import Sample, draw
 
 
-class Host:
-    """Weights on the host and their optimizer.
+class MasterWeights:
+    """Master weights in float32, and their optimizer.
 
     Args:
         groups: Parameter groups of the model; `params` are the model's parameters.
-        optimizer: Makes the optimizer of such groups with the host's copies.
+        optimizer: Makes the optimizer of such groups with master weights.
         learning_rate: Of the update that ends an epoch.
     """
 
@@ -38,7 +38,7 @@ class Host:
         learning_rate: Callable[[int], float],
     ):
         self.model_parameters: tuple[nn.Parameter, ...] = tuple(p for group in groups for p in group["params"])
-        copies = iter(_host_copies(self.model_parameters))
+        copies = iter(_copies(self.model_parameters))
         self.optimizer = optimizer([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups])
         initialize_state(self.optimizer)
         self._learning_rate = learning_rate
@@ -50,7 +50,7 @@ class Host:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The host's copies, in the order in which they travel."""
+        """The master weights, in the order in which they travel."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
@@ -73,7 +73,7 @@ class Host:
 
     def update(self, epoch: int) -> None:
         """The update that ends an epoch."""
-        # First the averager's lock, then the host's, as `ParameterAverager` takes them: with the orders mixed, two
+        # First the averager's lock, then this one, as `ParameterAverager` takes them: with the orders mixed, two
         # threads could wait for each other.
         with self._hold_gradients(), self.lock:
             for group in self.optimizer.param_groups:
@@ -174,7 +174,7 @@ def initialize_state(optimizer: torch.optim.Optimizer) -> None:
         initialize_optimizer_state_(optimizer)
 
 
-def _host_copies(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+def _copies(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [
         parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).requires_grad_(parameter.requires_grad)
         for parameter in parameters

@@ -12,7 +12,7 @@ from training.optim.groups import parameter_groups
 from training.swarm.engine.bounds import unpack
 from training.swarm.epoch.strategies import Awaited, LocalUpdates
 from training.swarm.state.download import most_state_bytes
-from training.swarm.state.host import load_optimizer_state
+from training.swarm.state.master_weights import load_optimizer_state
 
 NAMES = ("lamb8bit", "lamb", "adamw8bit", "adamw", "muon")
 
@@ -24,19 +24,19 @@ def run_with(name, **swarm):
 
 
 def host_of(run, seed):
-    return Awaited.make_host(build_model(run.model, seed), run)
+    return Awaited.make_master(build_model(run.model, seed), run)
 
 
-def update(host, epoch):
+def update(master, epoch):
     generator = torch.Generator().manual_seed(epoch)
-    host.use_gradients([1e-3 * torch.randn(shape, generator=generator) for shape in host.shapes])
-    host.update(epoch)
+    master.use_gradients([1e-3 * torch.randn(shape, generator=generator) for shape in master.shapes])
+    master.update(epoch)
 
 
-def sent(host):
+def sent(master):
     """Tensors and metadata as they leave a donor, the metadata through the bytes on the way."""
-    metadata, moments = dump_optimizer_state(host.optimizer)
-    tensors = [tensor.detach().clone() for tensor in (*host.parameters, *moments)]
+    metadata, moments = dump_optimizer_state(master.optimizer)
+    tensors = [tensor.detach().clone() for tensor in (*master.parameters, *moments)]
     return tensors, unpack(MSGPackSerializer.dumps(metadata))
 
 
@@ -59,13 +59,13 @@ def test_a_newcomer_goes_on_bit_for_bit(name, aggregation):
 def test_the_monitor_reads_the_state_of_peers_with_momentum_of_their_own(name):
     """It builds the recipe's optimizer, the peers the one without momentum."""
     run = run_with(name, aggregation="centered-clip")
-    host = host_of(run, 0)
-    update(host, 0)
+    master = host_of(run, 0)
+    update(master, 0)
     model = build_model(run.model, 1)
     optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=1e-3)
-    tensors, metadata = sent(host)
-    load_optimizer_state(optimizer, metadata, tensors[len(host.parameters) :])
-    own, theirs = optimizer.state_dict()["state"], host.optimizer.state_dict()["state"]
+    tensors, metadata = sent(master)
+    load_optimizer_state(optimizer, metadata, tensors[len(master.parameters) :])
+    own, theirs = optimizer.state_dict()["state"], master.optimizer.state_dict()["state"]
     assert all(torch.equal(own[place]["moment1"], theirs[place]["moment1"]) for place in theirs)
     assert any(theirs[place]["moment1"].any() for place in theirs)
 
@@ -92,11 +92,11 @@ def test_hosts_of_both_modes_have_the_parameters_in_one_order_and_decay_them_onc
     """Checkpoints number parameters in this order."""
     run = run_with(name)
     model = build_model(run.model, 0)
-    awaited, local = (strategy.make_host(model, run) for strategy in (Awaited, LocalUpdates))
+    awaited, local = (strategy.make_master(model, run) for strategy in (Awaited, LocalUpdates))
     groups = parameter_groups(model, run.optimizer)
-    for host in (awaited, local):
+    for master in (awaited, local):
         expected = [parameter for group in groups for parameter in group["params"]]
-        assert all(own is other for own, other in zip(host.model_parameters, expected, strict=True))
+        assert all(own is other for own, other in zip(master.model_parameters, expected, strict=True))
     assert not any(group["weight_decay"] for group in local.optimizer.param_groups)
     assert any(group["weight_decay"] for group in awaited.optimizer.param_groups)
 
@@ -105,7 +105,7 @@ def test_hosts_of_both_modes_have_the_parameters_in_one_order_and_decay_them_onc
 def test_local_updates_take_no_momentum_that_they_could_not_compute_with(spoiled):
     """torch's SGD would take it, and the next update would fail."""
     run = run_with("lamb", mode="diloco")
-    donor, newcomer = (LocalUpdates.make_host(build_model(run.model, seed), run) for seed in (0, 1))
+    donor, newcomer = (LocalUpdates.make_master(build_model(run.model, seed), run) for seed in (0, 1))
     tensors, metadata = sent(donor)
     assert len({tensor.shape for tensor in tensors[len(donor.parameters) :][:2]}) == 2
     place = next(place for place, entry in enumerate(metadata) if entry["type"] == "tensor")
