@@ -218,7 +218,7 @@ class Exchange:
         """
         if round_ is None:
             epoch_end.fault = "no group was looked for"
-            self._alignment.updated_alone()
+            self._note_alone()
             return
         began, before = time.monotonic(), self._average_ended
         try:
@@ -234,7 +234,7 @@ class Exchange:
             raise
         except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
             epoch_end.fault = str(error) or type(error).__name__
-            self._alignment.updated_alone()
+            self._note_alone()
             round_.cancel()
         finally:
             self._running = None
@@ -324,7 +324,7 @@ class Exchange:
         report = group.report
         if report.senders < 2:
             epoch_end.fault = "no other peer's gradients arrived"
-            self._alignment.updated_alone()
+            self._note_alone()
         elif report.torn:
             epoch_end.fault = "a peer was lost in the middle of the average"
         elif report.repeated:
@@ -337,10 +337,16 @@ class Exchange:
             self._alignment.note(Event.AVERAGE_TORN)
         if report.senders > 1:
             self._note_minority(report, epoch_end)
-        # Whoever wants weights lacks updates, or comes from this peer's own state: it takes this peer's weights. One of
+        # A newcomer has weights that it has downloaded, and takes another peer's weights if they lack updates. One of
         # the announcements is this peer's own.
-        if sum(not one.wants_weights for one in group.announcements) > 1 and report.senders > 1:
+        settled = sum(not (one.wants_weights or one.expected_peers) for one in group.announcements)
+        if settled > 1 and report.senders > 1:
             self._alignment.met_others()
+
+    def _note_alone(self) -> None:
+        """Notes that the update is of this peer's gradients alone: it is no newcomer from then on."""
+        self._alignment.updated_alone()
+        self.averager.is_new = False
 
     def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:
         is_minority = 2 * report.group_size <= self._present

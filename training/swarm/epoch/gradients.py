@@ -54,7 +54,7 @@ class GradientAverager(Averager):
         self.not_finite = False
         """Whether the last gradients were left out, because they were not finite."""
         self.is_new = True
-        """Whether it has not yet been in an average with others; it then tells its group how many peers it knows."""
+        """Whether it has made no update yet; it then tells its group how many peers it knows."""
         self._sums = self._make_sums()
         self._earlier_samples = 0.0
         """Those of earlier epochs in the sums, each as it counts now."""

@@ -293,15 +293,16 @@ def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_s
     assert not alignment.lacks_updates
 
 
-@pytest.mark.parametrize("newcomer", [False, True])
-def test_a_peer_that_made_an_update_alone_asks_for_weights_unless_only_newcomers_have_come(newcomer):
-    """They want its own; the others have made another update."""
-    met = averaged(Announcement(8, False, 2).packed(), Announcement(8, newcomer, 2).packed())
-    exchange, _, alignment = exchange_of(RuntimeError("no group"), met, averaged())
+@pytest.mark.parametrize("other, drifted", [([8, False, 2], False), ([8, True, 0], False), ([8, False, 0], True)])
+def test_a_peer_that_made_an_update_alone_asks_for_weights_unless_only_newcomers_have_come(other, drifted):
+    """They have downloaded its weights, so a round would cost all of them and change nothing; the others have made
+    another update."""
+    met = averaged(Announcement(8, False, 0).packed(), other)
+    exchange, averager, alignment = exchange_of(RuntimeError("no group"), met, averaged())
     average(exchange, 7)
-    assert not alignment.drifted
+    assert not alignment.drifted and not averager.is_new
     average(exchange, 8)
-    assert alignment.drifted is not newcomer
+    assert alignment.drifted is drifted
 
 
 def test_an_average_knows_how_much_time_it_is_worth():
