@@ -23,12 +23,12 @@ from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event, Minorities
 
 LOOK_SHARE, SILENT_SHARE, LATE_ANSWER_SHARE = 0.25, 0.5, 0.3
-"""Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, for how long
-those that it asks have told nothing of their progress, and after which time an answer is late if those of most others
-come much sooner. A group would wait for such a peer through all its windows, in every epoch."""
+"""Shares of a window of matchmaking: the pause between two rounds of pings while a peer looks for a group; the silence
+after which it pings a peer; the time after which an answer is late if most others answer much sooner. Without this a
+group would wait for a dead peer through all its windows, in every epoch."""
 
 STRANGERS_LOOK_SECONDS = 0.05
-"""A peer that waits for a group of strangers looks this often whether it has one."""
+"""Pause between two looks of a peer that waits for a group of strangers."""
 
 
 class Exchange:
@@ -62,31 +62,31 @@ class Exchange:
         self._minorities = Minorities()
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
-        """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
+        """Epoch that begins with a round of parameters, because a groupmate has asked for weights."""
 
     @property
     def under_way(self) -> bool:
-        """Whether an average was begun and has not ended."""
+        """True while an average runs."""
         return self._running is not None
 
     @property
     def expected_peers(self) -> int:
-        """How many peers the next group should have."""
+        """Number of peers that the next group should have."""
         return min(self._progress.awaited_peers, self._swarm.max_group_size)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether most of the group that this peer has found early average already, and wait for it.
+        """True if this peer has found a group early, and most of that group average already and wait for it.
 
-        Then the epoch has ended for them, and ends for this peer, too: it may know less of what the others have
-        computed, or count less of what they report. A peer that let its group wait until its own count is full would be
-        given up, and after some times be left out of groups as one that spoils averages.
+        The epoch has ended for them, so it ends for this peer too: it may know less of what the others have computed,
+        or count less of what they report. If it let its group wait until its own count is full, the group would give
+        it up, and after some times leave it out as a peer that spoils averages.
         """
         return self.has_group and self._search.stage is Stage.AWAITED
 
     @property
     def has_group(self) -> bool:
-        """Whether this peer has found a group that waits for it."""
+        """True if this peer has found a group that waits for it."""
         search = self._search
         return search is not None and not search.started and search.stage in (Stage.WAITING, Stage.AWAITED)
 
@@ -109,7 +109,7 @@ class Exchange:
             self._search = self._look_for_group(epoch)
 
     def await_group_of_strangers(self) -> bool:
-        """Waits for a window of matchmaking until the search has found a group; returns whether it has.
+        """Waits up to a window of matchmaking for the search to find a group. Returns True if it has.
 
         For a peer that has averaged with none of the others yet: they may be there in name only.
         """
@@ -142,9 +142,9 @@ class Exchange:
         return search
 
     def _watch_for_the_dead(self, search: Round, expected: int) -> None:
-        """In a thread while a group is looked for: it need not wait for peers that have died or left since then.
+        """Runs in a thread during the search. Lowers the number of expected peers when some die or leave.
 
-        Those that answer again are expected again.
+        A peer that answers again is expected again.
         """
         window = self._swarm.matchmaking_seconds
         while search.stage is Stage.SEARCHING and not search.done():
@@ -241,7 +241,7 @@ class Exchange:
             self._tell_who_is_left_out(epoch_end)
 
     def _await(self, round_: Round, epoch_end: EpochEnd) -> AveragedGroup:
-        """The group's average; the progress is told which peers were lost."""
+        """Returns the group's average, and tells the progress which peers were lost."""
         try:
             group = await_group(
                 round_,
@@ -271,7 +271,7 @@ class Exchange:
         return self._progress.look_who_stays()
 
     def _seconds_until_lonely(self, others: int) -> float:
-        """How long a peer looks for a group before it believes that all others are gone."""
+        """Seconds without a group after which this peer takes all others for gone."""
         # That several have died at once is less likely than that this peer's own link is at fault for a moment.
         windows = PATIENCE_WINDOWS if others > 1 else 1
         return windows * self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds
@@ -310,7 +310,7 @@ class Exchange:
         epoch_end.notes += self._standing.take_news()
 
     def _note_who_brought(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
-        """What the groupmates have brought says how much of their reports counts, and that they have a voice."""
+        """Notes the samples that each groupmate has brought: they give it a voice and scale its reports."""
         own, brought = self._progress.dht.peer_id, group.report.brought
         # A peer that averages no part sees nobody's samples: then it is enough to have been there to the end.
         samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.told}

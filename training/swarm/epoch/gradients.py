@@ -52,14 +52,14 @@ class GradientAverager(Averager):
         self.samples = 0
         """Samples whose gradients have been added up."""
         self.not_finite = False
-        """Whether the last gradients were left out, because they were not finite."""
+        """True if the last gradients were left out because they were not finite."""
         self.is_new = True
-        """Whether it has made no update yet; it then tells its group how many peers it knows."""
+        """True until this peer's first update; until then it tells its group how many peers it knows."""
         self._sums = self._make_sums()
         self._earlier_samples = 0.0
-        """Those of earlier epochs in the sums, each as it counts now."""
+        """Samples of earlier epochs in the sums, weighted by the momentum of today."""
         self._epoch = 0
-        """The newest one in the sums."""
+        """Newest epoch in the sums."""
         averaged = [torch.zeros(parameter.shape, dtype=torch.float32) for parameter in self.parameters]
         super().__init__(averaged, dht=dht, settings=settings, method=method, start=start)
 
@@ -68,7 +68,7 @@ class GradientAverager(Averager):
 
     @torch.no_grad()
     def add_gradients(self, samples: int, epoch: int = 0) -> None:
-        """Adds the model's gradients, which are means over so many samples, and of this epoch."""
+        """Adds the model's gradients, each a mean over `samples` samples, to the sums of an epoch."""
         self._decay_to(epoch)
         # A sum over samples, so that each sample counts the same, whatever the size of its micro-batch.
         for total, parameter in zip(self._sums, self.parameters, strict=True):
@@ -77,7 +77,7 @@ class GradientAverager(Averager):
         self.samples += samples
 
     def _decay_to(self, epoch: int) -> None:
-        """A new epoch has begun, perhaps after some that this peer has missed, or after a return to an earlier one."""
+        """Scales the sums by momentum for each epoch passed; drops them after a return to an earlier epoch."""
         passed, self._epoch = epoch - self._epoch, epoch
         if passed and self.momentum:
             left = self.momentum**passed if passed > 0 else 0.0

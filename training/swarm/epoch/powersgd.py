@@ -138,7 +138,7 @@ def _infos(tensors: Sequence[Tensor], role: TensorRole) -> list[CompressionInfo]
 
 
 def _worst_faults(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """Of each peer once: who is lost in the first all-reduce is missing from the second as well."""
+    """Returns one fault a peer: a peer lost in the first all-reduce is missing from the second as well."""
     return {peer: max(first.get(peer, 0.0), second.get(peer, 0.0)) for peer in {**first, **second}}
 
 

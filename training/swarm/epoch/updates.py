@@ -23,11 +23,11 @@ from training.swarm.state.parameters import ParameterAverager
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-"""A trainer that waits for the background looks this often whether a round of parameters still has a chance."""
+"""Pause between two looks, while the trainer waits, at whether a round of parameters still has a chance."""
 
 
 class Updates:
-    """The background of a peer's training; one update with its round of parameters at a time.
+    """Runs updates and rounds of parameters in the background, one update with its round at a time.
 
     Args:
         master: The weights that are updated.
@@ -135,7 +135,7 @@ class Updates:
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _update(self, epoch: int, gradients_ready: Callable[[], None]) -> bool:
-        """Whether the weights were updated."""
+        """Updates the weights once their gradients are ready. Returns False if the others have gone on before."""
         try:
             gradients_ready()
         except LeftBehindError as error:
@@ -146,7 +146,7 @@ class Updates:
         return True
 
     def _average(self, updating: Future[bool], round_: Round) -> AveragedGroup | None:
-        """Averages the parameters: the round's group, or None if the round has failed."""
+        """Averages the parameters. Returns the round's group, or None if the round has failed."""
         # Without the update, these weights are of another epoch than those of the round's other peers.
         if updating.exception() is not None or not updating.result():
             round_.cancel()

@@ -1,4 +1,4 @@
-"""How long a peer waits for the average of a group, by what it sees of the others meanwhile."""
+"""Waiting for a group's average: how long depends on the progress of the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training.swarm.round.pipe import Stage
 LOOK_SECONDS = 0.5
 """A peer without a group checks this often whether it has one."""
 LOOKS = 2
-"""In the usual time of waiting, a peer looks so often at what the others do; later it looks at that pace. All answer
-each look, so many looks would fill a slow link, for which the group may be waiting."""
+"""Looks at the others' progress during the usual time of a wait, and the pace after it. All peers answer each look, so
+more looks could fill a slow link for which the group waits."""
 
 
 class LeftBehindError(TrainingError):

@@ -13,13 +13,13 @@ from training.storage.whole import write_whole
 from training.swarm.node.addresses import MOST_CHARACTERS, id_of
 
 MOST_PEERS = 256
-"""The book keeps those that were seen last: enough to meet some that are still there."""
+"""Most peers in the book; it keeps those seen last."""
 MOST_ADDRESSES = 8
-"""Of one peer: a stranger chooses what stands there, and must not fill our disk."""
+"""Most addresses of one peer. Strangers choose them, and must not fill the disk."""
 OLDEST_SECONDS = 14 * 24 * 3600.0
-"""A peer that was not seen for so long has left."""
+"""Age at which an entry is dropped."""
 LARGEST_BOOK_BYTES = 1 << 20
-"""More than a full book has; a larger file is not one of ours."""
+"""Largest file that is read, in bytes; a full book is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Acquaintance:
     addresses: tuple[str, ...]
     """Full addresses, which end in its id."""
     seen: float
-    """When it was connected last, in seconds since 1970."""
+    """Time of the last connection, in seconds since 1970."""
 
 
 class AddressBook:
@@ -58,11 +58,11 @@ class AddressBook:
         return sorted(self._peers.values(), key=lambda peer: -peer.seen)
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
-        """Those of one peer; empty if the book does not have it."""
+        """Addresses of one peer; empty if it is not in the book."""
         return self._peers[peer_id].addresses if peer_id in self._peers else ()
 
     def note(self, peer_id: str, addresses: Iterable[str]) -> None:
-        """Notes that a peer is connected now; addresses that name another peer, or are no addresses, are left out."""
+        """Notes that a peer is connected now; skips malformed addresses and those of other peers."""
         if good := _good(peer_id, addresses):
             self._peers[peer_id] = Acquaintance(peer_id=peer_id, addresses=good, seen=self._clock())
 
@@ -79,7 +79,7 @@ class AddressBook:
         self._peers = {peer.peer_id: peer for peer in newest}
 
     def _read(self) -> list[Acquaintance]:
-        """The file's peers; none if any of it is not as `write` left it."""
+        """Reads the file's peers; an empty list if the file is damaged."""
         try:
             if self.path.stat().st_size > LARGEST_BOOK_BYTES:
                 return []

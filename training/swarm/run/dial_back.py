@@ -27,11 +27,11 @@ LARGEST_ANSWER = 1 << 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialBack:
-    """What the other peer said."""
+    """Answer of the other peer."""
 
     outcome: Literal["reached", "failed", "refused"]
     text: str
-    """The address at which this node was reached, or the reason; it can be printed."""
+    """Address at which this node was reached, or the reason of the failure; safe to print."""
 
 
 async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:

@@ -1,4 +1,4 @@
-"""The lineage of a run: which training some weights belong to, whoever holds them and whatever was restarted since.
+"""Lineage of a run: the training to which some weights belong, also after all its programs were restarted.
 
 An id is made once, with the first weights. Every key under which peers meet carries it (`run_prefix`), so that peers
 of two lineages never average together, even in one DHT. A maintainer who goes back to an older checkpoint makes a
@@ -27,9 +27,9 @@ from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.metrics import PeerRecord
 
 STATE_FILE, BRANCH_FILE = "lineage.json", "branch.json"
-"""In the state folder of a role: its lineage, and a branch that it is to go over to, which `restore` has put there."""
+"""Files in a role's state folder: its lineage, and the branch that `restore` tells it to follow."""
 PATIENCE_SECONDS = 15.0
-"""Whoever does not know the run's lineage waits so long for the servers at its initial peers to announce theirs."""
+"""Seconds that a peer without a lineage waits for the servers at its initial peers to announce theirs."""
 MOST_ANCESTORS = 8
 """Older ones are forgotten, so that a word stays short."""
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -38,7 +38,7 @@ _EPOCH = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
-    """See the module."""
+    """Id of a training and its ancestors; see the module."""
 
     id: str
     """16 hexadecimal digits."""
@@ -47,11 +47,11 @@ class Lineage:
 
     @classmethod
     def begin(cls) -> Lineage:
-        """A new one without ancestors."""
+        """Makes a new lineage without ancestors."""
         return cls(id=secrets.token_hex(8))
 
     def branch(self, epoch: int) -> Lineage:
-        """A new one that goes on from this one's weights of an epoch.
+        """Makes a lineage that goes on from this one's weights of an epoch.
 
         >>> Lineage(id="b" * 16, ancestors=(("a" * 16, 40),)).branch(30).ancestors
         (('bbbbbbbbbbbbbbbb', 30), ('aaaaaaaaaaaaaaaa', 30))
@@ -61,7 +61,7 @@ class Lineage:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Its own and its ancestors'."""
+        """Its own id and those of its ancestors."""
         return frozenset((self.id, *(ancestor for ancestor, _ in self.ancestors)))
 
     @property
@@ -70,11 +70,11 @@ class Lineage:
         return self.ancestors[0][1] if self.ancestors else 0
 
     def descends_from(self, other: str) -> bool:
-        """Whether it has branched off a lineage, or off one that has."""
+        """Returns True if it is a branch of another lineage, or a branch of such a branch."""
         return any(ancestor == other for ancestor, _ in self.ancestors)
 
     def has(self, lineage: str | None, epoch: int) -> bool:
-        """Whether weights of a lineage and an epoch are also this one's; those of an unknown lineage (None) may be."""
+        """Returns True if weights of a lineage and an epoch belong to this one too, or may (lineage None: unknown)."""
         return lineage in (None, self.id) or epoch <= dict(self.ancestors).get(lineage, -1)
 
 
@@ -147,9 +147,10 @@ def post_lineage(dht: DHT, run_id: str, word: Word, identity: Identity) -> None:
 
 
 def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | None:
-    """What a server takes over that knows of no run and of nobody whom it trusts: what most peers with weights train.
+    """Returns the lineage that most peers with weights train, by their records.
 
-    Their records say that. Anybody may announce a lineage; a record is gone as soon as its peer is.
+    A server that knows no run and has no trusted server takes it over. Announcements of lineages do not count here:
+    they outlive their peer, and a record does not.
 
     Args:
         words: What everybody announces. The ancestors are those that most of these peers name.
@@ -170,7 +171,7 @@ def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | N
 
 
 def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -> list[Word]:
-    """What everybody announces, without words that are malformed or of epochs after the run's last one.
+    """Reads the lineages that all peers announce; skips malformed ones and epochs after the run's last one.
 
     Args:
         dht: A running node.
@@ -186,7 +187,7 @@ def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -
 
 
 def lineages_in(records: Iterable[PeerRecord]) -> list[Word]:
-    """What peers' records say of lineages; they do not name ancestors."""
+    """Reads lineages from peers' records, which do not name ancestors."""
     return [
         Word(lineage=Lineage(id=record.lineage), epoch=record.epoch, signer=record.peer_id)
         for record in records
@@ -217,7 +218,7 @@ def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
 
 
 def read_kept(folder: Path, name: str = STATE_FILE) -> Word | None:
-    """What a role has kept in its state folder; None if it has kept nothing.
+    """Reads the lineage in a role's state folder; None if there is none.
 
     Raises:
         BadInput: If the file is damaged: another lineage in its place would be another run.

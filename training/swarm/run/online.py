@@ -21,7 +21,7 @@ from training.swarm.run.servers import Servers
 FIRST_CALL_SECONDS = 20.0
 """Longest wait for the first answers of peers that a node has met before."""
 COMPANY_SECONDS = 120.0
-"""If not even one of these answers, a peer waits so long for them and for a server: a rebooted one is back by then."""
+"""Longest wait for any of them or a server to answer; a server that reboots is back by then."""
 LOOK_SECONDS = 0.5
 
 

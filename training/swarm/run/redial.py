@@ -36,16 +36,16 @@ ACCEPT_SECONDS, CONNECT_SECONDS, SEARCH_SECONDS = 5.0, 10.0, 10.0
 ANSWER_SECONDS = 60.0
 """Longest wait for the node's process, on a loaded machine."""
 CALLS_AT_ONCE = 8
-"""Acquaintances that are called at a time: one that answers leads to all others."""
+"""Acquaintances called at a time. One answer is enough, since it leads to all others."""
 NOTED_AT_ONCE = 32
-"""Peers whose addresses are noted at a time."""
+"""Most peers whose addresses are noted at a time."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How often a peer looks after its connections."""
+    """Pauses between two calls or looks of each kind."""
 
     look_seconds: float = 5.0
     """A look at the own node, without any traffic."""
@@ -63,25 +63,25 @@ class Pace:
     calm_site_seconds: float = 900.0
     """and after this one otherwise."""
     book_seconds: float = 60.0
-    """How often the address book is written; sooner if somebody new is connected."""
+    """Pause between two writes of the address book; it is written sooner if a new peer is connected."""
     alarm_seconds: float = 60.0
-    """The volunteer is told after so long without a server."""
+    """Time without any server after which the volunteer gets a message."""
     clock_seconds: float = 60.0
-    """How often this machine's clock is compared with those of others."""
+    """Pause between two comparisons of this machine's clock with those of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reachability:
-    """How well this peer is connected to its run."""
+    """Connections of a peer to its run."""
 
     servers: int
-    """Servers that it knows, itself not counted."""
+    """Number of servers that it knows, itself not counted."""
     answering: int
-    """Those of them that have answered when they were called last."""
+    """Number of servers that answered the last call."""
     peers: int
-    """Other nodes that it is connected to, servers included; those that accept no connections are not counted."""
+    """Number of nodes that it is connected to, servers included, without those that accept no connections."""
     silent_seconds: float
-    """Since a server answered last, or since the start; 0 if it knows none."""
+    """Seconds since a server last answered, or since the start; 0 if it knows no server."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class _Contact:
     peer_id: str
     addresses: tuple[str, ...] = ()
     linked: bool = False
-    """It has answered, and the connection has lasted since then."""
+    """True if it has answered and the connection has lasted since then."""
     failures: int = 0
     due: float = 0.0
     answered: float | None = None
@@ -122,7 +122,7 @@ class Redial:
     ):
         self.dht, self.servers, self.book = dht, servers, book
         self.met_before = len(book.peers())
-        """Peers that this one had met when it started."""
+        """Number of peers in the address book at the start."""
         self._tell, self._pace = tell, pace or Pace()
         self._own_id = str(dht.peer_id)
         self._servers: dict[str, _Contact] = {}
@@ -154,7 +154,7 @@ class Redial:
             pass
 
     def reachability(self) -> Reachability:
-        """How well this peer is connected to its run, as of the last look; takes no time."""
+        """Connections of this peer as of the last look; takes no time."""
         servers = list(self._servers.values())
         return Reachability(
             servers=len(servers),
@@ -197,7 +197,7 @@ class Redial:
         self._keep_book(now)
 
     def _update_servers(self, now: float) -> None:
-        """Brings the servers' contacts up to date with their addresses and with the last look."""
+        """Updates the servers' contacts from their addresses and the last look."""
         for peer_id in self.servers.ids - {self._own_id} - self._servers.keys():
             self._servers[peer_id] = _Contact(peer_id=peer_id)
         for peer_id in self._servers.keys() - self.servers.ids:
@@ -211,7 +211,7 @@ class Redial:
             server.linked &= server.peer_id in self._linked
 
     def _due_acquaintances(self, now: float) -> list[_Contact]:
-        """Some peers of the book that are not connected, those first that were called least in vain."""
+        """Peers of the book that are due for a call, those with the fewest failures first."""
         there = self._linked | self._servers.keys() | {self._own_id}
         missing = [peer for peer in self.book.peers() if peer.peer_id not in there]
         before = self._acquaintances
@@ -242,7 +242,7 @@ class Redial:
             self._linked = self._run(_look)
 
     def _ask_sites(self) -> None:
-        """In the node's process, which looks up names and waits without holding up the trainer."""
+        """Asks the sites in the node's process, so that looking up names does not delay the trainer."""
         for site in self.servers.sites:
             if addresses := self._run(partial(_ask_site, site)):
                 self.servers.name(site, addresses)
@@ -316,7 +316,7 @@ async def _ask_daemon(node: DHTNode, kind: int, **details: object) -> p2pd_pb2.R
 
 
 async def _connected(node: DHTNode) -> dict[bytes, bytes]:
-    """Ids of the peers to which there is a connection, with the address of its other end."""
+    """Ids of the connected peers, with the address at the other end."""
     response = await _ask_daemon(node, p2pd_pb2.Request.LIST_PEERS)
     return {peer.id: peer.addrs[0] if peer.addrs else b"" for peer in response.peers}
 
@@ -328,7 +328,7 @@ async def _look(_dht: DHT, node: DHTNode) -> frozenset[str]:
 
 
 async def _call(peers: Mapping[str, tuple[str, ...]], new: bool, _dht: DHT, node: DHTNode) -> frozenset[str]:
-    """Connects to peers and introduces this node to them; the ids of those that answer.
+    """Connects to peers and introduces this node to them. Returns the ids of those that answer.
 
     Args:
         peers: Ids with their addresses.
@@ -372,7 +372,7 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
 
 
 async def _accepts(address: str) -> bool:
-    """Whether a TCP connection is accepted there; True for other kinds of addresses, which the daemon has to try."""
+    """Returns True if a TCP connection is accepted there, or if only the daemon can try the address."""
     place = place_of(address)
     if place is None:
         return True

@@ -33,11 +33,11 @@ from training.swarm.run.lineage import (
 from training.swarm.run.servers import Servers
 
 LOOK_SECONDS = 4.0
-"""How often a server looks what others announce, and tells of new epochs."""
+"""Pause between two looks at the others' announcements, and between two announcements of new epochs."""
 
 
 class ServerLineage:
-    """What a server knows of the run's lineage, and announces.
+    """Lineage of a run as one of its servers knows and announces it.
 
     A server whose lineage has no update yet takes over one that most of the others train: it has nothing to lose, and
     would otherwise lead newcomers to a second run. A server whose lineage has updates goes over only to a branch of it,
@@ -49,8 +49,8 @@ class ServerLineage:
         identity: Signs the announcements.
         folder: State folder; keeps the lineage.
         servers: The run's, whose words are trusted.
-        stored: What this server's newest checkpoint says, if it has one.
-        stored_epoch: Of that checkpoint, also if it does not say its lineage.
+        stored: Lineage of this server's newest checkpoint, if it names one.
+        stored_epoch: Epoch of that checkpoint.
         site: Address at which this server publishes the run; None: nowhere.
         tell: Prints what happens to the lineage.
 
@@ -96,7 +96,7 @@ class ServerLineage:
         return self._servers.ids - {self._own_id}
 
     def renew(self, records: Sequence[PeerRecord]) -> bool:
-        """Call it every few seconds: keeps and announces what is new, and follows the others.
+        """Keeps and announces what is new, and follows the others; call it every few seconds.
 
         Args:
             records: Of all peers, as they are now; only believable ones.
@@ -122,7 +122,7 @@ class ServerLineage:
         return self.lineage.id != before
 
     def _find(self) -> Word | None:
-        """What the others train, by those that are trusted if these say it in time."""
+        """Finds the lineage that the others train, from trusted servers if these announce one in time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             said = self._posted_words()
@@ -167,13 +167,13 @@ class ServerLineage:
         return self._is_kept
 
     def _note_epochs(self, records: Sequence[PeerRecord]) -> None:
-        """The newest epoch of all times."""
+        """Raises the lineage's newest epoch to that of the records."""
         newest = max((record.epoch for record in records if record.lineage == self.lineage.id), default=0)
         if newest > self.epoch:
             self.epoch, self._news = newest, True
 
     def _follow(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> None:
-        """Goes over to what the others announce, if this server may."""
+        """Changes to the lineage that the others announce, if the rules of the class allow it."""
         own = Word(lineage=self.lineage, epoch=self.epoch, signer=self._own_id)
         others = [word for word in said if word.signer != self._own_id]
         believed = [own, *(word for word in others if word.signer in self._trusted)]
@@ -195,7 +195,7 @@ class ServerLineage:
             )
 
     def _note_strangers(self, others: Sequence[Word]) -> None:
-        """Volunteers that trust only this server do not follow a branch that only others announce."""
+        """Warns of branches that untrusted servers announce: volunteers of this server do not follow them."""
         for word in others:
             if word.lineage.descends_from(self.lineage.id) and word.signer not in self._trusted:
                 self._warn_of(

@@ -1,4 +1,4 @@
-"""The servers of a run: where its bootstrap peers and its monitor are, as given, or as the run's site names them."""
+"""Servers of a run: addresses of its bootstrap peers and its monitor, as given or as the run's site names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.swarm.node.addresses import check_full, id_of
 SITE_SECONDS = 10.0
 """Longest wait for a site's document."""
 MOST_SERVERS = 32
-"""Servers that a site may name: each is called for ever."""
+"""Most servers that a site may name; each is called for ever."""
 
 
 class Servers:
@@ -36,7 +36,7 @@ class Servers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All that are known now, without repetition: those given, then those that the sites name."""
+        """All addresses known now, each once: those given, then those that the sites name."""
         named = (address for site in self.sites for address in self._named.get(site, ()))
         return tuple(dict.fromkeys((*self._given, *named)))
 
@@ -50,7 +50,7 @@ class Servers:
         self._named[site] = tuple(addresses)
 
     def ask_sites(self) -> list[TrainingError]:
-        """Asks all sites; an error for each that does not answer. Takes `SITE_SECONDS` each."""
+        """Asks all sites, up to `SITE_SECONDS` each. Returns an error for each site that does not answer."""
         faults = []
         for site in self.sites:
             try:
@@ -61,12 +61,12 @@ class Servers:
 
 
 def is_site(given: str) -> bool:
-    """Whether this is the address of a site, not of a peer."""
+    """Returns True for the address of a site, False for that of a peer."""
     return given.startswith(("http://", "https://"))
 
 
 def document_of(site: str) -> str:
-    """Where a run's site has its document."""
+    """Address of the run's document on its site."""
     return f"{site}/live/run.json"
 
 

@@ -1,4 +1,4 @@
-"""How a peer's weights compare with those of the others: a small state machine.
+"""Alignment of a peer's weights with those of the others: a small state machine.
 
 ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that has made an update of its own gradients
           alone is ALIGNED until it meets others who want no weights: they may have made another one, so then it is
@@ -17,11 +17,11 @@ from __future__ import annotations
 from enum import Enum, auto
 
 MOMENTS_UPDATES = 20
-"""After so many updates, the moments of LAMB (beta1 0.9) are 88 % from gradients that the peer has seen."""
+"""Updates after which 88 % of the moments of LAMB (beta1 0.9) come from gradients that the peer has seen."""
 
 
 class Alignment(Enum):
-    """See the module."""
+    """Relation of a peer's weights to those of the others; the module describes each."""
 
     ALIGNED = auto()
     DRIFTED = auto()
@@ -29,24 +29,24 @@ class Alignment(Enum):
 
 
 class Event(Enum):
-    """What changes a peer's alignment."""
+    """Event that may change a peer's alignment."""
 
     AVERAGE_TORN = auto()
     """An average was not the same for all of its group, so neither is the update."""
     OVERTAKEN = auto()
     """The others averaged without this peer, or it has learnt of their newer epoch from a groupmate or the progress."""
     SKIPPED_EPOCHS = auto()
-    """It took over the others' epoch, and kept weights that lack the updates in between."""
+    """The peer went on to the others' epoch with weights that lack the updates in between."""
     LOADED_STATE = auto()
-    """It has the state with which the others' epoch began."""
+    """The peer has loaded the state with which the others' epoch began."""
     LOADED_OLDER_STATE = auto()
-    """It has a state that lacks updates, or one whose donor's weights or moments lacked some."""
+    """The peer has loaded a state that lacks updates, or one whose donor's weights or moments lacked some."""
     PARAMETERS_AVERAGED = auto()
     """A whole round of parameters with others has ended."""
     NO_STATE = auto()
-    """It has heard of a newer state, and nobody has sent it."""
+    """The peer has heard of a newer state, and nobody has sent it."""
     NOBODY_ELSE = auto()
-    """Nobody else trains any more: there is nobody to be behind."""
+    """No other peer trains any more."""
 
 
 _A, _D, _B = Alignment.ALIGNED, Alignment.DRIFTED, Alignment.BEHIND
@@ -61,9 +61,9 @@ TRANSITIONS: dict[Event, dict[Alignment, Alignment]] = {
     Event.NO_STATE: {_A: _D, _D: _D, _B: _D},
     Event.NOBODY_ELSE: {_A: _A, _D: _D, _B: _A},
 }
-"""What each event leads to, from each state."""
+"""Next alignment by event and current alignment."""
 _LACKING = {Event.SKIPPED_EPOCHS: MOMENTS_UPDATES, Event.LOADED_OLDER_STATE: MOMENTS_UPDATES, Event.LOADED_STATE: 0}
-"""How many updates it takes from each event on until the moments are about those of the others."""
+"""Updates from each event on until the moments are about those of the others."""
 
 
 class AlignmentState:
@@ -72,14 +72,14 @@ class AlignmentState:
     def __init__(self) -> None:
         self.now = Alignment.ALIGNED
         self.skipped = 0
-        """Epochs to which it went on by reports alone, since its weights were those of others."""
+        """Epochs that it has skipped on reports alone since it last had the others' weights."""
         self._lacking = 0
         self._has_lacked = False
-        """Whether its weights have updates by moments that lacked some, and were in no round of parameters since."""
+        """True if moments that lacked updates have changed its weights since the last round of parameters."""
         self._was_alone = False
 
     def note(self, event: Event) -> None:
-        """Something has happened; see `TRANSITIONS`."""
+        """Changes the alignment by an event; see `TRANSITIONS`."""
         self.now = TRANSITIONS[event][self.now]
         self._lacking = _LACKING.get(event, self._lacking)
         if event in (Event.LOADED_STATE, Event.PARAMETERS_AVERAGED):
@@ -87,47 +87,47 @@ class AlignmentState:
             self.skipped = 0
 
     def updated_alone(self) -> None:
-        """An update is of this peer's gradients alone."""
+        """Notes an update of this peer's gradients alone."""
         self._was_alone = True
 
     def met_others(self) -> None:
-        """An update is of others' gradients, too, and some of them have weights of their own."""
+        """Notes an update with gradients of peers that have made updates before."""
         if self._was_alone:
             self._was_alone = False
             self.note(Event.AVERAGE_TORN)
 
     def updated(self) -> None:
-        """The peer has made an update."""
+        """Notes an update of any kind."""
         self._has_lacked |= self._lacking > 0
         self._lacking = max(self._lacking - 1, 0)
 
     @property
     def lacks_updates(self) -> bool:
-        """Whether its weights or its moments are known to differ from the others'."""
+        """True if its weights or moments are known to differ from the others'."""
         return self.drifted or self._has_lacked or self._lacking > 0
 
     @property
     def may_differ(self) -> bool:
-        """Whether others at the same epoch may have other weights or moments, for all this peer knows."""
+        """True if peers at the same epoch may have other weights or moments, as far as this peer knows."""
         return self.lacks_updates or self._was_alone
 
     @property
     def drifted(self) -> bool:
-        """Whether this peer wants the others' weights."""
+        """True if this peer wants the others' weights."""
         return self.now is Alignment.DRIFTED
 
     @property
     def behind(self) -> bool:
-        """Whether the others are at a later epoch."""
+        """True if the others are at a later epoch."""
         return self.now is Alignment.BEHIND
 
 
 class Minorities:
-    """When a peer wants the others' weights because its groups had at most half of the volunteers.
+    """Decides when a peer asks for the others' weights because its groups had at most half of the volunteers.
 
-    The others may have averaged among themselves. Or they only tell of their progress and come to no average, for as
-    long as they like; a round of parameters after each update would cost twice the traffic. So a peer asks after 1, 2,
-    4, 8 ... such groups in a row, and once more when the volunteers are together again.
+    The others may have averaged among themselves. Or they report progress and never come to an average; a round of
+    parameters after each update would then double the traffic. So a peer asks after 1, 2, 4, 8 ... such groups in a
+    row, and once more when the volunteers are together again.
 
     >>> minorities = Minorities()
     >>> [minorities.want_weights(is_minority) for is_minority in (True, True, True, False, False)]
@@ -138,7 +138,7 @@ class Minorities:
         self._in_a_row = 0
 
     def want_weights(self, is_minority: bool) -> bool:
-        """An average has ended; whether this peer asks for a round of parameters now."""
+        """Notes an average. Returns True if this peer asks for a round of parameters now."""
         before, self._in_a_row = self._in_a_row, self._in_a_row + 1 if is_minority else 0
         return _is_power_of_two(self._in_a_row) if is_minority else before > 0 and not _is_power_of_two(before)
 

@@ -1,4 +1,4 @@
-"""How a peer that is behind catches up: with the others' parameters, their whole state, or a checkpoint."""
+"""Catching up of a peer that is behind: by the others' parameters, their whole state, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from training.swarm.state.master_weights import MasterWeights
 logger = logging.getLogger(__name__)
 
 COMPLAIN_SECONDS = 30.0
-"""How often a peer that needs the others' state and gets none warns of that."""
+"""Pause between two warnings that nobody sends the state that this peer needs."""
 CATCH_UP_EPOCHS = 3
 """A peer that has missed at most this many updates takes only the others' parameters, not their whole state."""
 
@@ -69,7 +69,7 @@ class CatchingUp:
         """Bytes and seconds of the last downloaded state; zeros before the first."""
 
     def skip_epochs(self, epoch: int) -> bool:
-        """Jumps to the others' epoch if this peer is only a few updates behind; returns whether it did.
+        """Jumps to the others' epoch if this peer is only a few updates behind. Returns True if it did.
 
         Downloads nothing. The peer asks its next group for a round of parameters, which brings its weights up to date;
         its moments lack the missed updates.
@@ -91,7 +91,7 @@ class CatchingUp:
         return True
 
     def load_state_from_peers(self, oldest_epoch: int) -> bool:
-        """Downloads the run's state from a peer; returns whether that succeeded. Every wait has a time-out.
+        """Downloads the run's state from a peer. Returns False if no peer sent it. Every wait has a time-out.
 
         A download may take longer than an epoch. The peer then continues with the epoch that the others have reached
         meanwhile (`furthest_epoch`), and takes over their parameters with the next update (see `skip_epochs`).
@@ -135,7 +135,7 @@ class CatchingUp:
         return True
 
     def train_on(self) -> None:
-        """No peer has sent the state of the epoch that others report: trains on, and asks again after a pause.
+        """Trains on when no peer sends the state of the epoch that others report; asks again after a pause.
 
         A report without a state behind it may be false.
         """

@@ -42,18 +42,18 @@ from training.swarm.state.witnesses import Sample, draw, is_believed, sizes
 from training.swarm.state.witnesses import ask as ask_witnesses
 
 MOST_ENTRIES = 20_000
-"""Of an optimizer's state: two or three for each parameter of a model."""
+"""Most entries of an optimizer's state; a model has two or three for each parameter."""
 SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
 """A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
 
 SMALLEST_PART_BYTES = 1024
-"""Of a tensor's parts but the last one. Donors send 64 KiB (hivemind, utils/streaming.py); a part that is kept takes
-some 200 bytes more."""
+"""Smallest part of a tensor, its last part apart. Donors send 64 KiB (hivemind, utils/streaming.py); each part that is
+kept takes some 200 bytes more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """What a peer serves to newcomers."""
+    """Training state that a peer serves to newcomers."""
 
     epoch: int
     tensors: tuple[torch.Tensor, ...]
@@ -61,12 +61,12 @@ class TrainingState:
     optimizer_metadata: list[dict]
     """hivemind's flat list: `{"type": "tensor", "index": i}` or `{"type": "value", "value": v}` an entry."""
     donor: str
-    """The peer id that it came from."""
+    """Peer id of the sender."""
     wants_weights: bool = False
-    """Whether the donor's parameters or its moments are not those of the others."""
+    """True if the donor's parameters or moments are not those of the others."""
     received_bytes: int = 0
     seconds: float = 0.0
-    """From the first message to the last."""
+    """Seconds from the first message to the last."""
 
 
 class _TensorEntry(BaseModel):
@@ -85,7 +85,7 @@ class _ValueEntry(BaseModel):
 
 
 class _Facts(BaseModel):
-    """What a donor tells of its state, in the first message. hivemind's donors tell more, and not all of it."""
+    """Description of a donor's state in its first message."""
 
     epoch: conint(strict=True, ge=0)
     wants_weights: StrictBool = False
@@ -115,15 +115,15 @@ class _Facts(BaseModel):
 
 
 class BadState(TrainingError):
-    """A donor's numbers are not those of a run that is well."""
+    """A donor has sent numbers that no healthy run has."""
 
 
 class OtherWeights(BadState):
-    """Most of the other donors do not have a donor's weights."""
+    """The weights of a donor differ from those of most other donors."""
 
 
 def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]:
-    """Peers that offer their state, in random order: the priority that each claims for itself is ignored.
+    """Returns the peers that offer their state, in random order; the priority that a peer claims is ignored.
 
     A peer's priority is its epoch. If weights of the run are wanted, those at epoch 0 have none and are not asked:
     after a power cut, newcomers would otherwise wait for each other's answers while somebody has a checkpoint.
@@ -167,12 +167,12 @@ def download_newer_state(
 
 
 def donor_seconds(run: RunConfig) -> float:
-    """How long a peer of the run waits for a donor's next message."""
+    """Seconds that a peer of the run waits for a donor's next message."""
     return max(run.swarm.next_chunk_timeout_seconds, 2 * run.swarm.request_timeout_seconds)
 
 
 def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
-    """Most bytes that a donor may send: float32 weights, two float32 moments and a little."""
+    """Limit of a donor's bytes: float32 weights, two float32 moments and 1 MB."""
     return 1_000_000 + 12 * sum(shape.numel() for shape in shapes)
 
 
@@ -192,7 +192,7 @@ def download_state(
     peers: Peers | None = None,
     on_fault: Callable[[str, Exception], None] = lambda donor, error: None,
 ) -> TrainingState:
-    """The state of the first donor that sends a sound one.
+    """Downloads the state of the first donor that sends a sound one.
 
     Args:
         dht: A running DHT node.
@@ -242,8 +242,11 @@ def _ask_in_turn(
     total_seconds: float,
     on_fault: Callable[[str, Exception], None],
 ) -> TrainingState:
-    """See `download_state`. A donor whose own state is not sound has no say about the others' weights: those that were
-    refused because of it are asked again."""
+    """Asks the donors one after the other; see `download_state`.
+
+    A donor whose own state is not sound has no say about the others' weights: donors that were refused because of it
+    are asked again.
+    """
     faults: dict[str, list[str]] = {}
     waiting, unsound = list(donors), set()
     refused: dict[PeerID, OtherWeights] = {}
@@ -276,7 +279,7 @@ def _ask_in_turn(
 
 
 def _told(faults: Mapping[str, Sequence[str]]) -> str:
-    """Which donors have which faults: the same text whatever their order, and short however many they are.
+    """Lists faults and their donors in a short text that does not depend on the donors' order.
 
     >>> _told({"sent nothing": ["QmC", "QmA", "QmB"], "timed out": ["QmD"]})
     'QmA and 2 others: sent nothing; QmD: timed out'
@@ -290,7 +293,7 @@ def _told(faults: Mapping[str, Sequence[str]]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Download:
-    """What each donor is asked for, and how its answer is read; see `download_state`."""
+    """One download: asks a donor and reads its answer; see `download_state`."""
 
     prefix: str
     lineage: Lineage | None
@@ -304,7 +307,7 @@ class _Download:
     peers: Peers = field(default_factory=Peers)
 
     async def ask(self, dht: DHT, donor: PeerID, donors: Sequence[PeerID], total_seconds: float) -> TrainingState:
-        """One donor's state, over a connection of its own; most of the other donors must have its weights.
+        """Downloads one donor's state over a connection of its own, and compares it with those of other donors.
 
         A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
         """
@@ -317,7 +320,7 @@ class _Download:
             await p2p.shutdown()
 
     async def _compare(self, p2p: P2P, state: TrainingState, donor: PeerID, donors: Sequence[PeerID]) -> None:
-        """Asks one donor for each voice, the sender's apart, whether this is the run's state."""
+        """Compares the state with a sample of one donor of each voice but the sender's."""
         voices = list(self.peers.by_voice([donor.to_bytes() for donor in donors]).values())
         own = [voice for voice in voices if donor.to_bytes() in voice]
         witnesses = [PeerID(random.choice(voice)) for voice in voices if voice not in own]
@@ -331,10 +334,10 @@ class _Download:
             raise OtherWeights("sent other weights than the others have", cure="Nothing: another peer is asked.")
 
     async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:
-        """One donor's state, read and checked as it comes.
+        """Reads one donor's state and checks each part as it comes.
 
         Raises:
-            TrainingError: What is wrong with it.
+            TrainingError: If a part is wrong.
         """
         stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.prefix))
         if self.admission is None:
@@ -420,7 +423,7 @@ def _moments(optimizer_metadata: list[dict]) -> int:
 
 
 def _check_size(part: runtime_pb2.Tensor) -> None:
-    """Each part is kept until its tensor is whole; if parts were tiny, what keeps them would take far more memory."""
+    """Refuses tiny parts: each is kept until its tensor is whole, and its object takes more memory than its bytes."""
     if len(part.buffer) < SMALLEST_PART_BYTES:
         raise TrainingError(
             f"sent a part of {len(part.buffer)} bytes of a longer tensor", cure="Nothing: another peer is asked."

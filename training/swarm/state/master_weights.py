@@ -28,7 +28,7 @@ class MasterWeights:
     Args:
         groups: Parameter groups of the model; `params` are the model's parameters.
         optimizer: Makes the optimizer of such groups with master weights.
-        learning_rate: Of the update that ends an epoch.
+        learning_rate: Gives the learning rate of the update that ends an epoch.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class MasterWeights:
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the parameters, in the same order."""
+        """Shapes of the parameters, in the same order."""
         return [parameter.shape for parameter in self.parameters]
 
     def use_gradients(
         self, gradients: Sequence[Tensor], hold: Callable[[], AbstractContextManager] = nullcontext
     ) -> None:
-        """These tensors are the gradients from now on; what they hold when an update begins counts.
+        """Uses these tensors as gradients from now on, with what they hold when an update begins.
 
         Args:
             gradients: In the order of the parameters.
@@ -72,7 +72,7 @@ class MasterWeights:
             parameter.grad = gradient
 
     def update(self, epoch: int) -> None:
-        """The update that ends an epoch."""
+        """Makes the update that ends an epoch."""
         # First the averager's lock, then this one, as `ParameterAverager` takes them: with the orders mixed, two
         # threads could wait for each other.
         with self._hold_gradients(), self.lock:
@@ -83,13 +83,13 @@ class MasterWeights:
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """The model computes with these weights from now on."""
+        """Copies the weights to the model."""
         for parameter, copy in zip(self.model_parameters, self.parameters, strict=True):
             parameter.copy_(copy)
 
     @torch.no_grad()
     def load(self, weights: Sequence[Tensor], epoch: int) -> None:
-        """Takes weights over, which have so many updates."""
+        """Takes over weights that have `epoch` updates."""
         with self.lock:
             self._take(weights, epoch)
 
@@ -122,7 +122,7 @@ class MasterWeights:
     def packed_state(
         self, codec: CompressionBase, *, drifted: bool, lineage: Lineage | None = None
     ) -> tuple[dict, Tensor, list[Head]]:
-        """The state between two updates, for a newcomer: metadata, and what `serving.pack` gives.
+        """Packs the state between two updates for a newcomer: metadata, and the result of `serving.pack`.
 
         hivemind sends the live tensors, which change on the way. It also names the epoch that has begun, even if the
         update by which this epoch begins is still under way.
@@ -130,7 +130,7 @@ class MasterWeights:
         Args:
             codec: How tensors travel.
             drifted: Tells the newcomer that these weights or moments are not those of the others.
-            lineage: Of the weights; None: of none.
+            lineage: The weights' lineage, if they have one.
         """
         with self.lock, torch.no_grad():
             weights = [parameter.detach() for parameter in self.parameters]
@@ -142,13 +142,13 @@ class MasterWeights:
             return metadata, *pack([*weights, *moments], infos, codec)
 
     def packed_sample(self, seed: bytes, *, drifted: bool) -> bytes:
-        """Some of the weights between two updates; see `witnesses`."""
+        """Packs a sample of the weights between two updates; see `witnesses`."""
         with self.lock:
             return Sample(epoch=self.epoch, drifted=drifted, values=draw(self.parameters, seed)).packed()
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, metadata: Sequence[dict], tensors: Sequence[Tensor]) -> None:
-    """hivemind's function, for a state that another peer has sent: torch's SGD would take anything for its momenta.
+    """Loads a state that another peer has sent. torch's SGD would take tensors of any shape as momenta.
 
     Raises:
         ValueError: If the state has not the same tensors as the optimizer.
@@ -161,12 +161,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, metadata: Sequence[di
 
 
 def _shapes(metadata: Sequence[dict], tensors: Sequence[Tensor]) -> list[torch.Size | None]:
-    """Of the tensor in each entry of hivemind's flat list; None: it is a value."""
+    """Shape of each entry of hivemind's flat list; None for a value."""
     return [tensors[entry["index"]].shape if entry["type"] == "tensor" else None for entry in metadata]
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Makes the state of an optimizer that would make it in its first update, as SGD its momenta.
+    """Makes the state that an optimizer would make in its first update, as SGD makes its momenta.
 
     A newcomer, or the monitor, may download a state before that: its tensors must be as many as the donor's.
     """

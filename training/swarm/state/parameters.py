@@ -22,12 +22,12 @@ from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.master_weights import MasterWeights
 
 WEIGHT_WHEN_DRIFTED = 1e-6
-"""Weight of parameters that have drifted, or soon will. It is not 0: if all of a group have drifted, their
-weights would otherwise have no mean."""
+"""Weight of parameters that have drifted or soon will. It is not 0, because the mean of a group in which all have
+drifted would then be undefined."""
 
 
 def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
-    """How newcomers get the state: weights in 16 or 8 bit; the optimizer's moments as they are, most in 8 bit already.
+    """Codec of a state for newcomers: weights in 16 or 8 bit; moments as they are, most of them in 8 bit already.
 
     Args:
         bits: 16, or 8 for block-wise 8 bit.
@@ -39,7 +39,7 @@ def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
 
 
 def state_prefix(prefix: str) -> str:
-    """Prefix of the averager of parameters, of which newcomers ask the state; see `lineage.run_prefix`."""
+    """Prefix of the averager of parameters, which sends the state to newcomers; see `lineage.run_prefix`."""
     return f"{prefix}_state_averager"
 
 
@@ -50,11 +50,11 @@ class ParameterAverager(Averager):
 
     Args:
         master: The weights that are averaged.
-        alignment: How these weights compare with the others'.
+        alignment: Alignment of these weights with the others'.
         dht: A running node.
         settings: See `Averager`.
-        codec: How newcomers get the state.
-        lineage: Of the weights; newcomers are told.
+        codec: Codec of a state for newcomers.
+        lineage: The weights' lineage, which newcomers compare with theirs.
         start: Start the averager's process.
     """
 

@@ -1,4 +1,4 @@
-"""Whether other peers have the weights that a donor has sent: samples of them, drawn after the download, are compared.
+"""Witnesses: samples of other donors' weights, drawn after a download, with which the downloaded weights are compared.
 
 One donor could send anything, and a newcomer or the monitor would pass it on. So whoever downloads a state asks other
 donors for some of their weights, at places that nobody knew before. Most of those that answer, the donor included, must
@@ -37,30 +37,31 @@ EPOCHS_APART = 3
 """The weights of a witness that is further away in epochs are not compared; the limit is as many times wider as it is
 epochs away."""
 TENSOR_APART, TENSOR_FLOOR = 0.5, 0.25
-"""The limit for each tensor: a share of its own length, plus a share of the usual length of so many weights. Small
+"""Limit of each tensor's distance: a share of its own length, plus a share of the mean length of as many weights. Small
 tensors, such as biases that began at zero, differ more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Some of a peer's weights."""
+    """Sample of a peer's weights."""
 
     epoch: int
     drifted: bool
-    """Whether the peer says that its weights are not those of the others."""
+    """True if the peer says that its weights are not those of the others."""
     values: np.ndarray
-    """In float32, as many of each tensor as `sizes` says, one tensor after the other."""
+    """Values in float32, tensor by tensor, as many of each as `sizes` gives."""
 
     def packed(self) -> bytes:
-        """The message that carries it."""
+        """Packs the sample as a message."""
         values = self.values.astype("<f4").tobytes()
         return MSGPackSerializer.dumps({"epoch": self.epoch, "drifted": self.drifted, "values": values})
 
     @classmethod
     def read(cls, packed: bytes, count: int) -> Sample:
-        """
+        """Reads a message.
+
         Raises:
-            ValueError: If it is no sample of so many finite values.
+            ValueError: If the message is not a sample of `count` finite values.
         """
         facts = MSGPackSerializer.loads(packed)
         is_sample = isinstance(facts, dict) and [type(facts.get(name)) for name in ("epoch", "drifted", "values")]
@@ -73,12 +74,12 @@ class Sample:
 
 
 def sizes(shapes: Sequence[torch.Size]) -> list[int]:
-    """How many values of each tensor are in a sample."""
+    """Number of values of each tensor in a sample."""
     return [min(VALUES_OF_A_TENSOR, shape.numel()) for shape in shapes]
 
 
 def draw(tensors: Sequence[Tensor], seed: bytes) -> np.ndarray:
-    """The values of a sample, in float32; the same seed draws the same places everywhere."""
+    """Draws a sample in float32. The same seed draws the same places at all peers."""
     dice, parts = random.Random(seed), []
     for tensor, size in zip(tensors, sizes([tensor.shape for tensor in tensors]), strict=True):
         places = torch.tensor([dice.randrange(tensor.numel()) for _ in range(size)], dtype=torch.int64)
@@ -87,7 +88,7 @@ def draw(tensors: Sequence[Tensor], seed: bytes) -> np.ndarray:
 
 
 def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
-    """Whether both may be of one run that is well; see the limits above."""
+    """Returns True if both samples can come from one healthy run, by the limits above."""
     wider = 1 + abs(own.epoch - other.epoch)
     squares, distances = (
         np.square(other.values, dtype=np.float64),
@@ -105,14 +106,16 @@ def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
 
 
 def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int], *, donor_counts: bool = True) -> bool:
-    """Whether most of the peers that can tell have a donor's weights; so if nobody else can, and the donor counts.
+    """Returns True if most of the peers that can tell have a donor's weights.
+
+    If no other peer can tell, the donor is believed if it counts itself.
 
     A witness that is far ahead cannot tell: the run has gone on while the state came. One that is far behind can: the
     run is not where the donor says that it is. Only a newcomer, at epoch 0, does not know where the run is.
 
     Args:
-        own: Of the donor.
-        others: Of witnesses.
+        own: The donor's sample.
+        others: The witnesses' samples.
         sizes_: See `sizes`.
         donor_counts: Whether the donor is one of the peers that can tell.
     """
@@ -131,7 +134,7 @@ async def ask(
     shapes: Sequence[torch.Size],
     admission: Admission | None = None,
 ) -> tuple[bytes, list[Sample]]:
-    """A seed, and the samples of those donors that answer.
+    """Draws a seed and asks donors for samples. Returns the seed and the samples that came.
 
     Args:
         p2p: A connection of this event loop.

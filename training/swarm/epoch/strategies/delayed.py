@@ -14,7 +14,6 @@ class Delayed(Strategy):
     epochs_apart = 1
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """See `Strategy`."""
         # The last average and update may still be at work on the gradients that `begin` overwrites.
         self.parts.updates.wait()
         round_ = self.parts.exchange.begin(epoch_end)
@@ -26,7 +25,7 @@ class Delayed(Strategy):
         self.parts.begin_update(epoch_end.epoch, gradients_ready=partial(self._finish, round_, epoch_end))
 
     def _finish(self, round_, epoch_end: EpochEnd) -> None:
-        """In the background: waits for the average, and reports the epoch, also if the average has failed."""
+        """Runs in the background: waits for the average and reports the epoch, even if the average has failed."""
         try:
             self.parts.exchange.finish(round_, epoch_end)
         finally:

@@ -96,7 +96,7 @@ class LocalUpdates(Strategy):
     def make_averager(
         cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
     ) -> DistanceAverager:
-        """What averages the distances."""
+        """Makes the averager of the distances."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         settings = replace(settings, compression=codec)
         return DistanceAverager(master.parameters, master.model_parameters, dht=dht, settings=settings)
@@ -129,7 +129,7 @@ class LocalUpdates(Strategy):
 
     @torch.no_grad()
     def _inner_update(self, epoch: int) -> None:
-        """One update of this peer's own weights by the mean gradient of the samples since the last one."""
+        """Updates this peer's own weights by the mean gradient of the samples since its last update."""
         schedule = self.parts.run.schedule
         for group in self.inner.param_groups:
             group["lr"] = schedule.peak_learning_rate * learning_rate_factor(epoch, schedule)

@@ -41,14 +41,14 @@ class Parts:
 
 
 class Strategy(ABC):
-    """When the weights move, and what peers exchange for that.
+    """Rule for when the weights move and what the peers exchange for that.
 
     The class methods make parts of a peer; `SwarmOptimizer` calls the other methods while it trains.
     """
 
     epochs_apart = 0
-    """A peer may be so many epochs ahead of its gradients while these are averaged. So the others may be at an epoch so
-much newer and still look for a group, and so far apart the epochs of a group's gradients may be."""
+    """Epochs by which a peer may be ahead of its gradients while these are averaged. The epochs of a group's
+    gradients may differ by as many."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -74,7 +74,7 @@ much newer and still look for a group, and so far apart the epochs of a group's 
 
     @classmethod
     def learning_rate(cls, epoch: int, run: RunConfig) -> float:
-        """Of the update of the common weights that ends an epoch."""
+        """Learning rate of the update that ends an epoch."""
         return run.schedule.peak_learning_rate * learning_rate_factor(epoch, run.schedule)
 
     @classmethod
@@ -92,12 +92,12 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         )
 
     def add_gradients(self, samples: int, epoch: int) -> None:
-        """Takes the gradients of a micro-batch, which are of this epoch, from the model."""
+        """Takes a micro-batch's gradients from the model and adds them to the sums of an epoch."""
         self.parts.exchange.averager.add_gradients(samples, epoch)
 
     @abstractmethod
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """Called when the samples of all peers are there: exchanges with the others, and moves the weights.
+        """Exchanges with the others and moves the weights; called when the samples of all peers are there.
 
         Raises:
             LeftBehindError: If the others have gone on without this peer; the epoch has not ended for it then.
