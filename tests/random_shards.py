@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from training.config import LanguageRun, RunConfig
 from training.data.prepare.text import TextInput, prepare_text
 from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
 from training.data.store.tokenizer import Tokenizer
+from training.recipe import LanguageRun, RunConfig
 
 SAMPLES = 64
 

@@ -11,7 +11,8 @@ import pytest
 from calculator.swarm.collaboration import Collaboration
 from calculator.swarm.forecast import Exchange
 from calculator.swarm.settings import DEFAULTS, ExchangeSettings
-from training.config import OptimizerConfig, ScheduleConfig, SwarmConfig
+from training.optim.config import OptimizerConfig, ScheduleConfig
+from training.swarm.config import SwarmConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [path for room in ("calculator", "training", "site/builder") for path in sorted((ROOT / room).rglob("*.py"))]

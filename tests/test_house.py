@@ -112,7 +112,7 @@ def test_commands_do_not_import_each_others_roles():
 
 def test_reading_a_recipe_loads_nothing_heavy():
     program = (
-        "import sys, training.config as c; c.load_recipe('demo'); "
+        "import sys, training.recipe as c; c.load_recipe('demo'); "
         "print([heavy for heavy in ('torch', 'hivemind', 'datasets') if heavy in sys.modules])"
     )
     done = run_program([sys.executable, "-c", program])
@@ -153,7 +153,7 @@ def test_readme_and_ci_run_the_same_test_command():
 
 def test_no_file_stands_at_the_trainers_top_but_what_all_its_folders_need():
     files = {path.stem for path in (ROOT / "training").glob("*.py")}
-    assert files == {"__init__", "__main__", "cli", "config", "errors", "native"}
+    assert files == {"__init__", "__main__", "cli", "errors", "native", "recipe", "section"}
 
 
 def test_packages_of_the_trainer_import_each_other_in_no_circle():

@@ -11,10 +11,10 @@ import pytest
 
 from tests.programs import run_program
 from tests.serving import serving
-from training import config
 from training.checkpoints.serve import site
-from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
 from training.errors import BadInput, TrainingError
+from training.recipe import RECIPES, load_recipe, parse_recipe, recipe_names
+from training.swarm.epoch.strategies.momentum import optimizer_of_averages, peer_momentum
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
 KEY = "A" * 43
@@ -147,7 +147,7 @@ def test_members_that_nobody_vouches_for_are_averaged_by_centered_clip_unless_th
         (DEMO + "[membership]\nunvouched = true\n", "needs both key and url"),
         (
             DEMO.replace('aggregation = "mean"', 'mode = "diloco"') + MEMBERS + "unvouched = true\n",
-            "centered-clip does not go with swarm.mode diloco",
+            "centered-clip does not go with mode diloco",
         ),
     ],
 )
@@ -171,9 +171,9 @@ def test_centered_clip_does_not_go_with_thin_matrices():
 def test_with_centered_clip_momentum_moves_from_the_optimizer_to_the_peers():
     mean = parse_recipe(DEMO)
     clipped = parse_recipe(DEMO.replace('aggregation = "mean"', 'aggregation = "centered-clip"'))
-    assert (mean.worker_momentum, mean.host_optimizer) == (0.0, mean.optimizer)
-    assert clipped.worker_momentum == clipped.optimizer.betas[0] == 0.9
-    assert clipped.host_optimizer.betas == (0.0, clipped.optimizer.betas[1])
+    assert (peer_momentum(mean), optimizer_of_averages(mean)) == (0.0, mean.optimizer)
+    assert peer_momentum(clipped) == clipped.optimizer.betas[0] == 0.9
+    assert optimizer_of_averages(clipped).betas == (0.0, clipped.optimizer.betas[1])
 
 
 @pytest.mark.programs
@@ -250,7 +250,7 @@ class Misleading(BaseHTTPRequestHandler):
 )
 def test_a_site_cannot_keep_who_asks_for_a_recipe_nor_send_them_elsewhere(monkeypatch, path, said):
     """Redirects from the Internet into a private network have their own tests, of what reads checkpoints."""
-    monkeypatch.setattr(config, "RECIPE_SECONDS", 0.3)
+    monkeypatch.setattr("training.recipe.RECIPE_SECONDS", 0.3)
     with ThreadingHTTPServer(("127.0.0.1", 0), Misleading) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, daemon=True).start()

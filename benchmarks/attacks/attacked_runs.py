@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import record, result
 from tests.ports import free_port
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
-from training.config import read_recipe
 from training.demo.children import Part, read_events, sweep
+from training.recipe import read_recipe
 
 HONEST, HOSTILE, STRANGER = ("ada", "ben", "cleo"), "mallory", "eve"
 ATTACK_EPOCH = 30

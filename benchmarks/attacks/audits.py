@@ -53,7 +53,7 @@ def peer(folder: str, initial_peers: list[str], number: int, values: int, share:
     """Averages until it is killed, or so many times; prints a line of JSON for each average."""
     import torch
 
-    from training.config import load_recipe
+    from training.recipe import load_recipe
     from training.swarm.defence import auditing, auditor
     from training.swarm.defence.clipping import clipping_of_gradients
     from training.swarm.defence.options import make_auditor

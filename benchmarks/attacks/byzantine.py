@@ -42,7 +42,9 @@ import torch
 
 from benchmarks.record import record, result
 from benchmarks.swarm.samples import held_out_loss, samples
-from training.config import ModelConfig, RunConfig, load_recipe
+from training.model.config import ModelConfig
+from training.recipe import RunConfig, load_recipe
+from training.swarm.epoch.strategies.momentum import peer_momentum
 
 BYZFL_VERSION = "0.0.11"
 CAPTIONS, HELD_OUT, BATCH, SEEDS = 8, 512, 8, (0, 1, 2)
@@ -213,7 +215,7 @@ class Swarm:
         self.model = build_model(MODEL, case.seed)
         self.master = Awaited.make_master(self.model, run)
         settings = AveragerSettings(prefix="benchmark")
-        momentum = run.worker_momentum
+        momentum = peer_momentum(run)
         self.averagers = [
             GradientAverager(self.master.model_parameters, dht=None, settings=settings, momentum=momentum, start=False)
             for _ in range(case.peers)

@@ -25,7 +25,7 @@ from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
 from calculator.swarm.exchange import part_bytes
-from training.config import SwarmConfig
+from training.swarm.config import SwarmConfig
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.clipping import clipping_of_gradients
 from training.swarm.defence.receipts import Signer

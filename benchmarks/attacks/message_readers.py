@@ -491,8 +491,8 @@ def statements() -> Reader:
 
 def recipes() -> Reader:
     """Recipes, which `join` fetches from an address."""
-    from training.config import RECIPES, parse_recipe
     from training.errors import BadInput
+    from training.recipe import RECIPES, parse_recipe
 
     seeds = [path.read_bytes() for path in sorted(RECIPES.glob("*.toml"))]
     return Reader(read=lambda raw: parse_recipe(raw.decode("utf-8", "replace")), refuses=(BadInput,), seeds=seeds)
@@ -537,8 +537,8 @@ def weights_of_checkpoints() -> Reader:
 def _of_checkpoint(name: str) -> Reader:
     """Reads a small checkpoint, of which one file is the input, with its digest in the facts."""
     from training.checkpoints.checkpoint import FACTS_FILE, load_checkpoint, save_checkpoint
-    from training.config import parse_recipe, read_recipe
     from training.errors import BadInput
+    from training.recipe import parse_recipe, read_recipe
     from training.tasks.known import task_of
 
     recipe = read_recipe("demo")
@@ -643,7 +643,7 @@ def unframed(raw: bytes) -> list[bytes]:
 def shards() -> Path:
     """A folder of shards with random codes."""
     from tests.random_shards import write_shards
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     return write_shards(Path(tempfile.mkdtemp()) / "shards", load_recipe("demo"))
 

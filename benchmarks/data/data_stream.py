@@ -164,10 +164,10 @@ class OneFileServer(ShardServer):
 
 
 def our_stream(source: str, cache: str, *, place=None, cache_gb: float = 1.0):
-    from training.config import load_recipe
     from training.data.store.sets import open_shards
     from training.data.stream.order import Place
     from training.data.stream.stream import SampleSet, SampleStream
+    from training.recipe import load_recipe
 
     shards = open_shards(source, cache=Path(cache), cache_gb=cache_gb)
     model = load_recipe("dalle-2021").model.model_copy(update={"text_seq_len": TEXT})
@@ -208,7 +208,7 @@ def _numbers(batch: tuple) -> list[int]:
 
 def measure_whole(side: str, source: str, cache: str) -> dict:
     """Rows per CPU second after the first batch, the first batch's time, and memory above an idle process."""
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     load_recipe("dalle-2021")
     idle = resident_bytes()

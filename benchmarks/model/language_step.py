@@ -52,8 +52,8 @@ def measure(side: str) -> dict:
     """Seconds of each step, peak bytes above the built model, and the loss. Must run in a process of its own."""
     import torch
 
-    from training.config import LanguageModelConfig
     from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
+    from training.model.language.config import LanguageModelConfig
     from training.model.language.folders import build_language_model
 
     torch.set_num_threads(1)

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.config import ModelConfig, load_recipe
+from training.model.config import ModelConfig
+from training.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 

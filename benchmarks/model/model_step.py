@@ -107,7 +107,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     from calculator import estimate
     from training.compute.machine import this_machine
     from training.compute.plan import PRECISIONS, layers_of, training_of
-    from training.config import load_recipe
+    from training.recipe import load_recipe
     from training.tasks.known import task_of
 
     device = model.final_norm.weight.device

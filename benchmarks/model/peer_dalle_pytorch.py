@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 from torch import nn
 
-from training.config import ModelConfig
+from training.model.config import ModelConfig
 from training.model.transformer import IMAGE_LOSS_WEIGHT
 
 INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 " + (

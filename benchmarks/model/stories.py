@@ -31,7 +31,7 @@ PROGRAM = [sys.executable, "-m", "training"]
 
 def judged(seed: int, minutes: float, count: int) -> dict:
     """Trains for so many minutes, preparation included; what `evaluate` says of so many prompts of each kind."""
-    from training.config import read_recipe
+    from training.recipe import read_recipe
 
     with tempfile.TemporaryDirectory() as folder:
         recipe, run_dir = Path(folder, "stories.toml"), Path(folder, "run")

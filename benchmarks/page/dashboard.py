@@ -120,9 +120,9 @@ def write_picture(path: Path) -> None:
 
 def write_history(path: Path) -> None:
     """A history of `EPOCHS` epochs until now, written as one transaction."""
-    from training.config import load_recipe
     from training.publish.history.history import History
     from training.publish.live.live import store_run
+    from training.recipe import load_recipe
 
     run = load_recipe("dalle-2021")
     history = History(path, run_id=run.run_id, recipe_digest=run.digest, expiration_seconds=60)
@@ -175,10 +175,10 @@ def serve(folder: Path, site: Path, port: int) -> None:
     """
     import uvicorn
 
-    from training.config import load_recipe
     from training.publish.history.history import History
     from training.publish.live.live import create_app
     from training.publish.live.watch import Watch
+    from training.recipe import load_recipe
 
     run = load_recipe("dalle-2021")
     path = folder / "history.sqlite"

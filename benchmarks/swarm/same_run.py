@@ -52,7 +52,7 @@ def recipe(codec: str, model: str, base: Path) -> object:
         model: One of `MODELS`.
         base: Folder of the frozen weights, for adapters; written if need be.
     """
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     run = load_recipe("demo" if model == "pictures" else "stories")
     if model == "adapters":
@@ -76,8 +76,8 @@ def recipe(codec: str, model: str, base: Path) -> object:
 def _with_adapters(run: object, base: Path) -> object:
     from safetensors.torch import load_file
 
-    from training.config import AdapterConfig
     from training.model.language.adapters import digest_of
+    from training.model.language.config import AdapterConfig
     from training.model.language.folders import build_language_model, export_folder
 
     if not base.is_dir():

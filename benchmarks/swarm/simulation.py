@@ -25,7 +25,7 @@ from benchmarks.record import record, result
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import Link
 from calculator.swarm.forecast import COSTS, Costs, Exchange, Volunteers, forecast
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules

@@ -72,7 +72,7 @@ def _model():
 
 
 def _run(stack: str, peers: float, epoch_seconds: float):
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     demo = load_recipe("demo")
     swarm = demo.swarm.model_copy(

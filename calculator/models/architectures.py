@@ -92,7 +92,7 @@ def text_to_image(
     last_attention: str = "conv",
     conv_kernel_size: int = 5,
 ) -> Architecture:
-    """The run's own kind of model, from the fields of its recipe (`training.config.ModelConfig`).
+    """The run's own kind of model, from the fields of its recipe (`training.model.config.ModelConfig`).
 
     >>> small = text_to_image(
     ...     name="demo", hidden_size=128, num_layers=5, num_heads=4, head_dim=32, text_vocab_size=64, text_seq_len=24,
@@ -362,10 +362,10 @@ def _gpt2_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _recipe_config(config: Mapping[str, object]) -> Architecture:
-    """The model of a run's recipe: the fields of `training.config.ModelConfig` that decide its memory."""
+    """The model of a run's recipe: the fields of `training.model.config.ModelConfig` that decide its memory."""
     sizes = ("hidden_size", "num_layers", "num_heads", "head_dim")
     sizes += ("text_vocab_size", "text_seq_len", "image_grid", "image_vocab_size")
-    # `training.config.AttentionType`, which the browser, where this runs, does not have.
+    # `training.model.config.AttentionType`, which the browser, where this runs, does not have.
     kinds = ("column", "conv", "full", "row")
     cycle = config.get("attention_cycle", ("row", "column", "row", "row"))
     if not isinstance(cycle, (list, tuple)) or not cycle or not all(kind in kinds for kind in cycle):

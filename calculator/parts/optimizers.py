@@ -369,7 +369,7 @@ OF_RECIPES = {
     "adamw": "adamw-host",
     "muon": "muon-host",
 }
-"""Name of an optimizer in a recipe (`training.config.OptimizerConfig`) -> its name here."""
+"""Name of an optimizer in a recipe (`training.optim.config.OptimizerConfig`) -> its name here."""
 
 IN_32_BIT: dict[str, Optimizer] = {
     "adamw8bit": ADAMW["for-loop"],

@@ -68,7 +68,7 @@ GONE_SECONDS = 3.5
 """After so long, the others of an average find that a peer is gone which answered their calls before; the trainer uses
 this value."""
 ADVISED_WINDOWS = 5
-"""Matchmaking windows that an epoch should last at least (training.config.SwarmConfig)."""
+"""Matchmaking windows that an epoch should last at least (training.swarm.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / LAMB_BLOCK_SIZE)
 """Bytes per parameter of the two 8-bit moments, with their scales, that a newcomer downloads."""
 
@@ -114,7 +114,7 @@ class Volunteers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange(ExchangeSettings):
-    """What peers exchange and when, as a recipe says (`training.config.SwarmConfig`)."""
+    """What peers exchange and when, as a recipe says (`training.swarm.config.SwarmConfig`)."""
 
     parameters: int
     target_batch_size: int

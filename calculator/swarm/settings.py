@@ -1,6 +1,6 @@
 """The defaults of the exchange between peers, each stated only here.
 
-The trainer's recipes (`training.config`), the forecast (`calculator.swarm.forecast`), a collaboration in people's words
+The trainer's recipes (`training.recipe`), the forecast (`calculator.swarm.forecast`), a collaboration in people's words
 (`calculator.swarm.collaboration`) and the run designer all take them from here.
 """
 
@@ -24,8 +24,10 @@ BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeSettings:
-    """The settings of a recipe's `[swarm]` that decide how long an epoch takes; `training.config.SwarmConfig` explains
-    each."""
+    """The settings of a recipe's `[swarm]` that decide how long an epoch takes.
+
+    `training.swarm.config.SwarmConfig` explains each.
+    """
 
     gradient_codec: str = "blockwise8"
     state_bits: int = 8

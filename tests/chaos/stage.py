@@ -20,7 +20,7 @@ from tests.chaos.network import Machine, build_machines
 from tests.chaos.volunteer import Control
 from tests.programs import Programs
 from tests.random_shards import write_shards
-from training.config import RECIPES, parse_recipe
+from training.recipe import RECIPES, parse_recipe
 
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"
 VOLUNTEERS = ("ada", "grace", "alan", "edsger", "barbara")

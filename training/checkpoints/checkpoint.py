@@ -29,9 +29,9 @@ from training.checkpoints.facts import (
     sha256_of,
 )
 from training.checkpoints.folders import FACTS_FILE, KEPT_FOLDER, NAME, checkpoint_epoch, list_checkpoints
-from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, first_line, reason_of
 from training.model.trained import count_trained, load_trained_state, trained_state
+from training.recipe import RunConfig, parse_recipe, read_recipe
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 from training.tasks.known import task_of
 from training.tasks.task import TrainedModel

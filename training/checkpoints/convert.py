@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, recipe_of, save_checkpoint, write_tensors
-from training.config import LanguageRun, parse_recipe, read_recipe
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, to_dalle_pytorch
 from training.model.language.adapters import ADAPTER_CONFIG, load_adapters
 from training.model.language.folders import build_language_model, export_adapters
 from training.model.transformer import build_model
+from training.recipe import LanguageRun, parse_recipe, read_recipe
 from training.storage.whole import whole_file
 from training.tasks.known import task_of
 

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from training.checkpoints.facts import FILES, RECIPE_FILE, StoredFile, read_facts
 from training.checkpoints.serve.index import Index, ServedCheckpoint
-from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
+from training.recipe import RunConfig, parse_recipe
 from training.storage.remote import MissingError, UnreachableError, Web, read_document
 from training.storage.whole import replace_folder
 from training.tasks.known import task_of

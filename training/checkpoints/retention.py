@@ -1,8 +1,8 @@
 """Which checkpoints are kept, so that a long run does not fill its disk.
 
-Kept are the last ones, the first of each so many epochs, and the best (`MonitorConfig` has the numbers); all others are
-deleted. A run may have gone back to an earlier epoch and have several lineages: the last checkpoints are then those of
-the lineage that was written to last, even if another one has come further.
+Kept are the last ones, the first of each so many epochs, and the best (`CheckpointsConfig` has the numbers); all others
+are deleted. A run may have gone back to an earlier epoch and have several lineages: the last checkpoints are then those
+of the lineage that was written to last, even if another one has come further.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.checkpoints.branches import branches_beside
+from training.checkpoints.config import CheckpointsConfig
 from training.checkpoints.facts import read_facts
 from training.checkpoints.folders import list_checkpoints
-from training.config import MonitorConfig
 from training.errors import BadInput
 from training.storage.whole import delete_folder
 
@@ -69,7 +69,7 @@ def _stored(paths: Iterable[Path]) -> list[Stored]:
     return found
 
 
-def surplus(stored: Iterable[Stored], settings: MonitorConfig, *, needed_bytes: int = 0) -> list[str]:
+def surplus(stored: Iterable[Stored], settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[str]:
     """Names of the checkpoints that are not kept.
 
     Args:
@@ -109,7 +109,7 @@ def _first_of_each(ordered: Sequence[Stored], every: int) -> list[Stored]:
     return list(first.values())
 
 
-def delete_from_branches(folder: Path, settings: MonitorConfig, *, needed_bytes: int = 0) -> list[Path]:
+def delete_from_branches(folder: Path, settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[Path]:
     """Deletes checkpoints of left branches, those written first before the others, until all fit into the budget.
 
     Args:
@@ -138,7 +138,7 @@ def delete_from_branches(folder: Path, settings: MonitorConfig, *, needed_bytes:
     return deleted
 
 
-def delete_surplus(folder: Path, settings: MonitorConfig, *, needed_bytes: int = 0) -> list[str]:
+def delete_surplus(folder: Path, settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[str]:
     """Deletes the checkpoints of a folder that are not kept; arguments and result as in `surplus`."""
     names = surplus(stored_checkpoints(folder), settings, needed_bytes=needed_bytes)
     for name in names:

@@ -22,10 +22,10 @@ from training.checkpoints.branches import set_aside
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, save_checkpoint
 from training.checkpoints.retention import GB, delete_from_branches, delete_surplus, stored_checkpoints
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
-from training.config import RunConfig
 from training.errors import TrainingError, reason_of
 from training.optim.saved import optimizer_tensors
 from training.processes.events import EventLog
+from training.recipe import RunConfig
 from training.storage.whole import delete_drafts, reserve_space
 from training.swarm.engine.quoted import quoted
 from training.swarm.epoch.strategies import strategy_of

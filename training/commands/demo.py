@@ -31,9 +31,9 @@ def run(
     stories: Annotated[int, typer.Option(min=100, help="Stories to write, for a recipe that reads text.")] = 100_000,
 ) -> None:
     """Train a small model with three volunteers on this machine, and watch it at one URL."""
-    from training.config import load_recipe
     from training.demo.config import DemoConfig
     from training.demo.run import run_demo
+    from training.recipe import load_recipe
 
     config = DemoConfig(
         recipe=recipe,

@@ -13,8 +13,8 @@ from training.commands.options import Invitation
 from training.errors import BadInput
 
 if TYPE_CHECKING:
-    from training.config import RunConfig
     from training.processes.role import StopRequest
+    from training.recipe import RunConfig
 
 LEAVE_SECONDS = 10.0
 """A volunteer may take so long to leave: it waits for an average that runs, says goodbye, and keeps its weights."""
@@ -178,7 +178,7 @@ def _checked_recipe(source: str, *, invitation: str | None, state_dir: Path | No
     Raises:
         BadInput: If it cannot be read, or if an invitation would be used up by a peer that nobody will be again.
     """
-    from training.config import parse_recipe, read_recipe
+    from training.recipe import parse_recipe, read_recipe
 
     text = read_recipe(source)
     config = parse_recipe(text, source=source)

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from training.compute.choices import Choices
     from training.compute.plan import Plan
-    from training.config import RunConfig
+    from training.recipe import RunConfig
 
 MicroBatchSize = Annotated[
     int | None, typer.Option(min=1, help="Samples per forward pass. Default: as `join` would choose.")
@@ -50,8 +50,8 @@ def run(
     from training.compute.choices import Wishes, choose
     from training.compute.machine import torch_device
     from training.compute.plan import make_plan
-    from training.config import load_recipe
     from training.errors import BadInput
+    from training.recipe import load_recipe
     from training.tasks.known import task_of
 
     config = load_recipe(recipe)

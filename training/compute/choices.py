@@ -18,11 +18,11 @@ from calculator.reports.units import show_bytes
 from training.compute.machine import this_machine, torch_device
 from training.compute.plan import PRECISIONS, Precision, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
-from training.config import SwarmConfig
 from training.errors import BadInput
 from training.model.kernels.pointwise import PLAIN
 from training.model.trained import count_trained
 from training.processes.notices import Setting
+from training.swarm.config import SwarmConfig
 from training.tasks.task import Task, TrainedModel
 
 MEASURING_SECONDS = 3.0

@@ -23,8 +23,8 @@ from calculator.models.architecture import ParameterTensor
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.reports.units import show_bytes
 from calculator.step.estimate import GpuMemory, Peak, estimate_around
-from training.config import RunConfig
 from training.model.trained import count_trained
+from training.recipe import RunConfig
 from training.tasks.shape import shape_of
 from training.tasks.task import ModelShape, Task, TrainedModel
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from training.config import RunConfig
 from training.demo.children import Part, sweep
 from training.demo.config import DemoConfig
 from training.demo.display import LINE_SECONDS
 from training.processes.interruption import Interrupted, Stop
+from training.recipe import RunConfig
 from training.tasks.known import task_of
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from training.config import RunConfig, load_recipe
 from training.demo.children import Part, processes_of, read_events, sweep
 from training.demo.config import DemoConfig, command_again, short_command
 from training.demo.display import formatted, status_display
@@ -31,6 +30,7 @@ from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.publish.invitation import INITIAL_PEERS, join_command
+from training.recipe import RunConfig, load_recipe
 from training.storage.remote import read_document
 
 DEFAULT_PORT = 8000

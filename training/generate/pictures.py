@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from training.checkpoints.checkpoint import Checkpoint, check_codec
-from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
+from training.generate.config import PromptsConfig
 from training.model.sampling import Progress, check_sampling, sample_codes
 from training.storage.whole import write_whole
 
@@ -47,13 +47,13 @@ class Sampling:
         check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature, guidance=self.guidance)
 
     @classmethod
-    def of_recipe(cls, monitor: MonitorConfig) -> Sampling:
+    def of_recipe(cls, monitor: PromptsConfig) -> Sampling:
         """The sampling of the recipe's monitor."""
         return cls(top_k=monitor.top_k, top_p=monitor.top_p)
 
 
 def choose_sampling(
-    monitor: MonitorConfig,
+    monitor: PromptsConfig,
     *,
     top_k: int | None,
     top_p: float | None,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calculator.families.pictures.text_to_image import BAND_ROWS, DENSE_GRID
-from training.config import AttentionType
+from training.model.config import AttentionType
 from training.model.layout import Layout
 
 

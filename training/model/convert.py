@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from training.config import ModelConfig
 from training.errors import BadInput
+from training.model.config import ModelConfig
 from training.model.rotary import rotary_angles
 from training.model.transformer import TextToImageTransformer
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
-from training.config import AttentionType, ModelConfig
 from training.errors import BadInput
 from training.model.attention import AttentionPattern
 from training.model.blocks import AttentionBlock, FeedForwardBlock
+from training.model.config import AttentionType, ModelConfig
 from training.model.kernels.fused import FusedPattern
 from training.model.kernels.kernel_choice import KernelChoice, Kernels, choose_kernels, compile_pointwise
 from training.model.kernels.pointwise import NORM_EPS, PLAIN, Pointwise

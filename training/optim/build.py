@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from training.config import OptimizerConfig
 from training.optim.adamw import AdamW8bit
+from training.optim.config import OptimizerConfig
 from training.optim.lamb import Lamb8bit
 from training.optim.moments import MomentOptimizer
 from training.optim.muon import Muon

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from training.config import OptimizerConfig
 from training.errors import BadInput
 from training.model.kernels.linear import multiplies
 from training.model.trained import trained_parameters
+from training.optim.config import OptimizerConfig
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:

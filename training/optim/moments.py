@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from training.config import OptimizerConfig
 from training.errors import BadInput
+from training.optim.config import OptimizerConfig
 from training.optim.directions import CHUNK_VALUES, Directions, clip_factor, update_settings
 from training.optim.eight_bit import blockwise
 from training.optim.eight_bit.codebook import codebook

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.config import ScheduleConfig
+from training.optim.config import ScheduleConfig
 
 
 def learning_rate_factor(epoch: int, config: ScheduleConfig) -> float:

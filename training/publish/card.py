@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from training.checkpoints.facts import read_facts
-from training.config import RunConfig
 from training.publish.history.history import HistoryReader
 from training.publish.showcase import CardWords, card_words
+from training.recipe import RunConfig
 
 MOST_NAMES = 50
 """Volunteers that the card names; it counts the others."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, lineage_of
 from training.checkpoints.take import NotGood, Saver
-from training.config import RunConfig
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
@@ -16,6 +15,7 @@ from training.publish.copies.push import Pusher
 from training.publish.history.backup import back_up_run
 from training.publish.history.history import History
 from training.publish.pictures import PictureDrawer
+from training.recipe import RunConfig
 from training.swarm.node.dht import DHT
 from training.swarm.run.lineage import Lineage
 

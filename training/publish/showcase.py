@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.config import LanguageRun, RunConfig
 from training.model.language.source import HUB_ID
+from training.recipe import LanguageRun, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

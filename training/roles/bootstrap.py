@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from training.config import RunConfig
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.publish.invitation import command_for
+from training.recipe import RunConfig
 from training.swarm.node.addresses import reach_of
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from training.config import RunConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
 from training.processes.servers.only_one import only_one
 from training.processes.servers.web import listen_at, serve_in_thread
+from training.recipe import RunConfig
 from training.trust.keys import MembershipKey, open_key, read_secret, write_secret
 from training.trust.server.app import create_app
 from training.trust.server.desk import Desk

@@ -25,7 +25,6 @@ from rich.console import Console
 from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.checkpoints.serve.site import CheckpointSite
-from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
 from training.processes.events import EventLog
@@ -39,6 +38,7 @@ from training.publish.invitation import INITIAL_PEERS, initial_peers_flags, join
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.live import live
 from training.publish.live.watch import Watch
+from training.recipe import RunConfig, parse_recipe, read_recipe
 from training.storage.room import await_room, beginning
 from training.swarm.node.addresses import address_to_tell, id_of, widest
 from training.swarm.node.admission import Admission

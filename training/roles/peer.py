@@ -14,7 +14,6 @@ from rich.text import Text
 from training.checkpoints.folders import KEPT_FOLDER
 from training.checkpoints.keep import KeptWeights
 from training.compute.choices import Choices
-from training.config import RunConfig
 from training.data.store.sets import open_manifest
 from training.errors import ProcessEnded, TrainingError
 from training.model.kernels.memory import give_back_freed_memory, keep_freed_memory
@@ -23,6 +22,7 @@ from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
+from training.recipe import RunConfig
 from training.swarm.node.admission import Admission
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records

@@ -16,7 +16,6 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from training.config import load_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.events import EventLog
 from training.processes.interruption import Interrupted, Stop
@@ -24,6 +23,7 @@ from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.processes.servers.service import Pace, Service
 from training.publish.invitation import MEMBERS_FLAGS
+from training.recipe import load_recipe
 from training.storage.remote import read_document
 
 LOOK_SECONDS = 0.2

@@ -11,8 +11,8 @@ from calculator.errors import BadSetup
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.swarm.collaboration import Collaboration, Kind
 from calculator.swarm.forecast import DAY_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
-from training.config import RunConfig
 from training.errors import BadInput
+from training.recipe import RunConfig
 from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
 from training.tasks.shape import shape_of

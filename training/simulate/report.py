@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calculator.reports.swarm_report import SHARE_WORDS
 from calculator.reports.units import show_bytes
-from training.config import RunConfig
+from training.recipe import RunConfig
 from training.simulate.forecast import Outcome
 
 WORDS = SHARE_WORDS | {"unshared": "work that entered no common update"}

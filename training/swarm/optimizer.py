@@ -13,7 +13,7 @@ from dataclasses import replace
 from hivemind.dht import DHT
 from torch import Tensor, nn
 
-from training.config import RunConfig
+from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.strategies import Parts, strategy_of

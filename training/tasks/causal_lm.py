@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from training.config import CAUSAL_LM, LanguageRun
 from training.data.store.sets import Shards, open_shards
 from training.data.store.shards import Manifest, TextManifest, check_text_fit
 from training.data.stream.stream import TextBatch, TextSet
 from training.model.language.adapters import allocate_adapters, draw_adapters
 from training.model.language.folders import build_language_model
 from training.model.language.model import LanguageModel
+from training.recipe import CAUSAL_LM, LanguageRun
 from training.tasks.task import Task
 
 SHOWN_CHARACTERS = 60

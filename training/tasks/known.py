@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from training.config import TASK_PLUGINS, RunConfig
+from training.recipe import TASK_PLUGINS, RunConfig
 from training.tasks.causal_lm import CausalLanguageModel
 from training.tasks.task import Task
 from training.tasks.text_to_image import TextToImage

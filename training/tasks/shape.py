@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.config import RUNS, LanguageRun, RunConfig, TextToImageRun
+from training.recipe import RUNS, LanguageRun, RunConfig, TextToImageRun
 from training.tasks.task import ModelShape
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.config import RunConfig, Section
 from training.errors import BadInput
+from training.recipe import RunConfig
+from training.section import Section
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
     import torch

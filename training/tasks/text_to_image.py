@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from training.config import TEXT_TO_IMAGE, TextToImageRun
 from training.data.store.sets import Shards
 from training.data.store.shards import Manifest, TextManifest, check_fit
 from training.data.stream.stream import Batch, SampleSet
 from training.model.transformer import TextToImageTransformer, build_model, usual_activation_budget
+from training.recipe import TEXT_TO_IMAGE, TextToImageRun
 from training.tasks.task import Task
 
 

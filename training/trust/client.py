@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
+from training.recipe import RunConfig
 from training.storage.remote import ask
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, Pulse, read_bans
 from training.trust.keys import is_public_key

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from training.config import RunConfig
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.processes.uptime import seconds_since_boot
+from training.recipe import RunConfig
 from training.storage.whole import write_whole
 from training.trust.bans import LARGEST_BANS_BYTES, BanList, read_bans
 from training.trust.check import ServerSight, newer_bans

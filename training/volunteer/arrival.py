@@ -22,9 +22,9 @@ from rich.console import Console
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.checkpoints.folders import checkpoint_epoch
 from training.checkpoints.keep import MAY_DIFFER, KeptWeights
-from training.config import RunConfig
 from training.data.store.sets import open_manifest
 from training.errors import TrainingError
+from training.recipe import RunConfig
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, believable, of_right_clocks, read_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.config import RunConfig
+from training.recipe import RunConfig
 from training.swarm.node.addresses import answer_seconds
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, full_addresses

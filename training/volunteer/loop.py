@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
-from training.config import ScheduleConfig, SwarmConfig
 from training.errors import TrainingError
+from training.optim.config import ScheduleConfig
 from training.processes.notices import Notices
+from training.swarm.config import SwarmConfig
 from training.swarm.node.dht import check_node
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.epochs import EpochReport

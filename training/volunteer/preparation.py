@@ -10,9 +10,9 @@ import torch
 from training.compute.choices import Choices, choose
 from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
-from training.config import SwarmConfig
 from training.errors import TrainingError
 from training.processes.notices import Notices
+from training.swarm.config import SwarmConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.selftest import check_exchange
 from training.tasks.task import Task, TrainedModel

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.config import RunConfig
 from training.errors import reason_of
+from training.recipe import RunConfig
 from training.storage.whole import write_whole
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import WORD_SECONDS, post_recipe

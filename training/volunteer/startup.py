@@ -15,11 +15,11 @@ from calculator.reports.units import show_bytes
 from calculator.swarm.exchange import part_bytes, vector_bytes
 from calculator.swarm.settings import MIN_GROUP_SIZE
 from training.compute.machine import usable_cores
-from training.config import Codec, SwarmConfig
 from training.errors import BadInput
 from training.optim.eight_bit.kernels import kernels
 from training.processes.environment import FILE_LIMIT, files_of_group
 from training.processes.notices import Setting
+from training.swarm.config import Codec, SwarmConfig
 from training.swarm.node.metrics import LONGEST_NAME, PLAIN
 
 MEASURABLE_BYTES = 1 << 23

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.config import RunConfig
 from training.errors import TrainingError
+from training.recipe import RunConfig
 from training.volunteer.belonging import Belonging, LeaveRequest
 
 

@@ -16,8 +16,8 @@ from calculator.choose.devices import DEVICES, GIB, Device
 from calculator.choose.fit import ADVISED_SHARE
 from calculator.reports.units import show_bytes, show_count
 from training.compute.plan import training_of
-from training.config import RunConfig, load_recipe
 from training.data.store.cache import CACHE_GB
+from training.recipe import RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 
 RECIPES = ("demo", "stories", "dalle-2021")

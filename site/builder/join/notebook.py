@@ -6,7 +6,7 @@ import json
 
 from builder.join import choices
 from calculator.choose.devices import DEVICES
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 
 def notebook(repository: str) -> str:

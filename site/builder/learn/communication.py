@@ -7,7 +7,7 @@ from calculator import Setup, estimate
 from calculator.figures.rules.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
 from calculator.reports.units import show_bytes, show_count
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 PEERS = 16
 """Volunteers of the example."""

@@ -1,4 +1,4 @@
-"""The recipes as tables: every field of `training.config.RunConfig`, with its docstring and the values of two runs."""
+"""The recipes as tables: every field of `training.recipe.RunConfig`, with its docstring and the values of two runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calculator.parts.parameters import count_parameters
 from calculator.reports.units import show_bytes, show_count
 from calculator.swarm.exchange import load
 from calculator.swarm.forecast import Exchange
-from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
+from training.recipe import NOT_IN_DIGEST, RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 
 SHOWN = ("dalle-2021", "demo")

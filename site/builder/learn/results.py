@@ -12,7 +12,7 @@ from builder.folders import PAGES, ROOT
 from builder.markup.links import site_link
 from builder.markup.tables import table
 from calculator.reports.units import show_count
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 README = ROOT / "README.md"
 

@@ -23,7 +23,7 @@ from calculator.reports.units import show_bytes, show_count
 from calculator.step.setups import plain
 from calculator.swarm.forecast import Exchange
 from training.compute.plan import training_of
-from training.config import LanguageRun, load_recipe, read_recipe, run_of
+from training.recipe import LanguageRun, load_recipe, read_recipe, run_of
 from training.simulate.forecast import collaboration_of
 
 SOURCE = PAGES / "tutorial.md"

@@ -26,9 +26,6 @@ KINDS = {
 }
 """The trainer's exceptions, by name."""
 
-FILLED_INTO = {"training.config": "ValueError"}
-"""Modules that raise a built-in error whose text the trainer puts into a `BadInput`, and the name of that error."""
-
 SEVERAL = "several"
 """The name shown for a value that is computed in a way that gives it no name."""
 
@@ -42,7 +39,7 @@ CURE = re.compile(
 """Finds where a message begins to say what to do: a verb of a request at the beginning of a sentence or clause."""
 
 PARTS = {
-    "config": "Recipes",
+    "recipe": "Recipes",
     "data": "Data",
     "swarm": "Network and swarm",
     "roles": "Roles: bootstrap, monitor, join",
@@ -138,9 +135,14 @@ def failure_sections() -> str:
     )
 
 
+def has_rules(module: str) -> bool:
+    """Returns whether a module checks a recipe; the trainer puts the text of its `ValueError` into a `BadInput`."""
+    return module == "training.recipe" or module.endswith(".config")
+
+
 def part_of(failure: Failure) -> str:
     """The heading under which the page shows a message."""
-    module = failure.module.removeprefix("training.")
+    module = "recipe" if has_rules(failure.module) else failure.module.removeprefix("training.")
     return next(title for start, title in PARTS.items() if module.startswith(start))
 
 
@@ -168,7 +170,7 @@ def exit_codes() -> str:
 
 def _failures_of(module: str, tree: ast.Module) -> Iterator[Failure]:
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    filled = FILLED_INTO.get(module)
+    filled = "ValueError" if has_rules(module) else None
     for node in ast.walk(tree):
         if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
             continue

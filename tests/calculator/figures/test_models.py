@@ -92,7 +92,7 @@ def test_a_stream_waits_for_what_its_link_lacks():
 
 def test_codes_take_thirteen_bits_a_token():
     """As the trainer's recipe has them."""
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     model = load_recipe("dalle-2021").model
     assert model.image_vocab_size == 2**13

@@ -142,8 +142,8 @@ def _depth_key(config) -> str:
 
 def test_the_runs_model_equals_the_trainers():
     pytest.importorskip("torch")
-    from training.config import load_recipe
     from training.model.transformer import TextToImageTransformer
+    from training.recipe import load_recipe
 
     recipe = load_recipe("demo").model
     model = TextToImageTransformer(recipe)

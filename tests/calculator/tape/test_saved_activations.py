@@ -368,7 +368,7 @@ def test_saved_activations_of_adapters(seed, freeze_a):
 def test_saved_activations_of_the_runs_model(reversible, batch, grid):
     """The reversible stack with all its activations recomputed, the other with all of them kept."""
     from calculator.step.timeline import Options, play
-    from training.config import ModelConfig
+    from training.model.config import ModelConfig
     from training.model.transformer import TextToImageTransformer
 
     recipe = ModelConfig(

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 

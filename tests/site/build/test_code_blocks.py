@@ -21,8 +21,8 @@ import typer
 
 from tests.programs import ROOT, run_program
 from training.cli import build_app
-from training.config import RECIPES
 from training.data.sources.kinds import read_captions
+from training.recipe import RECIPES
 
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 IN_TEMPLATE = re.compile(r"<pre[^>]*><code[^>]*>([^<{]+)</code>")

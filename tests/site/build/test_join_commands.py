@@ -25,8 +25,8 @@ from tests.random_shards import write_shards
 from training.compute import choices
 from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan, training_of
-from training.config import RunConfig, load_recipe
 from training.demo.children import read_events
+from training.recipe import RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 from training.swarm.engine.codecs import exchange_codec
 from training.tasks.known import task_of

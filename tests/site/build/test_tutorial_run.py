@@ -18,9 +18,9 @@ from calculator.choose.devices import DEVICES, device_named
 from tests.programs import until
 from tests.site.guide import TRAINER, Guide, Machine
 from training.compute import plan
-from training.config import RECIPES, load_recipe
 from training.data.store.shards import MANIFEST_FILE
 from training.publish.history.history import HistoryReader
+from training.recipe import RECIPES, load_recipe
 from training.tasks.known import task_of
 
 SECTION = tutorial.SOURCE.read_text(encoding="utf-8").partition(tutorial.TOGETHER)[2]
@@ -136,5 +136,3 @@ def test_sizes_of_the_two_models():
     layer = 4 * 896 * 16 * 64 + 3 * 896 * 2432 + 2 * 896
     assert tutorial.exchange_of(llama).parameters == 32_000 * 896 + 12 * layer + 896
     assert tutorial.exchange_of(gpt2).parameters == 774_030_080  # of openai-community/gpt2-large's safetensors
-
-

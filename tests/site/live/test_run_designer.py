@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from builder.learn.figures import answer_of
 from tests.programs import until
-from training.config import CAUSAL_LM, load_recipe
+from training.recipe import CAUSAL_LM, load_recipe
 from training.tasks.known import task_of
 
 pytestmark = pytest.mark.browser

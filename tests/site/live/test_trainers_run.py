@@ -19,10 +19,10 @@ from site_server import SiteServer
 from tests.programs import run_program
 from tests.site.live.test_dashboard_page import JOIN, red_picture
 from tests.site.pages.test_every_page import ROOT, violations
-from training.config import load_recipe
 from training.publish.history.history import History, HistoryReader
 from training.publish.live.live import create_app, export, store_run
 from training.publish.showcase import Shown
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 

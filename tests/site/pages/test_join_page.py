@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from builder.join import choices
 from builder.reference import messages
 from tests.programs import ROOT, run_program
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 
@@ -145,7 +145,7 @@ FILLED_IN = re.compile(r"(‹[^›]*›)?")
 def test_every_message_says_what_to_do_where_it_is_raised():
     """In its own words or by `cure`, not both; rules of a recipe are a part of a message that does."""
     for failure in messages.failures():
-        if failure.module == "training.config" and not failure.text[:1].isupper() and "‹source›" not in failure.text:
+        if messages.has_rules(failure.module) and not failure.text[:1].isupper() and "‹source›" not in failure.text:
             continue
         assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
         assert not (failure.cure_argument and messages.CURE.search(failure.text)), (failure.module, failure.line)
@@ -156,7 +156,7 @@ def test_messages_of_join_are_those_that_it_can_reach(open_page):
     shown = set(page.locator("table.failures tbody th").all_text_contents())
     modules = {failure.module for failure in messages.failures_of_command("join")}
     assert {
-        "training.config",
+        "training.recipe",
         "training.swarm.node.dht",
         "training.data.stream.stream",
         "training.roles.peer",

@@ -23,8 +23,8 @@ from tests.site.guide import TRAINER, Guide, Machine, environment
 from tests.training.trust.tickets import PEER
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
-from training.config import RECIPES, load_recipe, parse_recipe
 from training.publish.history.history import HistoryReader
+from training.recipe import RECIPES, load_recipe, parse_recipe
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
 from training.trust.server.register import Entrant

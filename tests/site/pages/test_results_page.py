@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.programs import ROOT
-from training.config import load_recipe
 from training.generate.judge import judge
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 

@@ -17,9 +17,9 @@ from training.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
+from training.recipe import RECIPES, load_recipe, parse_recipe
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 
@@ -124,7 +124,7 @@ def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path, programs):
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from training.config import RECIPES, load_recipe
+        from training.recipe import RECIPES, load_recipe
         from training.model.transformer import build_model
         from training.checkpoints.checkpoint import save_checkpoint
         model = build_model(load_recipe("demo").model, seed=0)

@@ -17,9 +17,9 @@ from tests.serving import serving
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest
 from training.checkpoints.serve.offered import checkpoint_routes
-from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
+from training.recipe import RECIPES, load_recipe, parse_recipe
 from training.storage import remote
 from training.storage.remote import RefusedAddress, check_redirect
 

@@ -12,8 +12,8 @@ import torch
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import load_checkpoint
 from training.checkpoints.keep import KeptWeights
-from training.config import parse_recipe
 from training.optim.saved import optimizer_tensors
+from training.recipe import parse_recipe
 from training.swarm.epoch.strategies import strategy_of
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState, Event

@@ -15,9 +15,9 @@ from training.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from training.checkpoints.restore import order_restore
-from training.config import RECIPES, parse_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
+from training.recipe import RECIPES, parse_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
 

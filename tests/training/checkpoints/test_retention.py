@@ -16,8 +16,9 @@ from training.checkpoints.retention import (
     stored_checkpoints,
     surplus,
 )
-from training.config import RECIPES, MonitorConfig, load_recipe
 from training.model.transformer import build_model
+from training.publish.config import MonitorConfig
+from training.recipe import RECIPES, load_recipe
 
 OLD, NEW = "a" * 16, "b" * 16
 

@@ -9,10 +9,10 @@ import torch
 
 from training.checkpoints.checkpoint import save_checkpoint
 from training.checkpoints.sanity import EPOCHS, Norms, loss_fault, norms_of_latest
-from training.config import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
+from training.recipe import RECIPES, load_recipe
 
 RUN = load_recipe("demo")
 

@@ -17,7 +17,7 @@ from training.processes.environment import prepare_environment
 prepare_environment()  # before torch and hivemind: it says how they share memory
 import torch
 from training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
-from training.config import RECIPES, parse_recipe
+from training.recipe import RECIPES, parse_recipe
 from training.errors import TrainingError
 from training.model.transformer import build_model
 from training.processes.events import EventLog

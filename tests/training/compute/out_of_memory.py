@@ -12,11 +12,11 @@ import torch
 
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from training.compute.micro_batches import MicroBatches
-from training.config import load_recipe
 from training.data.stream.stream import Batch
 from training.model.transformer import build_model
 from training.processes.environment import prepare_environment
 from training.processes.role import run_role
+from training.recipe import load_recipe
 
 SAMPLES, AT_ONCE = 96, 64
 SPARE_BYTES = 60 << 20

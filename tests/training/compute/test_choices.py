@@ -19,9 +19,9 @@ from training.compute import choices as module
 from training.compute.choices import Wishes, choose
 from training.compute.machine import group_bytes, this_machine
 from training.compute.plan import peer_of
-from training.config import load_recipe, run_of
 from training.errors import BadInput
 from training.model.transformer import build_model
+from training.recipe import load_recipe, run_of
 from training.tasks.known import task_of
 
 GIB = 2**30

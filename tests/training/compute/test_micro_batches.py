@@ -13,10 +13,10 @@ import torch
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from tests.programs import run_program
 from training.compute.micro_batches import MicroBatches
-from training.config import load_recipe
 from training.data.stream.stream import Batch
 from training.errors import TrainingError
 from training.model.transformer import build_model
+from training.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
 RUN = load_recipe("demo")

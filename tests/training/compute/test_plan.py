@@ -13,11 +13,12 @@ from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute.machine import this_machine
 from training.compute.plan import layers_of, make_plan, peer_of, training_of
-from training.config import OptimizerConfig, load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.recipe import load_recipe, read_recipe
 from training.tasks.known import task_of
 
 SAMPLES = 4

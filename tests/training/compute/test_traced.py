@@ -19,9 +19,10 @@ from training.compute.choices import Wishes, choose
 from training.compute.machine import this_machine
 from training.compute.plan import PRECISIONS, make_plan, peer_of, training_of
 from training.compute.traced import TracedSteps
-from training.config import LanguageModelConfig, load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.language.architecture import FAMILIES
+from training.model.language.config import LanguageModelConfig
+from training.recipe import load_recipe, read_recipe
 from training.tasks.known import task_of
 
 SIZES = dict(vocab_size=640, hidden_size=128, intermediate_size=336, num_hidden_layers=3, num_attention_heads=4)

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from tests.programs import run_program
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from training.cli import build_app
-from training.config import RECIPES
 from training.errors import BadInput
 from training.model.language.adapters import digest_of
 from training.publish.history.history import HistoryReader
 from training.publish.pictures import PictureDrawer
+from training.recipe import RECIPES
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 OPENING = "Kate has a red key. She puts it in the drawer."

@@ -16,9 +16,9 @@ from PIL import Image
 
 from tests.programs import run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
-from training.config import RECIPES
 from training.data.store.shards import read_manifest
 from training.publish.history.history import HistoryReader
+from training.recipe import RECIPES
 
 PATIENCE_SECONDS = 180.0
 """For what only has to come."""

@@ -12,9 +12,9 @@ folder, listen, ahead, recipe, tokens = Path(sys.argv[1]), sys.argv[2], float(sy
 real_time = time.time
 time.time = lambda: real_time() + ahead  # before hivemind takes it as the time of the DHT
 
-from training.config import load_recipe  # noqa: E402
 from training.processes.environment import prepare_environment  # noqa: E402
 from training.processes.role import run_role  # noqa: E402
+from training.recipe import load_recipe  # noqa: E402
 
 prepare_environment()
 

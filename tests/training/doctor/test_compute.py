@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tests.programs import run_program
-from training.config import RECIPES
 from training.doctor.checks.compute import (
     check_codecs,
     check_compiler,
@@ -20,6 +19,7 @@ from training.doctor.checks.compute import (
 from training.doctor.checks.memory import check_memory
 from training.doctor.checks.peers import check_node
 from training.doctor.facts.shared import Asked, Shared
+from training.recipe import RECIPES
 
 GIB = 1 << 30
 NONE = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": ""}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.training.doctor.places import closed_port, file_of, serving
-from training.config import RECIPES
 from training.doctor.checks.membership import check_membership
 from training.doctor.facts.shared import Asked, Shared
+from training.recipe import RECIPES
 from training.trust.bans import BanList
 from training.trust.keys import MembershipKey
 

@@ -14,7 +14,6 @@ import pytest
 from tests.programs import Programs, until
 from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
-from training.config import RECIPES, load_recipe
 from training.data.store.shards import Manifest, ShardIndex, SplitEntry, describe_file
 from training.doctor.checks.clock import check_clock
 from training.doctor.checks.peers import FAR_SECONDS, check_node, check_peers, check_port, check_reachable
@@ -26,6 +25,7 @@ from training.doctor.facts.shared import Asked, Shared
 from training.doctor.probes.children import NoAnswer
 from training.errors import BadInput
 from training.processes.environment import prepare_environment
+from training.recipe import RECIPES, load_recipe
 
 pytestmark = pytest.mark.swarm
 

@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.training.doctor.places import closed_port, file_of, listening, serving
-from training.config import read_recipe
 from training.doctor.checks.clock import check_clock
 from training.doctor.checks.recipe import check_recipe
 from training.doctor.checks.shards import check_shards
 from training.doctor.facts import web
 from training.doctor.facts.shared import Asked, Shared
 from training.doctor.facts.web import Unfetched, fetch
+from training.recipe import read_recipe
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,12 @@ from tests.training.doctor.places import (
     doctor,
     names,
 )
-from training.config import read_recipe
 from training.doctor import show
 from training.doctor.catalogue import CHECKS, all_faults
 from training.doctor.examination import Check, run_checks
 from training.doctor.facts.shared import Once
 from training.doctor.finding import Fault, fine, skipped
+from training.recipe import read_recipe
 
 NETWORK = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
 OTHER_ID = "12D3KooWErbDxHgPXaPNFhaDKy2dLymnFWSbrYxxNMXLGcRw8w2X"

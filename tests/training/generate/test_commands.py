@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.cli import build_app, main
-from training.config import RECIPES, parse_recipe
 from training.data.demo.draw import draw_set
 from training.data.prepare.pictures import Input, prepare
 from training.errors import BadInput
@@ -20,6 +19,7 @@ from training.generate.pictures import Sampling, draw_prompts, load_codec_and_to
 from training.model.codecs.codec import digest_of
 from training.model.transformer import build_model
 from training.publish.keeper import codec_of_run
+from training.recipe import RECIPES, parse_recipe
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 

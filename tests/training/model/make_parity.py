@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from parity_fixtures import OWN, random_weight  # noqa: E402
 
 from benchmarks.model import peer_dalle_pytorch as peer  # noqa: E402
-from training.config import ModelConfig  # noqa: E402
+from training.model.config import ModelConfig  # noqa: E402
 
 SMALL = dict(
     hidden_size=32,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from training.config import ModelConfig
+from training.model.config import ModelConfig
 
 OWN = Path(__file__).parent / "parity"
 FOLDER = Path(os.environ.get("TTT_PARITY", Path(__file__).parents[3].parent / "shared" / "parity"))

@@ -19,12 +19,13 @@ from training.checkpoints.facts import MODEL_FILE
 from training.cli import build_app
 from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan
-from training.config import AdapterConfig, LanguageModelConfig, load_recipe, parse_recipe
 from training.errors import BadInput
 from training.model.language.adapters import digest_of, draw_adapters, load_adapters
+from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.folders import build_language_model, export_adapters, export_folder, merged
 from training.model.trained import count_trained, load_trained_state, trained_parameters, trained_state
 from training.optim.groups import parameter_groups
+from training.recipe import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of
 from training.tasks.known import task_of
 

@@ -10,8 +10,8 @@ from fastapi.responses import FileResponse
 
 from tests.programs import run_program
 from tests.serving import serving
-from training.config import AdapterConfig, LanguageModelConfig
 from training.errors import TrainingError
+from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.folders import build_language_model, export_folder
 
 ARCHITECTURE = dict(
@@ -25,7 +25,7 @@ ARCHITECTURE = dict(
 )
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PROGRAM = """
-from training.config import LanguageModelConfig
+from training.recipe import LanguageModelConfig
 from training.errors import TrainingError
 from training.model.language.folders import build_language_model
 

@@ -12,13 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.compute.choices import Wishes, _kernels
-from training.config import LanguageModelConfig, OptimizerConfig
 from training.data.store.text_tokenizer import TextTokenizer
 from training.errors import BadInput, TrainingError
 from training.model.language.architecture import EAGER, FAMILIES, attention_of, read_architecture
+from training.model.language.config import LanguageModelConfig
 from training.model.language.folders import build_language_model, export_folder
 from training.model.language.loss import Head, next_token_loss, piece_tokens
 from training.model.language.model import LanguageModel, document_positions
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
 
 LENGTH, VOCABULARY = 40, 97

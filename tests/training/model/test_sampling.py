@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.config import ModelConfig
 from training.errors import BadInput
+from training.model.config import ModelConfig
 from training.model.sampling import LEAST_TEMPERATURE, draw_codes, sample_codes
 from training.model.transformer import build_model
 

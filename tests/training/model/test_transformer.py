@@ -7,11 +7,12 @@ from itertools import cycle, islice
 import pytest
 import torch
 
-from training.config import ModelConfig, load_recipe
 from training.errors import BadInput
+from training.model.config import ModelConfig
 from training.model.layout import Layout
 from training.model.rotary import rotary_angles
 from training.model.transformer import build_model, usual_activation_budget
+from training.recipe import load_recipe
 
 SIZES = dict(
     hidden_size=24,

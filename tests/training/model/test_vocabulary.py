@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from training.config import load_recipe
 from training.model import vocabulary
 from training.model.transformer import build_model
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses
+from training.recipe import load_recipe
 
 TEXT_ROWS, IMAGE_ROWS, WIDTH = 11, 7, 5
 

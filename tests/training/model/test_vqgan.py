@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.config import CodecConfig
 from training.errors import BadInput
+from training.model.codecs.config import CodecConfig
 from training.model.codecs.vqgan import VqGan, VqGanShape, load_vqgan, published_name
 
 pytest.importorskip("diffusers", reason="diffusers is not installed: pip install diffusers")

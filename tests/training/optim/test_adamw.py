@@ -7,9 +7,9 @@ import bitsandbytes
 import pytest
 import torch
 
-from training.config import OptimizerConfig
 from training.optim.adamw import AdamW8bit
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.eight_bit.codebook import codebook
 
 SETTINGS = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from training.config import OptimizerConfig, load_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.recipe import load_recipe
 
 MUON = OptimizerConfig(name="muon", weight_decay=0.1)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.config import OptimizerConfig
 from training.errors import BadInput
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
 from training.optim.lamb import Lamb8bit
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from training.config import OptimizerConfig
 from training.errors import BadInput
 from training.optim.adamw import AdamW8bit
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.muon import Muon, orthogonal
 from training.optim.saved import load_optimizer_tensors, optimizer_tensors
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.config import ScheduleConfig
+from training.optim.config import ScheduleConfig
 from training.optim.schedule import learning_rate_factor
 
 

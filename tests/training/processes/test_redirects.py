@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from training.config import load_recipe, read_recipe
 from training.doctor.facts.web import Unfetched, fetch
 from training.errors import BadInput, TrainingError
+from training.recipe import load_recipe, read_recipe
 from training.storage import remote
 from training.storage.remote import MissingError, open_source
 from training.swarm.run.servers import ask_site, servers_at

@@ -10,11 +10,11 @@ import pytest
 
 from tests.training.publish.history.test_history import Report, open_history
 from training.checkpoints.checkpoint import save_checkpoint
-from training.config import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.keeper import Keeper
 from training.publish.showcase import Shown
+from training.recipe import RECIPES, load_recipe
 from training.swarm.run.lineage import Lineage
 
 RUN, TEXT = load_recipe("demo"), (RECIPES / "demo.toml").read_text()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.programs import until
-from training.config import RECIPES
+from training.recipe import RECIPES
 
 OUTSIDE = "/ip4/198.51.100.7/tcp/31337"
 WARNING = "Warning: whoever learns these addresses may take part"

@@ -25,12 +25,12 @@ from tests.training.trust.hub import ADAS, hub_serving
 from tests.training.trust.tickets import PEER, Holder
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint
 from training.cli import build_app
-from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, RefusedByRun
 from training.processes.events import EventLog
 from training.publish.history.backup import HISTORY_FILE
 from training.publish.history.history import History
+from training.recipe import RECIPES, load_recipe
 from training.roles.membership import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
 from training.trust.client import Credentials, MembershipClient
 from training.trust.server.ledger import REGISTER_FILE

@@ -21,11 +21,11 @@ from tests.programs import are_gone, run_program, until
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest
-from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.history.backup import backups
+from training.recipe import RECIPES, load_recipe
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
 from training.swarm.node.dht import check_recipe, post_word, posted_words, start_dht
@@ -38,7 +38,7 @@ from pathlib import Path
 from training.processes.environment import prepare_environment
 prepare_environment()  # before torch and hivemind: it says how they share memory
 import torch
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.model.transformer import build_model
 from training.processes.role import run_role
 from training.swarm.state.alignment import AlignmentState

@@ -18,7 +18,6 @@ from tests.chaos.volunteer import Control
 from tests.programs import Programs, are_gone, until
 from tests.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
-from training.config import RECIPES, load_recipe, parse_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
@@ -26,6 +25,7 @@ from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.saved import optimizer_tensors
 from training.processes.priority import LOW
+from training.recipe import RECIPES, load_recipe, parse_recipe
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity
 from training.tasks.known import task_of

@@ -17,7 +17,7 @@ import pytest
 from tests.ports import free_ports
 from tests.programs import run_program, until
 from tests.training.doctor.places import file_of, serving
-from training.config import RECIPES
+from training.recipe import RECIPES
 from training.roles.serve import answers
 
 SERVE = (sys.executable, "-m", "training", "serve")

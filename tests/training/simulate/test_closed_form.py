@@ -18,12 +18,13 @@ from calculator.swarm import exchange
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import CODECS, Link, balanced_parts, load, vector_bytes
 from calculator.swarm.forecast import PROGRESS_RECORD_BYTES, Exchange
-from training.config import OptimizerConfig, load_recipe, parse_recipe, read_recipe
 from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.recipe import load_recipe, parse_recipe, read_recipe
 from training.simulate.forecast import collaboration_of
 from training.swarm.engine.codecs import BLOCK_SIZE, exchange_codec
 from training.tasks.known import task_of

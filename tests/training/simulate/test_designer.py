@@ -23,7 +23,7 @@ from calculator.swarm.designed_models import (
 from calculator.swarm.designer import People, Wish, design, memory_of, micro_batch, recipe
 from training.cli import build_app
 from training.compute.plan import make_plan
-from training.config import load_recipe, parse_recipe
+from training.recipe import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules

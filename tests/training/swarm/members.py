@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from training.config import RECIPES, RunConfig, parse_recipe
+from training.recipe import RECIPES, RunConfig, parse_recipe
 from training.swarm.node.admission import Admission
 from training.swarm.node.identity import Identity
 from training.trust.bans import BanList

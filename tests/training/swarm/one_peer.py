@@ -13,7 +13,7 @@ def play(folder: Path, name: str, stop) -> None:
     import torch
     from started_peers import Peer
 
-    from training.config import load_recipe
+    from training.recipe import load_recipe
     from training.swarm.node.dht import full_addresses, start_dht
     from training.swarm.node.identity import Identity
 

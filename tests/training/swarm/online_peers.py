@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch  # noqa: F401  before the forks
 
-from training.config import load_recipe
 from training.processes.environment import prepare_environment
 from training.processes.role import run_role
+from training.recipe import load_recipe
 from training.storage import whole
 from training.storage.whole import write_whole
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from started_peers import Peer
 
-from training.config import RunConfig, load_recipe
+from training.recipe import RunConfig, load_recipe
 
 SIZES = {"eight_bit": (256, 256), "scalar": (), "sixteen_bit": (100,)}  # as ParameterDict sorts them
 SAMPLES = {"first": 8, "second": 24, "third": 32}

@@ -21,8 +21,8 @@ from hivemind.utils import ValueWithExpiration
 from scenarios import ALL_THREE, train_beside_false_reports
 from started_peers import meet
 
-from training.config import load_recipe
 from training.publish.keeper import Keeper
+from training.recipe import load_recipe
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.node import tokens
 from training.swarm.node.metrics import believable

@@ -9,7 +9,7 @@ from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
 from tests.programs import until
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.engine.codecs import BlockwiseCodec
 from training.swarm.epoch.powersgd import PowerSgd
 from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates

@@ -9,14 +9,14 @@ from calculator.models.architectures import from_config
 from training.compute.machine import this_machine
 from training.compute.micro_batches import MicroBatches
 from training.compute.plan import make_plan
-from training.config import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
+from training.recipe import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.tasks.known import OWN, task_of
 from training.tasks.shape import shape_of
 from training.tasks.task import Task
 
 PLUGIN = """
-from training.config import ModelConfig, TextToImageRun
+from training.recipe import ModelConfig, TextToImageRun
 from training.tasks.text_to_image import TextToImage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from tests.training.trust.tickets import NOW, Holder
-from training.config import RECIPES, parse_recipe
+from training.recipe import RECIPES, parse_recipe
 from training.trust.client import Credentials, MembershipClient
 from training.trust.keys import MembershipKey
 from training.trust.server.app import create_app

@@ -13,9 +13,9 @@ from rich.console import Console
 from tests.programs import until
 from tests.serving import serving
 from tests.training.trust.tickets import Holder
-from training.config import RECIPES, parse_recipe
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.notices import Notices
+from training.recipe import RECIPES, parse_recipe
 from training.swarm.node.admission import Admission
 from training.swarm.run.lineage import Lineage
 from training.trust import check

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from training.checkpoints.keep import MAY_DIFFER
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.run.lineage import Lineage
 from training.volunteer import arrival
 from training.volunteer.stored import Stored

@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from training.config import load_recipe
 from training.processes.events import EventLog
 from training.processes.notices import Notices
+from training.recipe import load_recipe
 from training.swarm.epoch.strategies import Delayed, Parts
 from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd

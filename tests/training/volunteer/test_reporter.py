@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.trust.tickets import Holder
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.node.metrics import LARGEST_LOSS
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import RoundReport

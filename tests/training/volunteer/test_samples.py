@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.random_shards import SAMPLES, write_shards
-from training.config import load_recipe
 from training.data.stream.order import Order, Place, read_place
+from training.recipe import load_recipe
 from training.tasks.known import task_of
 from training.volunteer.samples import OwnSamples, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings

@@ -13,8 +13,9 @@ from hivemind.compression import CompressionInfo
 from hivemind.utils import TensorDescriptor
 
 from training.compute.machine import usable_cores
-from training.config import RECIPES, Codec, SwarmConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
+from training.recipe import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
+from training.swarm.config import Codec, SwarmConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.volunteer.startup import (
     Link,

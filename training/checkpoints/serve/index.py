@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from training.checkpoints.facts import FILES, RECIPE_FILE, StoredFile, describe, read_facts
 from training.checkpoints.folders import FACTS_FILE, list_checkpoints
-from training.config import parse_recipe
 from training.errors import BadInput
+from training.recipe import parse_recipe
 
 
 class ServedCheckpoint(BaseModel):

@@ -174,9 +174,9 @@ def _check_alone(text: str | None, of_pictures: dict[str, object], of_text: dict
 
 def _prepare_pictures(out: Path, flags: dict[str, Any], **settings: object) -> tuple[Manifest, bool]:
     from training.compute.machine import torch_device
-    from training.config import load_recipe
     from training.data.prepare.pictures import Input, prepare
     from training.data.sources.hub import is_hub
+    from training.recipe import load_recipe
 
     images = flags["images"]
     place = {"hub": images} if is_hub(images) else {"images": None if images is None else Path(images)}

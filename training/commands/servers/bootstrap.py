@@ -36,9 +36,9 @@ def run(
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")] = None,
 ) -> None:
     """Start a run: welcome volunteers at a fixed address."""
-    from training.config import load_recipe
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
+    from training.recipe import load_recipe
 
     config = load_recipe(recipe)
     prepare_environment()

@@ -62,9 +62,9 @@ def run(
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
 ) -> None:
     """Decide who may take part in a run: give tickets to the members of an organization, and to those invited."""
-    from training.config import load_recipe
     from training.processes.events import EventLog
     from training.processes.role import run_role
+    from training.recipe import load_recipe
     from training.roles.membership import MembershipSettings, run_membership
 
     config = load_recipe(recipe)

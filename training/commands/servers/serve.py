@@ -77,8 +77,8 @@ def run(
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
 ) -> None:
     """Serve a run: bootstrap peer and monitor in one, each started again if it ends."""
-    from training.config import load_recipe
     from training.processes.events import EventLog
+    from training.recipe import load_recipe
     from training.roles.serve import ServeSettings, run_serve
 
     settings = ServeSettings(

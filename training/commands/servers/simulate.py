@@ -12,7 +12,7 @@ from training.errors import BadInput
 
 if TYPE_CHECKING:
     from calculator.swarm.collaboration import Collaboration
-    from training.config import RunConfig
+    from training.recipe import RunConfig
     from training.simulate.forecast import Outcome
 
 MIX = {"t4": 0.6, "rtx-3060": 0.25, "rtx-3090": 0.15}
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Simulate a run: its throughput, its time to finish, how volunteers spend their time, and its limits."""
     from calculator import BadSetup
-    from training.config import load_recipe
+    from training.recipe import load_recipe
 
     config = load_recipe(recipe)
     everyone = {"micro_batch_size": micro_batch_size, "present": present, "session_hours": session_hours}

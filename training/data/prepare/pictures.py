@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from training.config import RunConfig
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.fetch import Fetcher
 from training.data.sources.hub import HubSet
@@ -46,6 +45,7 @@ from training.data.store.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, Spli
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
 from training.model.codecs.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
+from training.recipe import RunConfig
 from training.storage.whole import write_whole
 
 ROWS_PER_SHARD = 4096

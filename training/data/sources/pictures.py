@@ -19,11 +19,11 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn import functional
 
-from training.config import RunConfig
 from training.data.sources.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
 from training.data.sources.near import mark_of
 from training.data.sources.rows import Row
 from training.data.store.layouts import LARGEST_ASPECT_RATIO
+from training.recipe import RunConfig
 
 # `square_picture` looks at the size of each picture itself, and the report counts those that are too large.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

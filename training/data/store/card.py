@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training.config import RunConfig
 from training.data.store.blocks import Blocks
 from training.data.store.layouts import LARGEST_ASPECT_RATIO, LEAST_CAPTION_CHARACTERS
 from training.data.store.shards import TOKENIZER_FILE, AnyManifest, Manifest, TextManifest, read_shard
 from training.data.store.text_tokenizer import TextTokenizer
 from training.model.codecs.codec import load_codec
+from training.recipe import RunConfig
 from training.storage.remote import Folder
 
 HUB_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")

@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from training.config import ModelConfig
 from training.data.demo.captions import Split
 from training.errors import BadInput, reason_of
+from training.model.config import ModelConfig
 from training.storage.whole import whole_file
 
 MANIFEST_FILE, TOKENIZER_FILE = "manifest.json", "tokenizer.json"

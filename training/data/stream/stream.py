@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch import BoolTensor, LongTensor
 
-from training.config import ModelConfig
 from training.data.store.blocks import Blocks, DamagedError
 from training.data.store.layouts import TextRows
 from training.data.store.sets import Shards
 from training.data.store.shards import check_fit, check_text_fit
 from training.data.stream.order import Order, Place, Window
 from training.errors import BadInput
+from training.model.config import ModelConfig
 from training.storage.remote import TRIES, MissingError, UnreachableError, pause_seconds
 
 WINDOW_BYTES = 20_000_000

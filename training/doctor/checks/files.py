@@ -99,7 +99,7 @@ def check_open_files(shared: Shared) -> Finding:
     limit = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
     run = shared.run_or_none()
     if run is None:
-        from training.config import SwarmConfig
+        from training.swarm.config import SwarmConfig
 
         sizes = [MIN_GROUP_SIZE, SwarmConfig.model_fields["max_group_size"].default]
     else:

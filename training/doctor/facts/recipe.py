@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from training.config import LARGEST_RECIPE_BYTES, RunConfig, load_recipe, parse_recipe
 from training.doctor.facts.web import Unfetched, fetch_whole, is_url
 from training.doctor.finding import Fault, Unusable
 from training.errors import BadInput
+from training.recipe import LARGEST_RECIPE_BYTES, RunConfig, load_recipe, parse_recipe
 
 MISSING = Fault(
     name="recipe-missing",

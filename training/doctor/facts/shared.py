@@ -16,8 +16,8 @@ from training.doctor.facts.web import Unfetched
 from training.doctor.probes.children import Child, NoAnswer
 
 if TYPE_CHECKING:
-    from training.config import RunConfig
     from training.data.store.shards import Manifest
+    from training.recipe import RunConfig
 
 LIMIT_SECONDS = 18.0
 """The whole examination; what is not known by then is reported as such."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from training.doctor.probes.telling import hear, live_briefly, tell
 
 if TYPE_CHECKING:
-    from training.config import RunConfig
+    from training.recipe import RunConfig
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     tell("kernels", fault=_kernels())
     told = hear()
     if told.get("recipe") is not None:
-        from training.config import run_of
+        from training.recipe import run_of
 
         tell("plan", **plan_of(run_of(told["recipe"]), told["device"]))
 

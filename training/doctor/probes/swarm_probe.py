@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from training.config import RunConfig, run_of
 from training.doctor.probes.telling import hear, live_briefly, tell
 from training.processes.environment import prepare_environment
+from training.recipe import RunConfig, run_of
 
 LARGE_VALUES = 65_536
 """Values of a tensor that is sent in 8 bit."""

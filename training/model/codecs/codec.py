@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from training.config import CodecConfig
 from training.errors import BadInput, reason_of
+from training.model.codecs.config import CodecConfig
 from training.storage.whole import write_whole
 
 WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"

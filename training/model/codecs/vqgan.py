@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from training.config import CodecConfig
 from training.errors import BadInput
+from training.model.codecs.config import CodecConfig
 
 INSTALL = "pip install diffusers"
 

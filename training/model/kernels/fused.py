@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from training.config import AttentionType
 from training.model.attention import BAND_ROWS, DENSE_GRID, AttentionPattern, allowed_pairs
+from training.model.config import AttentionType
 from training.model.layout import Layout
 
 ALIGNMENT = 16

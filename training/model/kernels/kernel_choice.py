@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from training.config import AttentionType
 from training.model.attention import AttentionPattern
+from training.model.config import AttentionType
 from training.model.kernels.fused import FusedPattern
 from training.model.kernels.pointwise import PLAIN, Pointwise, compiled
 from training.model.layout import Layout

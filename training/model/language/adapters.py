@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from training.config import AdapterConfig
 from training.errors import BadInput, first_line, reason_of
 from training.model.kernels.linear import multiplies
+from training.model.language.config import AdapterConfig
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.config import AdapterConfig, LanguageModelConfig
 from training.errors import BadInput, first_line, reason_of
 from training.model.language.adapters import add_adapters, check_digest, digest_of, frozen_dtype, save_adapters
 from training.model.language.architecture import (
@@ -25,6 +24,7 @@ from training.model.language.architecture import (
     read_architecture,
     read_config_json,
 )
+from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.model import LanguageModel
 from training.model.language.source import find_source
 from training.model.trained import load_trained_state, trained_state

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.config import AdapterConfig, LanguageModelConfig
 from training.errors import BadInput
 from training.model.kernels.kernel_choice import KernelChoice
 from training.model.kernels.live_bytes import LiveBytes, fake_tensors
 from training.model.kernels.pointwise import PLAIN, Pointwise
 from training.model.language.adapters import quantize
+from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.loss import Head, next_token_loss
 from training.model.sampling import check_sampling, check_seed, draw_codes
 

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from training.checkpoints.checkpoint import latest_checkpoint
 from training.checkpoints.folders import FACTS_FILE, NAME
 from training.checkpoints.retention import Stored, delete_surplus, surplus
-from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import Event, EventLog
+from training.publish.config import MonitorConfig
 from training.storage.remote import file_system
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
 from training.processes.servers.only_one import is_locked
 from training.publish.history.banned import drop_claims
@@ -50,6 +49,7 @@ from training.publish.history.schema import (
     version_of,
 )
 from training.publish.showcase import Shown
+from training.recipe import parse_recipe
 from training.swarm.peers.epochs import MOST_BATCHES
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]

@@ -23,13 +23,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.history import History, HistoryReader
 from training.publish.history.standing import RECENT_EPOCHS, Facts, standing_of
 from training.publish.live.rendered import RenderedDocuments, answer, render
 from training.publish.live.stream import Broadcast, stream_routes
 from training.publish.live.watch import Watch, watched_of
+from training.recipe import RunConfig
 from training.storage.whole import write_whole
 
 UPDATED_EVERY_SECONDS = 2

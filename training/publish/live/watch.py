@@ -17,12 +17,12 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Protocol
 
-from training.config import RunConfig
 from training.errors import TrainingError
 from training.publish.history.credit import PeerReport
 from training.publish.history.history import History, HistoryReader
 from training.publish.history.standing import APART_SECONDS, Sight, Volunteer, Watched, groups_of, most_apart
 from training.publish.history.unmet import Unmet
+from training.recipe import RunConfig
 
 KEY = "monitor"
 """Of the run value that keeps a `Watched`."""

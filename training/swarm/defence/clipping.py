@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.config import SwarmConfig
+from training.swarm.config import SwarmConfig
 from training.swarm.peers.groups import FULL_WEIGHT
 
 _CHUNK_VALUES = 1 << 14

@@ -23,8 +23,8 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from calculator.swarm.exchange import BLOCK_SIZE
-from training.config import Codec
 from training.optim.eight_bit import blockwise
+from training.swarm.config import Codec
 
 
 class BlockwiseCodec(CompressionBase):

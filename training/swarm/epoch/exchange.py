@@ -11,7 +11,7 @@ from dataclasses import replace
 from hivemind.p2p import PeerID
 
 from calculator.swarm.forecast import PATIENCE_WINDOWS
-from training.config import SwarmConfig
+from training.swarm.config import SwarmConfig
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.waiting import LeftBehindError, NobodyElseError, await_group
 from training.swarm.peers.epochs import EpochEnd

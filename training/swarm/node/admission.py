@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from hivemind.dht import DHT
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.config import RunConfig
+from training.recipe import RunConfig
 from training.trust.bans import LARGEST_BANS_BYTES, BanList
 from training.trust.check import Rules, TicketRefused, check_ticket
 from training.trust.server.policy import BANS_EVERY_SECONDS

@@ -20,8 +20,8 @@ from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, constr
 
-from training.config import RunConfig
 from training.errors import ProcessEnded, RefusedByRun, TrainingError
+from training.recipe import RunConfig
 from training.swarm.defence.receipts import Signer
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds

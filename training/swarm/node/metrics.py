@@ -18,7 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 
-from training.config import RunConfig
+from training.recipe import RunConfig
 from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import Accounts, by_voice

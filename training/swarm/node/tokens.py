@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 
-from training.config import RunConfig
 from training.errors import RefusedByRun
+from training.recipe import RunConfig
 from training.swarm.node.dht import post_word, posted_words
 from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.record_tickets import accounts_of

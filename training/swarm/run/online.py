@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from training.config import RunConfig
 from training.errors import BadInput, TrainingError
+from training.recipe import RunConfig
 from training.swarm.node.addresses import id_of
 from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import WrongClock, check_clock

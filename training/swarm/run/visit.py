@@ -23,8 +23,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-from training.config import RunConfig
 from training.errors import RefusedByRun, TrainingError
+from training.recipe import RunConfig
 from training.swarm.engine import engine
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import check_recipe, record_validators

@@ -26,8 +26,8 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.streaming import combine_from_streaming
 from pydantic.v1 import BaseModel, StrictBool, StrictStr, conint, conlist
 
-from training.config import RunConfig
 from training.errors import TrainingError
+from training.recipe import RunConfig
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connection
 from training.swarm.engine.quoted import quoted

@@ -17,7 +17,6 @@ import yaml
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
 from tests.shard_server import shard_server
-from training.config import load_recipe
 from training.data.demo.captions import draw_scene
 from training.data.demo.draw import draw_picture, draw_set
 from training.data.prepare import pictures as prepare_module
@@ -29,6 +28,7 @@ from training.data.store.shards import MANIFEST_FILE, check_file, read_manifest,
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput, TrainingError
 from training.model.codecs.codec import load_codec, save_codec, train_small_codec
+from training.recipe import load_recipe
 
 RUN = load_recipe("demo")
 

@@ -14,11 +14,11 @@ from PIL import Image
 
 from tests.hub_server import Repository, hub_server
 from tests.programs import run_program, until
-from training.config import load_recipe
 from training.data.demo.draw import draw_set
 from training.data.prepare.text import TextInput, prepare_text
 from training.data.store.shards import read_manifest, read_shard
 from training.model.codecs.codec import load_codec
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.programs
 

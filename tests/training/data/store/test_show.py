@@ -12,13 +12,13 @@ from PIL import Image
 
 from tests.shard_server import shard_server
 from tests.training.data.text_shards import document, prepare_documents, write_documents
-from training.config import load_recipe
 from training.data.store.sets import open_shards
 from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
 from training.data.store.show import look, page, plain
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput
 from training.model.codecs.codec import SmallCodec, load_codec, save_codec
+from training.recipe import load_recipe
 
 RUN = load_recipe("demo")
 CAPTIONS = [

@@ -7,11 +7,11 @@ import pytest
 
 from tests.shard_server import shard_server
 from tests.training.data.numbered_shards import SAMPLES, write_numbered
-from training.config import load_recipe
 from training.data.store.sets import open_shards
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream
 from training.errors import BadInput
+from training.recipe import load_recipe
 from training.storage import remote as source_module
 from training.storage.remote import (
     FIRST_PAUSE_SECONDS,

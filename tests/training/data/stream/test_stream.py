@@ -11,7 +11,6 @@ import pytest
 
 from tests.shard_server import shard_server
 from tests.training.data.numbered_shards import COLOURS, SAMPLES, change_manifest, write_numbered
-from training.config import load_recipe
 from training.data.store import cache as cache_module
 from training.data.store import shards as shards_module
 from training.data.store.sets import open_shards
@@ -19,6 +18,7 @@ from training.data.stream import stream as stream_module
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream
 from training.errors import BadInput
+from training.recipe import load_recipe
 from training.storage import remote as source_module
 
 MODEL = load_recipe("demo").model

@@ -11,7 +11,6 @@ from tests.shard_server import shard_server
 from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.data.stream.test_stream import MODEL
 from tests.training.data.text_shards import LENGTH, WORDS, blocks_in, prepare_documents, write_documents
-from training.config import load_recipe
 from training.data.prepare import text as prepare_module
 from training.data.store import shards as shards_module
 from training.data.store.blocks import Blocks, DamagedError
@@ -20,6 +19,7 @@ from training.data.store.shards import Manifest, check_fit, parse_manifest
 from training.data.stream.order import Place
 from training.data.stream.stream import SampleSet, SampleStream, TextSet
 from training.errors import BadInput
+from training.recipe import load_recipe
 from training.tasks.known import task_of
 from training.volunteer.samples import own_samples
 from training.volunteer.settings import PeerSettings

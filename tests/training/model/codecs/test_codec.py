@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.config import CodecConfig
 from training.data.demo.captions import parse_caption
 from training.data.demo.draw import draw_picture
 from training.errors import BadInput
 from training.model.codecs.codec import SmallCodec, load_codec, save_codec, train_small_codec
+from training.model.codecs.config import CodecConfig
 
 CONFIG = CodecConfig(image_size=32, downsampling=8, codebook_size=32)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training.config import ModelConfig
+from training.model.config import ModelConfig
 from training.model.kernels import kernel_choice
 from training.model.kernels.fused import FusedPattern
 from training.model.kernels.kernel_choice import choose_kernels, compare, compile_pointwise

@@ -22,13 +22,14 @@ import yaml
 from tests.programs import run_program, until
 from tests.training.publish.history.test_history import Report
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from training.config import RECIPES, MonitorConfig, load_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.card import model_card
+from training.publish.config import MonitorConfig
 from training.publish.copies.push import Pusher, open_target
 from training.publish.history.history import History
+from training.recipe import RECIPES, load_recipe
 
 RUN, TEXT = load_recipe("demo"), (RECIPES / "demo.toml").read_text()
 TWO = MonitorConfig(keep_last=2, keep_every_epochs=0, keep_best=0)
@@ -135,7 +136,7 @@ def test_object_storage_has_whole_checkpoints_only_and_old_ones_go(save):
 
 
 PUSH = """
-import sys; from pathlib import Path; from training.config import MonitorConfig
+import sys; from pathlib import Path; from training.recipe import MonitorConfig
 from training.publish.copies.push import open_target
 for address in sys.argv[1].split():
     target = open_target(address, MonitorConfig(keep_last=2, keep_every_epochs=0, keep_best=0))

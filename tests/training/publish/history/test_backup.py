@@ -115,7 +115,7 @@ from types import SimpleNamespace
 import torch
 from training.checkpoints.checkpoint import latest_checkpoint, checkpoint_epoch, save_checkpoint
 from training.checkpoints.retention import delete_surplus
-from training.config import RECIPES, load_recipe
+from training.recipe import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.publish.history.backup import back_up_run
 from training.publish.history.history import History

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
-from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
 from training.publish.showcase import Shown
+from training.recipe import parse_recipe, read_recipe
 
 OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
 GRACE = {"name": "grace", "peer_id": "G"}

@@ -14,12 +14,12 @@ from schemathesis import checks
 
 from tests.serving import serving
 from tests.training.publish.history.test_history import Clock, Report
-from training.config import load_recipe
 from training.errors import TrainingError
 from training.publish.history.history import History
 from training.publish.live import live
 from training.publish.live.rendered import KEPT_SECONDS
 from training.publish.showcase import Shown
+from training.recipe import load_recipe
 
 
 @pytest.fixture

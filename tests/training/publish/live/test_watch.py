@@ -16,11 +16,11 @@ import pytest
 from tests.programs import until
 from tests.training.publish.history.test_history import Clock, Report
 from tests.training.publish.live.test_live import serving
-from training.config import load_recipe
 from training.errors import TrainingError
 from training.publish.history.history import History, HistoryReader
 from training.publish.live import live, stream
 from training.publish.live.watch import Watch
+from training.recipe import load_recipe
 
 RUN = load_recipe("demo")
 

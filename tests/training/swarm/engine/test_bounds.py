@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import nested as lists_in_lists
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack
 from training.swarm.node.dht import check_node, full_addresses, post_recipe, posted_words, record_validators, start_dht

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.attacks.in_process import Peers
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.defence.clipping import centered_clip, clipping_of_gradients
 from training.swarm.engine import engine
 

@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from played import averaged
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.peers.epochs import EpochEnd

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.strategies import Awaited
 from training.swarm.round.pipe import AveragerSettings

@@ -6,8 +6,8 @@ import torch
 from scenarios import SIZES
 from started_peers import meet, relative_error
 
-from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
+from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.strategies.local_updates import OUTER_LEARNING_RATE, OUTER_MOMENTUM
 
 

@@ -5,10 +5,11 @@ import torch
 from hivemind.optim.state_averager import dump_optimizer_state
 from hivemind.utils import MSGPackSerializer
 
-from training.config import OptimizerConfig, load_recipe
 from training.model.transformer import build_model
 from training.optim.build import build_optimizer
+from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.recipe import load_recipe
 from training.swarm.engine.bounds import unpack
 from training.swarm.epoch.strategies import Awaited, LocalUpdates
 from training.swarm.state.download import most_state_bytes

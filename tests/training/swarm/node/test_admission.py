@@ -9,7 +9,7 @@ import time
 import pytest
 from members import LINEAGE, admission, bans, closed_run, over, ticket
 
-from training.config import RECIPES, parse_recipe
+from training.recipe import RECIPES, parse_recipe
 from training.swarm.node import admission as admissions
 from training.swarm.node.admission import Admission, admission_of
 from training.swarm.node.identity import Identity

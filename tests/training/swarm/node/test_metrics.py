@@ -5,7 +5,7 @@ import time
 import pytest
 from hivemind.utils import get_dht_time
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.node.dht import full_addresses, start_dht
 from training.swarm.node.identity import Identity, peer_id_of
 from training.swarm.node.metrics import MetricsBoard, PeerRecord, RecentEpoch, believable

@@ -15,7 +15,7 @@ import asyncio, gc, multiprocessing.connection, os, signal, socket, sys, time
 from pathlib import Path
 from training.processes.environment import prepare_environment
 prepare_environment()
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.processes.role import run_role
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity

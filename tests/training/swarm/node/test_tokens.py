@@ -6,9 +6,9 @@ import pytest
 
 from tests.programs import until
 from tests.random_shards import write_shards
-from training.config import load_recipe
 from training.data.store.sets import open_manifest
 from training.errors import RefusedByRun
+from training.recipe import load_recipe
 from training.roles import monitor
 from training.swarm.node import tokens
 from training.swarm.node.dht import full_addresses, posted_words, start_dht

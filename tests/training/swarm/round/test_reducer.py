@@ -8,7 +8,7 @@ import pytest
 import torch
 from hivemind.compression import NoCompression
 
-from training.config import load_recipe
+from training.recipe import load_recipe
 from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.optimizer import _averager_settings

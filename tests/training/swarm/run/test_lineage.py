@@ -14,10 +14,10 @@ import scenarios
 from rich.console import Console
 from started_peers import meet
 
-from training.config import load_recipe
 from training.errors import BadInput
 from training.processes.events import EventLog
 from training.processes.notices import Notices
+from training.recipe import load_recipe
 from training.swarm.node.dht import full_addresses, post_word, start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.run import lineage as lineages

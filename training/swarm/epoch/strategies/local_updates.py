@@ -18,10 +18,10 @@ import torch
 from hivemind.dht import DHT
 from torch import Tensor, nn
 
-from training.config import RunConfig
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
+from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.strategies.strategy import Parts, Strategy

@@ -11,14 +11,15 @@ import torch
 from hivemind.dht import DHT
 from torch import nn
 
-from training.config import RunConfig
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
+from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+from training.swarm.epoch.strategies.momentum import optimizer_of_averages, peer_momentum
 from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
@@ -69,7 +70,7 @@ class Strategy(ABC):
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
         """The optimizer of the common weights, whose state peers hand to newcomers and to the monitor."""
         return build_optimizer(
-            run.host_optimizer, groups, lr=run.schedule.peak_learning_rate, given_momentum=run.worker_momentum
+            optimizer_of_averages(run), groups, lr=run.schedule.peak_learning_rate, given_momentum=peer_momentum(run)
         )
 
     @classmethod
@@ -88,7 +89,7 @@ class Strategy(ABC):
             codec, method = powersgd_codec(codec), PowerSgd(master.shapes, run.swarm.powersgd_rank)
         settings = replace(settings, compression=codec)
         return GradientAverager(
-            master.model_parameters, dht=dht, settings=settings, method=method, momentum=run.worker_momentum
+            master.model_parameters, dht=dht, settings=settings, method=method, momentum=peer_momentum(run)
         )
 
     def add_gradients(self, samples: int, epoch: int) -> None:

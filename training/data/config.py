@@ -1,0 +1,16 @@
+"""The `[data]` of a recipe."""
+
+from __future__ import annotations
+
+from training.section import Positive, Section
+
+
+class DataConfig(Section):
+    """Where the prepared shards are and which samples are left out."""
+
+    shards: str
+    """Folder or address (`https://`, `hf://`, `s3://`) of the prepared shards: Parquet files of codes and captions,
+    Brotli-compressed."""
+    shuffle_buffer: Positive = 8192
+    """Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole
+    set."""

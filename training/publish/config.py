@@ -1,0 +1,10 @@
+"""The `[monitor]` of a recipe."""
+
+from __future__ import annotations
+
+from training.checkpoints.config import CheckpointsConfig
+from training.generate.config import PromptsConfig
+
+
+class MonitorConfig(PromptsConfig, CheckpointsConfig):
+    """What the monitor keeps and shows."""
