@@ -21,8 +21,18 @@ LARGEST_FOLDER = 12
 """Python files in a folder, beside `__init__.py`."""
 TOO_LARGE = {"training/swarm/node"}
 """Folders that are not divided yet; a folder that has become small enough must go from here."""
-IN_CIRCLES = {"training/swarm/node/dht.py"}
-"""Files that import in a circle and are not mended yet; a file that has been mended must go from here."""
+SWARM_FLOORS = [
+    ["optimizer"],
+    ["epoch"],
+    ["state"],
+    ["round", "run"],
+    ["defence"],
+    ["peers"],
+    ["node"],
+    ["engine"],
+    ["config"],
+]
+"""Folders of the swarm, the highest floor first: each imports from lower floors only."""
 
 
 def files_of(room: str) -> list[Path]:
@@ -96,10 +106,31 @@ def test_files_import_each_other_in_no_circle():
         found = {name if name in modules else name.rpartition(".")[0] for name in names}
         needs[module] = found & modules.keys() - {module}
     assert sum(map(len, needs.values())) > len(modules)
-    for path in IN_CIRCLES:
-        name = path.removesuffix(".py").replace("/", ".")
-        assert any(name in needs[other] for other in needs.pop(name)), f"{path} is in no circle any more"
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_swarms_folders_import_from_lower_floors_only():
+    floor_of = {name: floor for floor, names in enumerate(SWARM_FLOORS) for name in names}
+    upward, seen = [], 0
+    for path in files_of("training/swarm"):
+        own = path.relative_to(ROOT / "training" / "swarm").parts[0].removesuffix(".py")
+        for name in imported_names(path):
+            other = name.removeprefix("training.swarm.").split(".")[0]
+            if name.startswith("training.swarm.") and other != own:
+                seen += 1
+                if floor_of[other] <= floor_of[own] or (own, other) == ("round", "defence"):
+                    upward.append(f"{place_of(path)} imports {name}")
+    assert seen, "the test sees no import"
+    assert upward == []
+
+
+def test_a_run_that_averages_by_the_mean_loads_no_defence():
+    program = (
+        "import sys, training.roles.peer, training.swarm.optimizer; "
+        "print([name for name in sys.modules if name.startswith('training.swarm.defence')])"
+    )
+    done = run_program([sys.executable, "-c", program])
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_commands_do_not_import_each_others_roles():

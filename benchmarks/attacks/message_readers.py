@@ -186,7 +186,7 @@ class Led:
 
 def named(message: object) -> object:
     """A leader's message with the group's name, whatever it lists."""
-    from training.swarm.defence.receipts import digest_of
+    from training.swarm.engine.ids import digest_of
 
     again = type(message)()
     again.CopyFrom(message)
@@ -464,7 +464,8 @@ def facts_of_states() -> Reader:
 
 def statements() -> Reader:
     """What peers sign in an average."""
-    from training.swarm.defence.receipts import Commitment, Receipt, Signed, pack_signed, read_signed
+    from training.swarm.defence.receipts import Commitment, Receipt, pack_signed, read_signed
+    from training.swarm.node.identity import Signed
 
     signed = Signed(b"key", b"signature")
     commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, signed=signed)

@@ -355,7 +355,7 @@ def _make_parameter_averager(
     if swarm.aggregation == "centered-clip":
         from training.swarm.defence import options  # a run that averages by the mean loads none of it
 
-        settings = options.for_parameters(settings, swarm)
+        settings = replace(settings, **options.of_parameters(swarm))
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
     return ParameterAverager(master, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
 
@@ -387,5 +387,5 @@ def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> Averag
     if swarm.aggregation == "centered-clip":
         from training.swarm.defence import options  # a run that averages by the mean loads none of it
 
-        settings = options.for_gradients(settings, swarm)
+        settings = replace(settings, **options.of_gradients(swarm))
     return settings

@@ -19,9 +19,9 @@ from hivemind.utils.crypto import RSAPrivateKey
 from training.swarm.defence.auditor import Auditor, _proof
 from training.swarm.defence.books import Books
 from training.swarm.defence.clipping import Clipping, centered_clip
-from training.swarm.defence.receipts import Signer
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.node.identity import Signer
 from training.trust.proof import peer_id_of_key
 
 engine.prepare()

@@ -760,7 +760,7 @@ def store_false_progress(peer: Peer, key: str, private_keys, peers, *, epoch: in
 
     from training.swarm.engine.coroutine import wait_for_result
     from training.swarm.engine.engine import open_connection
-    from training.swarm.node.identity import peer_id_of
+    from training.swarm.engine.ids import peer_id_of
 
     now, key_id, request = get_dht_time(), DHTID.generate(source=key).to_bytes(), dht_pb2.StoreRequest()
     for private_key in private_keys:

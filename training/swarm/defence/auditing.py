@@ -30,7 +30,7 @@ from training.swarm.defence.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
-from training.swarm.round.gathering import digest_of
+from training.swarm.engine.ids import digest_of
 
 NOISE_SHARE = 0.1
 """An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""

@@ -39,15 +39,14 @@ from training.swarm.defence.receipts import (
     DIGEST_BYTES,
     Commitment,
     Receipt,
-    Signer,
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.engine.parts import LARGEST_HELD_BYTES, Part
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import first_of, until_hung_up
-from training.swarm.round.gathering import MOST_PEERS
-from training.swarm.round.parts import Part
-from training.swarm.round.reducer import LARGEST_HELD_BYTES
+from training.swarm.node.identity import Signer
+from training.swarm.peers.groups import MOST_PEERS
 
 ASK_SECONDS = 0.5
 """Large parts can be shown only until the tensors change. So a peer that checks some waits so long for its groupmates'

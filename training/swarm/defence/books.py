@@ -21,14 +21,14 @@ from training.swarm.defence.receipts import (
     Commitment,
     Receipt,
     Scope,
-    Signer,
     digest_of_commitments,
     digest_of_tensor,
     pack_signed,
     read_signed,
 )
-from training.swarm.round.gathering import digest_of
-from training.swarm.round.reducer import AllReduceError, Misconduct
+from training.swarm.engine.ids import digest_of
+from training.swarm.node.identity import Signer
+from training.swarm.peers.groups import AllReduceError, Misconduct
 
 KEPT_BYTES = 16 << 20
 """Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from hivemind.dht import DHT
@@ -13,29 +12,28 @@ from training.swarm.config import SwarmConfig
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.clipping import Clipping, clipping_of_gradients, clipping_of_parameters
 from training.swarm.node.dht import signer_of
-from training.swarm.round.pipe import AveragerSettings, Caught
 
 
-def for_gradients(settings: AveragerSettings, swarm: SwarmConfig) -> AveragerSettings:
-    """The settings of the gradients' averager, with clipping and checks of reducers."""
-    return _with(settings, swarm, clipping_of_gradients(swarm))
+def of_gradients(swarm: SwarmConfig) -> dict[str, object]:
+    """Settings of the gradients' averager (see `AveragerSettings`): how it clips, and what checks reducers."""
+    return _options(swarm, clipping_of_gradients(swarm))
 
 
-def for_parameters(settings: AveragerSettings, swarm: SwarmConfig) -> AveragerSettings:
-    """The settings of the parameters' averager, with clipping and checks of reducers."""
-    return _with(settings, swarm, clipping_of_parameters(swarm))
+def of_parameters(swarm: SwarmConfig) -> dict[str, object]:
+    """The same for the parameters' averager."""
+    return _options(swarm, clipping_of_parameters(swarm))
 
 
-def _with(settings: AveragerSettings, swarm: SwarmConfig, clipping: Clipping) -> AveragerSettings:
+def _options(swarm: SwarmConfig, clipping: Clipping) -> dict[str, object]:
     guard = partial(make_auditor, share=swarm.audit_share, clipping=clipping) if swarm.audit_share else None
-    return replace(settings, reduction=clipping, guard=guard)
+    return {"reduction": clipping, "guard": guard}
 
 
 def make_auditor(
     connection: P2P,
     dht: DHT,
     prefix: str,
-    report: Callable[[object], None],
+    caught: Callable[[str, float, str], None],
     *,
     share: float,
     clipping: Clipping | None,
@@ -44,5 +42,4 @@ def make_auditor(
     signer = signer_of(dht)
     if signer is None:
         return None
-    caught = lambda *facts: report(Caught(*facts))  # noqa: E731
     return Auditor(connection, prefix, signer=signer, share=share, clipping=clipping, caught=caught)

@@ -13,7 +13,7 @@ is good for nothing else. Peers sign with their identity's key, whose hash is th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,9 +21,10 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from training.swarm.engine.ids import digest_of
+from training.swarm.node.identity import Signed
 from training.swarm.peers.groups import UNVOUCHED_SHARE
-from training.swarm.round.gathering import digest_of
-from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proven_peer_id
+from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES
 
 DIGEST_BYTES = 32
 _WEIGHT = struct.Struct("<d")
@@ -62,41 +63,6 @@ class Scope:
 def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...], unvouched: frozenset[PeerID]) -> bytes:
     standings = [b"open" if peer in unvouched else b"" for peer in peers] if unvouched else []
     return digest_of(prefix.encode(), group_id, *(peer.to_bytes() for peer in peers), *standings)
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """A signature, with the key that verifies it."""
-
-    key: bytes
-    """As OpenSSH writes it."""
-    signature: bytes
-    """In base64."""
-
-    def signer(self, statement: bytes) -> str | None:
-        """The peer that has signed the statement; None if nobody has."""
-        try:
-            key, signature = self.key.decode("ascii"), self.signature.decode("ascii")
-        except UnicodeDecodeError:
-            return None
-        return proven_peer_id(key, statement, signature)
-
-    def is_of(self, peer: PeerID, statement: bytes) -> bool:
-        """Whether this peer has signed the statement."""
-        return self.signer(statement) == str(peer)
-
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """Signs for this peer."""
-
-    key: bytes
-    sign: Callable[[bytes], bytes]
-    """Gives the signature in base64; takes a millisecond."""
-
-    def signed(self, statement: bytes) -> Signed:
-        """The signature of a statement."""
-        return Signed(self.key, self.sign(statement))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from training.swarm.node.identity import peer_id_of
+from training.swarm.engine.ids import peer_id_of
 
 MOST_DEPTH = 6
 """Packed objects within packed objects; the deepest that are sent have 3."""

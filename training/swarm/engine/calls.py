@@ -28,9 +28,9 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.auth import AuthRPCWrapper
 
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_SECONDS
+from training.swarm.engine.ids import MOST_ID_BYTES
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import HANG_UP_SECONDS
-from training.swarm.round.gathering import MOST_ID_BYTES
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
 """Of one message of a stream: the largest describes the tensors of a state; parts of an average have 512 KiB."""

@@ -25,7 +25,7 @@ of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `
 `DHTProtocol.get_stub` come those of `calls`: a message of any length would be read, a search would be answered for any
 number of keys, any number of records would be checked at once, and an answer may name any number of peers. In place of
 `TimedStorage.store` comes `stored.keeping_newest`: whoever repeats an older record would delete the newest. In place of
-`get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`clocks`).
+`get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`steady_clock`).
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ from hivemind.utils.timed_storage import TimedStorage
 from training.errors import TrainingError
 from training.swarm.engine import bounds, calls, stored
 from training.swarm.engine.codecs import BlockwiseCodec, with_checked_type
-from training.swarm.node.clocks import NODE_SECONDS, use_steady_clock
+from training.swarm.engine.steady_clock import use_steady_clock
 
 HIVEMIND_VERSION = "1.1.12"
 """As in pyproject.toml. What is overridden, and why, was read in this version's source."""
+NODE_SECONDS = 60.0
+"""Longest wait for this peer's own node, on a loaded machine."""
 SOCKET_FOLDER_CHARACTERS = 70
 """The path of a local socket may have 104 characters, of which hivemind's names take 33."""
 

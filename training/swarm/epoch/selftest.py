@@ -13,7 +13,7 @@ from hivemind.compression import CompressionBase, deserialize_torch_tensor, seri
 from training.errors import TrainingError
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.round.parts import Part, divide, empty_updates
+from training.swarm.engine.parts import Part, divide, empty_updates
 from training.swarm.round.reducer import Reducer, WeightedMean
 
 PART_BYTES = 1 << 19

@@ -22,16 +22,16 @@ from pydantic.v1 import BaseModel, constr
 
 from training.errors import ProcessEnded, RefusedByRun, TrainingError
 from training.recipe import RunConfig
-from training.swarm.defence.receipts import Signer
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.engine.calls import bound_introductions
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.stored import bound_what_is_stored
 from training.swarm.node import metrics
 from training.swarm.node.addresses import REACH_SECONDS, check_full, connection_seconds, parse
 from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import blame_clock
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.identity import Identity, Signer
 from training.swarm.node.nearest import remember_nearest_nodes
 from training.swarm.node.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
 from training.swarm.node.renewal import replace_own_records

@@ -19,7 +19,8 @@ from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 
 from training.recipe import RunConfig
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.engine.ids import peer_id_of
+from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import Accounts, by_voice
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
@@ -19,14 +19,11 @@ from hivemind.p2p import PeerID
 
 from training.swarm.engine.bounds import unpack
 from training.swarm.engine.engine import drop_refused
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.admission import Admission, admission_of
-from training.swarm.node.identity import peer_id_of
 from training.swarm.node.voices import Accounts
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
-
-if TYPE_CHECKING:
-    from training.swarm.node.dht import Node
 
 BEGIN, END = b"[ticket:", b"]"
 """Around a ticket, which has no brackets itself."""
@@ -78,7 +75,7 @@ class TicketValidator(RecordValidatorBase):
         return record.value if begin < 0 else record.value[:begin]
 
 
-def accounts_of(dht: Node, peers: Iterable[PeerID]) -> Accounts:
+def accounts_of(dht: DHT, peers: Iterable[PeerID]) -> Accounts:
     """The accounts of these peers, by the tickets in the records that the node has read.
 
     Empty in an open run, and without peers that have no record.
@@ -92,17 +89,17 @@ def accounts_of(dht: Node, peers: Iterable[PeerID]) -> Accounts:
         return {}
 
 
-async def _accounts_of(peers: tuple[PeerID, ...], dht: Node, _node: DHTNode) -> Accounts:
+async def _accounts_of(peers: tuple[PeerID, ...], dht: DHT, _node: DHTNode) -> Accounts:
     accounts = dht.admission.accounts
     return {peer.to_bytes(): accounts[str(peer)] for peer in peers if str(peer) in accounts}
 
 
-def keep_out_strangers(dht: Node) -> None:
+def keep_out_strangers(dht: DHT) -> None:
     """From now on the node forgets records whose tickets no longer hold."""
     dht.run_coroutine(_keep_out_strangers)
 
 
-async def _keep_out_strangers(dht: Node, node: DHTNode) -> None:
+async def _keep_out_strangers(dht: DHT, node: DHTNode) -> None:
     dht.hold(asyncio.create_task(_forget(node.protocol, dht.admission)))
 
 

@@ -15,8 +15,9 @@ from hivemind.p2p import PeerID
 
 from training.errors import RefusedByRun
 from training.recipe import RunConfig
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.dht import post_word, posted_words
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import by_voice
 

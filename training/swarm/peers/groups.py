@@ -7,10 +7,20 @@ from dataclasses import dataclass, field
 
 from hivemind.p2p import PeerID
 
+MOST_PEERS = 1024
+"""Of a group."""
 FULL_WEIGHT = 1.0
 """Weight of a peer's parameters in their average, and the most that it can claim."""
 UNVOUCHED_SHARE = 0.25
 """Of the weight of a member whom nobody vouches for, so much counts: many such members may be one person."""
+
+
+class AllReduceError(Exception):
+    """An all-reduce that has come to nothing for this peer, whose tensors are as they were."""
+
+
+class Misconduct(AllReduceError):
+    """A groupmate has sent what no accident explains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,12 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint
 
+from training.swarm.engine.ids import MOST_ID_BYTES, peer_id_of
 from training.swarm.node.admission import admission_of
-from training.swarm.node.identity import peer_id_of
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.signs_of_life import silent_peers
 from training.swarm.peers.table import Fault, Peers
 from training.swarm.peers.times import LONGEST_RETRY_SECONDS, RETRY_SECONDS
-from training.swarm.round.gathering import MOST_ID_BYTES
 
 REPORTS_SHARE = 1 / 8
 """A peer tells its samples again after this share of the time that is left of the epoch, so more and more often."""

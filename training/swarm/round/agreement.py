@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from training.swarm.round.gathering import digest_of
+from training.swarm.engine.ids import digest_of
 
 Message = averaging_pb2.MessageFromLeader
 Ask = Callable[[PeerID, Message], Awaitable[Message]]

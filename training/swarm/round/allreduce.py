@@ -41,13 +41,13 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter
 
+from training.swarm.engine.parts import divide, empty_updates, shortened_part_bytes
 from training.swarm.engine.streams import first_of
-from training.swarm.peers.groups import Delay, Group, RoundReport
+from training.swarm.peers.groups import AllReduceError, Delay, Group, Misconduct, RoundReport
 from training.swarm.peers.patience import NEARLY, Late, Patience
 from training.swarm.round.agreement import Verdict
 from training.swarm.round.guard import AllReduceGuard, RoundGuard
-from training.swarm.round.parts import divide, empty_updates
-from training.swarm.round.reducer import AllReduceError, Misconduct, Reducer, Reduction, shortened_part_bytes
+from training.swarm.round.reducer import Reducer, Reduction
 
 FEWEST_TO_COMPARE = 3
 """Peers of a group in which a slow one can be told from the others."""

@@ -6,7 +6,6 @@ that make no sense would fail the average of all. A leader refuses such a peer, 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import statistics
@@ -20,15 +19,13 @@ from hivemind.utils.serializer import MSGPackSerializer
 from calculator.swarm.exchange import quickest_parts
 from training.errors import TrainingError
 from training.swarm.engine.bounds import is_plain
+from training.swarm.engine.ids import MOST_ID_BYTES, digest_of
+from training.swarm.peers.groups import MOST_PEERS
 
 MOST_BYTES = 4096
 """Of one peer's words; a newcomer's take less than a hundred."""
-MOST_PEERS = 1024
-"""Of a group."""
 NONCE_BYTES = 16
 """At the end of each peer's words, drawn for each request to a leader: no group has the name of an earlier one."""
-MOST_ID_BYTES = 64
-"""Of a peer; those of this program's keys have 34."""
 FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0
@@ -87,15 +84,6 @@ class Words:
 def renewed(packed: bytes) -> bytes:
     """The same words, with another nonce: it is their last bytes."""
     return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
-
-
-def digest_of(*pieces: bytes) -> bytes:
-    """One digest of several byte strings; where one ends and the next begins matters."""
-    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
-    for piece in pieces:
-        found.update(len(piece).to_bytes(8, "little"))
-        found.update(piece)
-    return found.digest()
 
 
 def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:

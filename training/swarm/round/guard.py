@@ -11,7 +11,7 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 
-from training.swarm.round.parts import Part
+from training.swarm.engine.parts import Part
 
 Data = averaging_pb2.AveragingData
 
@@ -71,6 +71,6 @@ class RoundGuard(Protocol):
         """
 
 
-MakeGuard = Callable[[P2P, DHT, str, Callable[[object], None]], RoundGuard | None]
-"""Makes the guard of an averager, from the connection, the node, the averager's prefix, and what sends a message to the
-trainer (see `pipe`). None: this peer has no key to sign with."""
+MakeGuard = Callable[[P2P, DHT, str, Callable[[str, float, str], None]], RoundGuard | None]
+"""Makes the guard of an averager, from the connection, the node, the averager's prefix, and what reports a peer that
+the guard has caught (see `pipe.Caught`). None: this peer has no key to sign with."""

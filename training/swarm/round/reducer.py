@@ -13,17 +13,7 @@ import torch
 from hivemind.p2p import PeerID
 from torch import Tensor
 
-LARGEST_HELD_BYTES = 64 << 20
-"""Most that all senders' copies of a part may take, if somebody must hold them all at once: with many senders, parts
-are shorter then."""
-
-
-class AllReduceError(Exception):
-    """An all-reduce that has come to nothing for this peer, whose tensors are as they were."""
-
-
-class Misconduct(AllReduceError):
-    """A groupmate has sent what no accident explains."""
+from training.swarm.peers.groups import AllReduceError
 
 
 class Reduction(Protocol):
@@ -151,12 +141,3 @@ class Reducer:
         self._average.set_result(average)
         self.averaged += 1
         self._parts, self._average = {}, asyncio.get_running_loop().create_future()
-
-
-def shortened_part_bytes(part_bytes: int, senders: int) -> int:
-    """Longest part of which all senders' copies take `LARGEST_HELD_BYTES`; a value in 8 bit is held in 32.
-
-    >>> shortened_part_bytes(1 << 19, 16), shortened_part_bytes(1 << 19, 256)
-    (524288, 65536)
-    """
-    return min(part_bytes, LARGEST_HELD_BYTES // (4 * senders))

@@ -20,13 +20,12 @@ from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
 from training.swarm.node.signs_of_life import ping
-from training.swarm.peers.groups import Contribution, Group, RoundReport
+from training.swarm.peers.groups import AllReduceError, Contribution, Group, RoundReport
 from training.swarm.peers.patience import limit_of
 from training.swarm.peers.vigil import Vigil
 from training.swarm.round.agreement import Agreement, Decision
 from training.swarm.round.allreduce import AllReduce, Travel, Trouble
 from training.swarm.round.guard import RoundGuard
-from training.swarm.round.reducer import AllReduceError
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""

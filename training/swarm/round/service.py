@@ -32,7 +32,7 @@ from calculator.swarm.exchange import part_bytes
 from training.swarm.engine.engine import open_connection
 from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
-from training.swarm.peers.groups import AveragedGroup, Group
+from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group
 from training.swarm.round.allreduce import Travel
 from training.swarm.round.gathering import Words, shares
 from training.swarm.round.matchmaking import PatientMatchmaking
@@ -40,6 +40,7 @@ from training.swarm.round.pipe import (
     AveragerSettings,
     Begin,
     Cancel,
+    Caught,
     Ended,
     Fewer,
     LeaveOut,
@@ -53,7 +54,6 @@ from training.swarm.round.pipe import (
     State,
     StateWanted,
 )
-from training.swarm.round.reducer import AllReduceError
 from training.swarm.round.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
 from training.swarm.round.serving import StateService
 
@@ -188,7 +188,7 @@ class Service(ServicerBase):
             client_mode=settings.client_mode,
             epochs_apart=settings.epochs_apart,
         )
-        guard = settings.guard(connection, self.dht, settings.prefix, self._pipe.send) if settings.guard else None
+        guard = settings.guard(connection, self.dht, settings.prefix, self._report_caught) if settings.guard else None
         self.rounds = AllReduces(
             connection,
             Service,
@@ -209,6 +209,9 @@ class Service(ServicerBase):
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
             if self._has_state:
                 await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
+
+    def _report_caught(self, peer: str, weight: float, deed: str) -> None:
+        self._pipe.send(Caught(peer, weight, deed))
 
     def _read_pipe(self, messages: asyncio.Queue) -> None:
         try:

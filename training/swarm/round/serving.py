@@ -27,9 +27,10 @@ from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.node.dht import own_subkey
-from training.swarm.state.witnesses import SEED_BYTES
 from training.trust.check import TicketRefused
 
+SEED_BYTES = 8
+"""Of the seed that draws the places of a sample; see `state.witnesses`."""
 OFFER_SECONDS = 30.0
 """How long an offer of the state is valid in the DHT; then it is renewed."""
 TRAINER_SECONDS = 120.0

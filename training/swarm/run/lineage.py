@@ -22,8 +22,9 @@ from hivemind.dht import DHT
 
 from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.dht import LONGEST_SERVER_WORD, post_word, posted_words
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord
 
 STATE_FILE, BRANCH_FILE = "lineage.json", "branch.json"

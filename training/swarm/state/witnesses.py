@@ -23,13 +23,13 @@ from hivemind.utils.serializer import MSGPackSerializer
 from torch import Tensor
 
 from training.swarm.node.admission import Admission
+from training.swarm.round.serving import SEED_BYTES
 
 MOST_WITNESSES = 6
 """Donors that are asked for a sample."""
 SAMPLES_SECONDS = 10.0
 """Longest wait for all samples."""
 VALUES_OF_A_TENSOR = 32
-SEED_BYTES = 8
 APART = 0.1
 """Two peers of one epoch agree if the distance of their samples is at most this share of the length of one. Chaos runs
 (tests/chaos) take 0.05 for a fault."""

@@ -23,13 +23,13 @@ from training.swarm.defence.receipts import (
     Commitment,
     Receipt,
     Scope,
-    Signer,
-    digest_of,
     digest_of_commitments,
     digest_of_tensor,
 )
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.engine.ids import digest_of
+from training.swarm.node.identity import Signer
 from training.swarm.round.reducer import Reducer, WeightedMean
 from training.trust.proof import peer_id_of_key
 

@@ -37,7 +37,7 @@ from training.swarm.defence import books as books_module
 from training.swarm.defence.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
 from training.swarm.defence.books import Books, FalseSignatureError
 from training.swarm.engine import engine
-from training.swarm.round.reducer import AllReduceError
+from training.swarm.peers.groups import AllReduceError
 
 engine.prepare()
 

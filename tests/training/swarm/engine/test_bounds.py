@@ -28,8 +28,9 @@ from played import nested as lists_in_lists
 from training.recipe import load_recipe
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.dht import check_node, full_addresses, post_recipe, posted_words, record_validators, start_dht
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.peers.progress import Progress
 from training.swarm.round.matchmaking import PatientKeyManager

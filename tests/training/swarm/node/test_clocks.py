@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.swarm.node.clocks import STEP_LASTS_SECONDS, SteadyClock
+from training.swarm.engine.steady_clock import STEP_LASTS_SECONDS, SteadyClock
 
 
 class Machine:

@@ -45,13 +45,12 @@ from training.swarm.peers.progress import Progress
 from training.swarm.round.matchmaking import PatientKeyManager, PatientMatchmaking
 from training.swarm.round.pipe import AveragerSettings, Stage
 from training.swarm.round.service import Service
-from training.swarm.round.serving import StateService, offers_key
+from training.swarm.round.serving import SEED_BYTES, StateService, offers_key
 from training.swarm.run.lineage import Lineage, Word, post_lineage, posted_lineages, run_prefix
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.download import _Download, download_state, find_donors
 from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_prefix
-from training.swarm.state.witnesses import SEED_BYTES
 from training.swarm.state.witnesses import ask as ask_witnesses
 from training.trust.check import TicketRefused
 from training.trust.keys import MembershipKey

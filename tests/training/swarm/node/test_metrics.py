@@ -6,8 +6,9 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from training.recipe import load_recipe
+from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.dht import full_addresses, start_dht
-from training.swarm.node.identity import Identity, peer_id_of
+from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import MetricsBoard, PeerRecord, RecentEpoch, believable
 
 pytestmark = pytest.mark.swarm

@@ -9,10 +9,9 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.peers.groups import Group
+from training.swarm.peers.groups import AllReduceError, Group
 from training.swarm.round import agreement
 from training.swarm.round.agreement import Agreement, Decision, Verdict, repetition_of
-from training.swarm.round.reducer import AllReduceError
 from training.swarm.round.rounds import AllReduces
 from training.swarm.round.service import Service
 

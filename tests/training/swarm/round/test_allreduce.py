@@ -12,9 +12,9 @@ from hivemind.proto import averaging_pb2
 from training.swarm.engine import engine
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.peers.groups import Group
+from training.swarm.peers.groups import AllReduceError, Group
 from training.swarm.round.allreduce import AllReduce, Travel, Trouble
-from training.swarm.round.reducer import AllReduceError, Reducer, WeightedMean
+from training.swarm.round.reducer import Reducer, WeightedMean
 
 engine.prepare()
 

@@ -11,9 +11,10 @@ from hivemind.compression import NoCompression
 from training.recipe import load_recipe
 from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.engine.parts import LARGEST_HELD_BYTES, shortened_part_bytes
 from training.swarm.optimizer import _averager_settings
 from training.swarm.round.allreduce import Travel
-from training.swarm.round.reducer import LARGEST_HELD_BYTES, Reducer, WeightedMean, shortened_part_bytes
+from training.swarm.round.reducer import Reducer, WeightedMean
 
 CLIPPING = Clipping(radius=1.0, iterations=5, weight_over_median=2.0)
 SHAPES = (torch.Size([64]), torch.Size([32]))

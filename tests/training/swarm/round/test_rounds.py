@@ -6,9 +6,8 @@ from hivemind.p2p import PeerID
 from played import averaged
 
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.peers.groups import Contribution, Group
+from training.swarm.peers.groups import AllReduceError, Contribution, Group
 from training.swarm.round.agreement import Decision
-from training.swarm.round.reducer import AllReduceError
 from training.swarm.round.rounds import DOUBT, REPETITIONS, Attempt, GroupAllReduce, RoundFailedError
 
 OWN, OTHER, THIRD = (PeerID(name) for name in (b"own", b"other", b"third"))

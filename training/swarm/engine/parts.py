@@ -11,6 +11,10 @@ import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from torch import Tensor
 
+LARGEST_HELD_BYTES = 64 << 20
+"""Most that all senders' copies of a part may take, if somebody must hold them all at once: with many senders, parts
+are shorter then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -71,3 +75,12 @@ def divide(
 def empty_updates(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Memory for what an average adds to tensors; its values are arbitrary until all answers have come."""
     return tuple(torch.empty_like(tensor, requires_grad=False) for tensor in tensors)
+
+
+def shortened_part_bytes(part_bytes: int, senders: int) -> int:
+    """Longest part of which all senders' copies take `LARGEST_HELD_BYTES`; a value in 8 bit is held in 32.
+
+    >>> shortened_part_bytes(1 << 19, 16), shortened_part_bytes(1 << 19, 256)
+    (524288, 65536)
+    """
+    return min(part_bytes, LARGEST_HELD_BYTES // (4 * senders))
