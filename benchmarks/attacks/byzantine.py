@@ -326,11 +326,13 @@ class Swarm:
         averager.load_mean()
 
     def _received(self, tensors: Sequence[torch.Tensor], kind: str) -> list[torch.Tensor]:
-        from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+        from hivemind.compression import CompressionInfo
+
+        from training.swarm.engine.codecs import decode
 
         codec = self.codec[kind]
         flattened = [tensor.detach().reshape(-1) for tensor in tensors]
-        return [deserialize_torch_tensor(codec.compress(one, CompressionInfo.from_tensor(one))) for one in flattened]
+        return [decode(codec.compress(one, CompressionInfo.from_tensor(one))) for one in flattened]
 
     def _round_of_parameters(self, honest: int) -> None:
         """Honest peers' weights differ by `DRIFT`; the hostile ones send 0.5 everywhere, with a weight of `CLAIM`."""
@@ -570,11 +572,9 @@ def one_part(kind: str) -> dict[str, float]:
 def _measure_part(kind: str) -> dict[str, float]:
     import resource
 
-    from hivemind.compression import deserialize_torch_tensor
-
     from training.swarm.defence.clipping import clipping_of_gradients
     from training.swarm.engine import engine
-    from training.swarm.engine.codecs import BlockwiseCodec
+    from training.swarm.engine.codecs import BlockwiseCodec, decode
 
     torch.set_num_threads(1)
     engine.prepare()
@@ -584,7 +584,7 @@ def _measure_part(kind: str) -> dict[str, float]:
     before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
     for _ in range(PART_ROUNDS):
         began = time.process_time()
-        sent = [[deserialize_torch_tensor(message)] for message in messages]
+        sent = [[decode(message)] for message in messages]
         answers = asyncio.run(average_parts(sent, [1.0] * PART_SENDERS, clipping))
         for (part,), (answer,) in zip(sent, answers, strict=True):
             codec.compress(answer - part, None)

@@ -405,14 +405,15 @@ def parts_of_tensors() -> Reader:
     """Parts of tensors in each codec, as they come by the network. A part that cannot be read bans its sender,
     whatever the error; so only the process may not suffer."""
     import torch
-    from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
     from hivemind.proto import runtime_pb2
 
+    from training.swarm.engine.codecs import decode, encode
+
     codecs = (runtime_pb2.NONE, runtime_pb2.FLOAT16, runtime_pb2.UNIFORM_8BIT, runtime_pb2.BLOCKWISE_8BIT)
-    seeds = [serialize_torch_tensor(torch.randn(700), codec).SerializeToString() for codec in codecs]
+    seeds = [encode(torch.randn(700), codec).SerializeToString() for codec in codecs]
 
     def read(raw: bytes) -> None:
-        deserialize_torch_tensor(runtime_pb2.Tensor.FromString(raw))
+        decode(runtime_pb2.Tensor.FromString(raw))
 
     return Reader(read=read, refuses=(Exception,), seeds=seeds)
 
@@ -430,12 +431,12 @@ def samples_of_weights() -> Reader:
 def facts_of_states() -> Reader:
     """What a donor tells of the state that it sends to a newcomer; its tensors follow."""
     import torch
-    from hivemind.compression import serialize_torch_tensor
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
     from hivemind.utils.asyncio import as_aiter
 
     from training.errors import TrainingError
+    from training.swarm.engine.codecs import encode
     from training.swarm.engine.coroutine import wait_for_result
     from training.swarm.round.serving import StateService
     from training.swarm.run.lineage import Lineage
@@ -446,7 +447,7 @@ def facts_of_states() -> Reader:
         **{"prefix": "demo", "lineage": lineage, "service": StateService, "shapes": shapes, "chunk_seconds": 5.0},
         **{"max_bytes": 10**6, "epochs": range(3, 400), "inspect": lambda *_: None, "admission": None},
     )
-    tensors = [serialize_torch_tensor(torch.ones(shape)) for shape in (*shapes, *shapes)]
+    tensors = [encode(torch.ones(shape)) for shape in (*shapes, *shapes)]
     state = [{"type": "value", "value": 7}, {"type": "tensor", "index": 0}, {"type": "tensor", "index": 1}]
     facts = {"epoch": 7, "lineage": lineage.id, "wants_weights": False, "optimizer_metadata": state}
 

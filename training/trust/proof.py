@@ -23,7 +23,7 @@ LARGEST_KEY_BYTES = 1200
 LARGEST_PROOF_BYTES = 700
 """Of a signature in base64; one of 4096 bits has 684."""
 KEY_BITS = (2048, 3072, 4096)
-_PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
+PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
 """As hivemind signs with a peer's key (hivemind/utils/crypto.py)."""
 _PROTOBUF_RSA = b"\x08\x00\x12"
 """libp2p's message PublicKey: field 1, the type RSA; field 2, the key in DER, whose length follows."""
@@ -69,7 +69,7 @@ def proven_peer_id(public_key: str, message: bytes, signature: str) -> str | Non
         raw = base64.b64decode(signature, validate=True)
         if not isinstance(key, rsa.RSAPublicKey) or key.key_size not in KEY_BITS:
             return None
-        key.verify(raw, message, _PADDING, hashes.SHA256())
+        key.verify(raw, message, PADDING, hashes.SHA256())
     except (ValueError, binascii.Error, UnsupportedAlgorithm, InvalidSignature):
         return None
     return peer_id_of_key(key)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import torch
 from cryptography.hazmat.primitives import serialization
-from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
@@ -20,6 +19,7 @@ from training.swarm.defence.auditor import Auditor, _proof
 from training.swarm.defence.books import Books
 from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.engine import engine
+from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.node.identity import Signer
 from training.trust.proof import peer_id_of_key
@@ -81,13 +81,13 @@ class PlayedNetwork:
     async def _reduce(self, reducer, lie):
         sent, own = {}, self.books[reducer]
         own_parts = parts_of(reducer, own.scope.group_id)[reducer]
-        own_messages = as_aiter(*(Data(tensor_part=serialize_torch_tensor(part), weight=1.0) for part in own_parts))
+        own_messages = as_aiter(*(Data(tensor_part=encode(part), weight=1.0) for part in own_parts))
         async for _ in own.sending(reducer, own_messages):
             pass
         for sender in THREE:
             if sender != reducer:
                 messages = self.books[sender].sending(reducer, parts_on_their_way(sender, reducer, own.scope.group_id))
-                sent[sender] = [deserialize_torch_tensor(m.tensor_part) async for m in own.taking(sender, messages)]
+                sent[sender] = [decode(m.tensor_part) async for m in own.taking(sender, messages)]
         sent[reducer] = parts_of(reducer, own.scope.group_id)[reducer]
         averages = [
             lie(centered_clip([sent[sender][n] for sender in THREE], [1.0] * 3, CLIPPING)) for n in range(PARTS)
@@ -113,11 +113,11 @@ def parts_of(peer, group):
 
 async def parts_on_their_way(sender, reducer, group):
     for part in parts_of(sender, group)[reducer]:
-        yield Data(tensor_part=serialize_torch_tensor(part, runtime_pb2.BLOCKWISE_8BIT), weight=1.0)
+        yield Data(tensor_part=encode(part, runtime_pb2.BLOCKWISE_8BIT), weight=1.0)
 
 
 def answer(delta):
-    return Data(code=averaging_pb2.AVERAGED_PART, tensor_part=serialize_torch_tensor(delta, runtime_pb2.BLOCKWISE_8BIT))
+    return Data(code=averaging_pb2.AVERAGED_PART, tensor_part=encode(delta, runtime_pb2.BLOCKWISE_8BIT))
 
 
 def played(coroutine):

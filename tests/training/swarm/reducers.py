@@ -266,9 +266,8 @@ def show_nothing(patch) -> None:
 
 def hide_behind_its_own_part(patch) -> None:
     """It answers wrongly, and signs and shows an own part of another shape than all others have."""
-    from hivemind.compression import serialize_torch_tensor
-
     from training.swarm.defence.books import Books
+    from training.swarm.engine.codecs import encode
 
     sending = Books.sending
 
@@ -277,7 +276,7 @@ def hide_behind_its_own_part(patch) -> None:
             messages = sending(self, reducer, messages)
         async for message in messages:
             if reducer == self.own:
-                await self.note_sent(self.own, serialize_torch_tensor(torch.zeros(1)), message.weight)
+                await self.note_sent(self.own, encode(torch.zeros(1)), message.weight)
             yield message
 
     answer_wrongly(patch)

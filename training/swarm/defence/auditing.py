@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from torch import Tensor
@@ -30,6 +29,7 @@ from training.swarm.defence.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.ids import digest_of
 
 NOISE_SHARE = 0.1
@@ -145,7 +145,7 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     if not math.isfinite(scale):
         return 0.0, 0.0
     exact = torch.zeros(shape) if average is None else average - parts[receiver]
-    coded = deserialize_torch_tensor(serialize_torch_tensor(exact, case.parts[receiver].compression)).float()
+    coded = decode(encode(exact, case.parts[receiver].compression)).float()
     noise = (coded - exact).abs_()
     most = NOISE_SHARE * _length(noise) + ROUNDING * (scale + _length(parts[receiver]))
     if not math.isfinite(most):  # the codec cannot carry such numbers
@@ -158,7 +158,7 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
 def _read(message: runtime_pb2.Tensor) -> Tensor | None:
     """What it carries, in float32; None if nobody can read it."""
     try:
-        return deserialize_torch_tensor(message).detach().float()
+        return decode(message).detach().float()
     except Exception:  # of many kinds
         return None
 

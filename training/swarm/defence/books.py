@@ -12,7 +12,6 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hivemind.compression import serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from torch import Tensor
@@ -26,6 +25,7 @@ from training.swarm.defence.receipts import (
     pack_signed,
     read_signed,
 )
+from training.swarm.engine.codecs import encode
 from training.swarm.engine.ids import digest_of
 from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import AllReduceError, Misconduct
@@ -277,7 +277,7 @@ class Books:
         parts = self._parts.get(reducer, [])
         if number >= len(parts):
             return None
-        message = serialize_torch_tensor(parts[number], sent.codecs[number])
+        message = encode(parts[number], sent.codecs[number])
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
     async def finished(self) -> None:

@@ -94,27 +94,6 @@ class BlockwiseCodec(CompressionBase):
         return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
 
 
-class _TypeChecked:
-    """Comes before a codec of hivemind's: its messages name a type of PyTorch's.
-
-    hivemind lets NumPy read the name. NumPy knows "S100000" as well, texts of so many bytes, and would make gigabytes
-    of a message of some kilobytes.
-    """
-
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
-        """Decodes a message; raises ValueError if it is of no numbers."""
-        if not isinstance(getattr(torch, serialized_tensor.dtype, None), torch.dtype):
-            raise ValueError(f"{serialized_tensor.dtype!r:.40} is no type of numbers")
-        return super().extract(serialized_tensor)
-
-
-def with_checked_type(codec: CompressionBase) -> CompressionBase:
-    """The codec, but messages that are of no numbers are refused before anything is allocated."""
-    if isinstance(codec, _TypeChecked):
-        return codec
-    return type(type(codec).__name__, (_TypeChecked, type(codec)), {})()
-
-
 def _faulty_blocks(values: Tensor) -> Tensor:
     """Indices of the blocks with non-finite values; sets these values to 0."""
     if bool(values.dot(values).isfinite()):  # fast check; large finite squares may overflow, then we check each value
@@ -127,8 +106,6 @@ def _faulty_blocks(values: Tensor) -> Tensor:
 def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
     """The codec of gradients or parameters: `large` for large tensors, 16 bits for others (paper, section 3.3).
 
-    A process can decode block-wise messages only after `engine.prepare`.
-
     Args:
         threshold: Tensors with at least this many values are large.
         large: Codec of large tensors.
@@ -137,3 +114,30 @@ def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
         return Float16Compression() if large == "float16" else NoCompression()
     codec = Uniform8BitQuantization() if large == "uniform8" else BlockwiseCodec()
     return SizeAdaptiveCompression(threshold=threshold, less=Float16Compression(), greater_equal=codec)
+
+
+_CODECS = {
+    codec.compression_type: codec
+    for codec in (NoCompression(), Float16Compression(), Uniform8BitQuantization(), BlockwiseCodec())
+}
+"""By the numbers in messages. hivemind's own table has its block-wise codec in place of ours."""
+
+
+def encode(tensor: Tensor, compression: int = runtime_pb2.NONE) -> runtime_pb2.Tensor:
+    """The message that carries a tensor, in the codec of this number."""
+    return _CODECS[compression].compress(tensor, CompressionInfo.from_tensor(tensor))
+
+
+def decode(message: runtime_pb2.Tensor) -> Tensor:
+    """The tensor that a message carries.
+
+    hivemind lets NumPy read the name of its type. NumPy knows "S100000" as well, texts of so many bytes, and would make
+    gigabytes of a message of some kilobytes.
+
+    Raises:
+        ValueError: If the codec is not one of ours, or the message is of no numbers.
+    """
+    codec = _CODECS.get(message.compression)
+    if codec is None or not isinstance(getattr(torch, message.dtype, None), torch.dtype):
+        raise ValueError(f"a tensor of type {message.dtype!r:.40} in codec {message.compression} cannot be read")
+    return codec.extract(message).requires_grad_(message.requires_grad)

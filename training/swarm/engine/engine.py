@@ -8,7 +8,6 @@ override can go. The faults are described in site/reference/hivemind.md.
 |---|---|---|
 | `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
 | `Matchmaking._request_join_group` | matchmaking | nobody learns which leader forgets its followers |
-| `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `node._SearchState` | engine | what a look brings is stored, however much it is |
@@ -18,7 +17,6 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `MPFuture._initialization_lock` | engine | a process that is killed while it begins may stop all that begin later |
 | `SharedBytes._lock` | engine | the same |
 | `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
-| `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
 In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
 of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `DHTProtocol.rpc_store` and
@@ -40,7 +38,6 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
@@ -55,7 +52,6 @@ from hivemind.utils.timed_storage import TimedStorage
 
 from training.errors import TrainingError
 from training.swarm.engine import bounds, calls, stored
-from training.swarm.engine.codecs import BlockwiseCodec, with_checked_type
 from training.swarm.engine.steady_clock import use_steady_clock
 
 HIVEMIND_VERSION = "1.1.12"
@@ -117,11 +113,6 @@ def prepare() -> None:
     TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
     _use_own_locks()
-    for name, codec in _BASE_COMPRESSION_TYPES.items():
-        _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)
-    # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
-    # block-wise number needs bitsandbytes, sends its code table with every part, and turns a NaN into a number.
-    _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
         # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"

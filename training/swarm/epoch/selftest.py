@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 
 import torch
-from hivemind.compression import CompressionBase, deserialize_torch_tensor, serialize_torch_tensor
+from hivemind.compression import CompressionBase
 
 from training.errors import TrainingError
 from training.swarm.engine import engine
+from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.parts import Part, divide, empty_updates
 from training.swarm.round.reducer import Reducer, WeightedMean
@@ -59,8 +60,8 @@ async def _average(tensors: list[torch.Tensor], codec: CompressionBase) -> list[
 
     async def reduce_remote(part: Part) -> None:
         message = codec.compress(part.values, part.info)
-        update = await reducer.take(1, deserialize_torch_tensor(message), _WEIGHTS[1])
-        part.update.copy_(deserialize_torch_tensor(serialize_torch_tensor(update, message.compression)))
+        update = await reducer.take(1, decode(message), _WEIGHTS[1])
+        part.update.copy_(decode(encode(update, message.compression)))
 
     for own_part, remote_part in zip(own, remote, strict=True):
         await asyncio.gather(reduce_own(own_part), reduce_remote(remote_part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import os
 from collections.abc import Callable
@@ -9,14 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from cryptography.hazmat.primitives import hashes, serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import crypto_pb2
-from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.crypto import PrivateKey, RSAPublicKey
 
 from training.errors import BadInput, reason_of
 from training.storage.whole import delete_drafts, whole_file
-from training.trust.proof import proven_peer_id
+from training.trust.proof import PADDING, proven_peer_id
+
+
+class Key(PrivateKey):
+    """A peer's RSA key. hivemind's `RSAPrivateKey` cannot be read from a file.
+
+    Args:
+        der: The key as libp2p's file has it.
+    """
+
+    def __init__(self, der: bytes):
+        self.der, self._key = der, serialization.load_der_private_key(der, password=None)
+
+    def __reduce__(self) -> tuple:
+        return Key, (self.der,)
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature in base64, as `RSAPublicKey.verify` reads it."""
+        return base64.b64encode(self._key.sign(data, PADDING, hashes.SHA256()))
+
+    def get_public_key(self) -> RSAPublicKey:
+        """The public key."""
+        return RSAPublicKey(self._key.public_key())
 
 
 class Identity:
@@ -50,9 +74,7 @@ class Identity:
                 P2P.generate_identity(str(draft))
         stored = self.path.read_bytes()
         self.peer_id = PeerID.from_identity(stored)
-        # `RSAPrivateKey()` always generates a new key; unpickling is hivemind's only way to read one from bytes.
-        self.private_key = RSAPrivateKey.__new__(RSAPrivateKey)
-        self.private_key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(stored).data})
+        self.private_key = Key(crypto_pb2.PrivateKey.FromString(stored).data)
 
     @property
     def public_key(self) -> bytes:

@@ -16,7 +16,7 @@ from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.crypto import PrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint
 
@@ -134,7 +134,7 @@ class Progress:
         dht: DHT,
         prefix: str,
         target_batch_size: int,
-        private_key: RSAPrivateKey | None = None,
+        private_key: PrivateKey | None = None,
         client_mode: bool = False,
         lively_seconds: float,
         record_seconds: float = 60.0,

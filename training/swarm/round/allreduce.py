@@ -30,17 +30,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-from hivemind.compression import (
-    CompressionBase,
-    CompressionInfo,
-    NoCompression,
-    deserialize_torch_tensor,
-    serialize_torch_tensor,
-)
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter
 
+from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.parts import divide, empty_updates, shortened_part_bytes
 from training.swarm.engine.streams import first_of
 from training.swarm.peers.groups import AllReduceError, Delay, Group, Misconduct, RoundReport
@@ -221,7 +216,7 @@ class AllReduce:
             answers = self.guard.answered(reducer, answers)
         seconds = self._travel.chunk_seconds
         timed = aiter_with_timeout(answers, None if seconds is None else 2 * seconds)
-        async for update in amap_in_executor(lambda answer: deserialize_torch_tensor(answer.tensor_part), timed):
+        async for update in amap_in_executor(lambda answer: decode(answer.tensor_part), timed):
             if update.shape != parts[number].update.shape or not bool(torch.isfinite(update).all()):
                 raise Misconduct(f"{reducer} has sent numbers that are not finite, or another number of them")
             parts[number].update.copy_(update)
@@ -269,7 +264,7 @@ class AllReduce:
         if self.guard is not None:
             messages = self.guard.sending(self.own, messages)
         async for message in messages:
-            yield deserialize_torch_tensor(message.tensor_part)
+            yield decode(message.tensor_part)
 
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
@@ -309,14 +304,12 @@ class AllReduce:
             parts = self.guard.taking(sender, parts)
         timed = aiter_with_timeout(parts, self._travel.chunk_seconds)
         try:
-            async for message, part in amap_in_executor(
-                lambda one: (one, deserialize_torch_tensor(one.tensor_part)), timed
-            ):
+            async for message, part in amap_in_executor(lambda one: (one, decode(one.tensor_part)), timed):
                 update = await self.reducer.take(sender, part, message.weight)
                 codec = message.tensor_part.compression
                 answer = Data(
                     code=averaging_pb2.AVERAGED_PART,
-                    tensor_part=await asyncio.to_thread(serialize_torch_tensor, update, codec),
+                    tensor_part=await asyncio.to_thread(encode, update, codec),
                 )
                 if self.guard is not None:
                     await self.guard.answering(sender, answer)

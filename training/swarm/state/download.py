@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from hivemind.compression import deserialize_torch_tensor
 from hivemind.dht import DHT
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -28,6 +27,7 @@ from pydantic.v1 import BaseModel, StrictBool, StrictStr, conint, conlist
 
 from training.errors import TrainingError
 from training.recipe import RunConfig
+from training.swarm.engine.codecs import decode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connection
 from training.swarm.engine.quoted import quoted
@@ -409,7 +409,7 @@ class _Download:
             raise TrainingError("has weights of another lineage", cure="Nothing: another peer is asked.")
 
     def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:
-        tensor = deserialize_torch_tensor(combine_from_streaming(parts))
+        tensor = decode(combine_from_streaming(parts))
         if number < len(self.shapes) and tuple(tensor.shape) != tuple(self.shapes[number]):
             raise TrainingError("sent parameters of another model", cure="Nothing: another peer is asked.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
-from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.crypto import RSAPrivateKey
@@ -27,6 +26,7 @@ from training.swarm.defence.receipts import (
     digest_of_tensor,
 )
 from training.swarm.engine import engine
+from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.ids import digest_of
 from training.swarm.node.identity import Signer
@@ -101,12 +101,10 @@ def case_of(
 ):
     """All that a reducer and its senders have signed and sent; `lie` changes the average that it answers."""
     own = change(own or parts_of(seed, values))
-    sent = [
-        serialize_torch_tensor(part, CODECS[codec] if n != REDUCER else runtime_pb2.NONE) for n, part in enumerate(own)
-    ]
-    read = [deserialize_torch_tensor(part) for part in sent]
+    sent = [encode(part, CODECS[codec] if n != REDUCER else runtime_pb2.NONE) for n, part in enumerate(own)]
+    read = [decode(part) for part in sent]
     average = lie(averaged(read, weights, clipping, order), read)
-    answer = serialize_torch_tensor(average - read[RECEIVER], CODECS[codec])
+    answer = encode(average - read[RECEIVER], CODECS[codec])
     commitments = tuple(commitment(n, part, weights[n]) for n, part in enumerate(sent))
     answers = (b"+" * 32, digest_of_tensor(answer))
     return Case(
@@ -199,7 +197,7 @@ def test_a_wrong_answer_is_proof(kind, codec):
 
 
 def test_an_answer_of_another_shape_is_proof():
-    short = serialize_torch_tensor(torch.zeros(4), runtime_pb2.NONE)
+    short = encode(torch.zeros(4), runtime_pb2.NONE)
     answers = (HONEST.answers[0], digest_of_tensor(short))
     case = replace(HONEST, answer=short, answers=answers, receipt=receipt(HONEST.commitments, answers))
     assert lie_in(case, CLIPPING) == "answered with a wrong average"
@@ -231,12 +229,12 @@ def test_no_lie_hides_behind_a_part_that_nobody_can_read(kind, sender):
 
 def test_no_lie_hides_behind_an_own_part_of_another_shape():
     """An honest reducer leaves out such a part of anybody."""
-    case = with_part(case_of(lie=LIES["one number"]), REDUCER, serialize_torch_tensor(torch.zeros(1)))
+    case = with_part(case_of(lie=LIES["one number"]), REDUCER, encode(torch.zeros(1)))
     assert lie_in(case, CLIPPING) == "answered with a wrong average"
     assert lie_in(replace(case, values=3000), CLIPPING) == "answered with a wrong average"
 
 
-@pytest.mark.parametrize("own", [serialize_torch_tensor(torch.zeros(1)), *UNREADABLE.values()])
+@pytest.mark.parametrize("own", [encode(torch.zeros(1)), *UNREADABLE.values()])
 def test_an_accuser_that_has_sent_a_part_that_makes_no_sense_proves_nothing(own):
     """The reducer has left it out; how long it should be is known to whoever judges, and the accuser could say
     anything."""
@@ -264,7 +262,7 @@ def test_two_receipts_that_name_other_commitments_are_proof():
 
 # -- false accusers ----------------------------------------------------------------------------------------------------
 
-WRONG = serialize_torch_tensor(torch.ones(3000), runtime_pb2.NONE)
+WRONG = encode(torch.ones(3000), runtime_pb2.NONE)
 HONEST = case_of()
 ELSEWHERE = Scope(prefix="run_grad_averager", group_id=b"another group", peers=PEERS)
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from google.protobuf.message import DecodeError
-from hivemind.compression import serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
@@ -37,6 +36,7 @@ from training.swarm.defence import books as books_module
 from training.swarm.defence.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
 from training.swarm.defence.books import Books, FalseSignatureError
 from training.swarm.engine import engine
+from training.swarm.engine.codecs import encode
 from training.swarm.peers.groups import AllReduceError
 
 engine.prepare()
@@ -527,8 +527,8 @@ def test_malformed_proofs_neither_convict_nor_raise(monkeypatch):
 def test_a_proof_that_is_too_long_is_not_read(monkeypatch):
     async def scenario(network):
         messages = await proof_of(network)
-        long = serialize_torch_tensor(torch.zeros(VALUES + 1), runtime_pb2.NONE)
-        padded = serialize_torch_tensor(torch.zeros(3), runtime_pb2.NONE)
+        long = encode(torch.zeros(VALUES + 1), runtime_pb2.NONE)
+        padded = encode(torch.zeros(3), runtime_pb2.NONE)
         padded.buffer = bytes(100_000)
         found = []
         for tensor in (long, padded):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from calls import PROOF, noting_calls
 from hivemind.averaging.averager import compute_schema_hash
-from hivemind.compression import NoCompression, serialize_torch_tensor
+from hivemind.compression import NoCompression
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -34,6 +34,7 @@ from tests.programs import until
 from training.errors import TrainingError
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.options import make_auditor
+from training.swarm.engine.codecs import encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import open_connection
 from training.swarm.node.admission import Admission
@@ -510,7 +511,7 @@ async def send_to_group(eve, peer, group):
     stub = Service.get_stub(p2p, peer, namespace=STATE)
 
     async def send_part():
-        part = serialize_torch_tensor(torch.full((sum(map(torch.Size.numel, SHAPES)) // 2,), 1e6))
+        part = encode(torch.full((sum(map(torch.Size.numel, SHAPES)) // 2,), 1e6))
         facts = {"group_id": group, "code": averaging_pb2.PART_FOR_AVERAGING, "weight": 1e9}
         with suppress(P2PHandlerError):  # a call that is refused
             async for message in await stub.rpc_aggregate_part(

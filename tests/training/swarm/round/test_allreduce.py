@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from hivemind.compression import NoCompression, Uniform8BitQuantization, deserialize_torch_tensor
+from hivemind.compression import NoCompression, Uniform8BitQuantization
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.engine import engine
-from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.codecs import decode, exchange_codec
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.peers.groups import AllReduceError, Group
 from training.swarm.round.allreduce import AllReduce, Travel, Trouble
@@ -204,7 +204,7 @@ def test_an_answer_with_numbers_that_are_not_finite_is_refused_and_its_reducer_n
     async def answer(parts):
         async def answers():
             async for message in parts:
-                spoilt = torch.full_like(deserialize_torch_tensor(message.tensor_part), torch.nan)
+                spoilt = torch.full_like(decode(message.tensor_part), torch.nan)
                 part = NoCompression().compress(spoilt, None)
                 yield Data(code=averaging_pb2.AVERAGED_PART, tensor_part=part)
 
@@ -380,7 +380,7 @@ def test_nothing_is_noted_for_a_backward_pass_whatever_a_message_asks_for():
         peer = one_peer(own_share=1.0)
         own = asyncio.ensure_future(peer.run())
         messages = parts_of(peer, requires_grad=True)
-        taken = [deserialize_torch_tensor(one.tensor_part) async for one in peer._incoming(messages)]
+        taken = [decode(one.tensor_part) async for one in peer._incoming(messages)]
         answers = peer.answer(OTHER, parts_of(peer, requires_grad=True))
         assert [answer.code async for answer in answers][-1] == averaging_pb2.AVERAGED_PART
         await own

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hivemind.compression import serialize_torch_tensor
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.serializer import MSGPackSerializer
 
 from tests.programs import run_program
 from training.errors import TrainingError
+from training.swarm.engine.codecs import encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.state import download
 from training.swarm.state.alignment import AlignmentState
@@ -284,9 +284,7 @@ def download_of(messages):
 
 
 def message(facts):
-    return averaging_pb2.DownloadData(
-        tensor_part=serialize_torch_tensor(torch.zeros(3)), metadata=MSGPackSerializer.dumps(facts)
-    )
+    return averaging_pb2.DownloadData(tensor_part=encode(torch.zeros(3)), metadata=MSGPackSerializer.dumps(facts))
 
 
 FACTS = {"epoch": 57, "wants_weights": True, "lineage": "a" * 16, "group_bits": "", "optimizer_metadata": []}
@@ -307,7 +305,7 @@ def test_a_donor_that_sends_more_tensors_than_it_announced_is_given_up_at_once()
             yield message(FACTS | {"optimizer_metadata": [entry] * moments})
         while True:
             sent.append(1)
-            yield averaging_pb2.DownloadData(tensor_part=serialize_torch_tensor(torch.zeros(3)))
+            yield averaging_pb2.DownloadData(tensor_part=encode(torch.zeros(3)))
 
     with pytest.raises(TrainingError):
         download_of(donor())
@@ -368,7 +366,7 @@ def test_a_tensor_in_ever_more_tiny_parts_is_refused(buffer):
 
 def test_tensors_of_nobody_knows_what_are_refused():
     """Without its number of tensors a donor would send ever more, each of which is kept."""
-    one = averaging_pb2.DownloadData(tensor_part=serialize_torch_tensor(torch.zeros(3)))
+    one = averaging_pb2.DownloadData(tensor_part=encode(torch.zeros(3)))
     with pytest.raises(TrainingError, match="does not tell what it sends"):
         download_of(as_aiter(one, None))  # who reads on fails otherwise
 
