@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.strategies import Parts, strategy_of
 from training.swarm.epoch.updates import Updates

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from hivemind.compression import Float16Compression, Uniform8BitQuantization
-from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
 from tests.programs import until
 from training.recipe import load_recipe
 from training.swarm.engine.codecs import BlockwiseCodec
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.powersgd import PowerSgd
 from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates
 from training.swarm.optimizer import LIVELY_WINDOWS, SwarmOptimizer

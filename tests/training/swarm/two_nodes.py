@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from hivemind.dht import DHT
+from training.swarm.engine.process import DHT
 
 
 def two_nodes() -> Iterator[tuple[DHT, DHT]]:

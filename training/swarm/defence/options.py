@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from hivemind.dht import DHT
 from hivemind.p2p import P2P
 
 from training.swarm.config import SwarmConfig
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.clipping import Clipping, clipping_of_gradients, clipping_of_parameters
+from training.swarm.engine.process import DHT
 from training.swarm.node.dht import signer_of
 
 

@@ -17,7 +17,7 @@ from contextlib import aclosing, closing, suppress
 from uuid import UUID
 
 from google.protobuf.message import Message
-from hivemind.dht import DHT, DHTID
+from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.p2p import P2P, P2PContext, PeerID
@@ -29,6 +29,7 @@ from hivemind.utils.auth import AuthRPCWrapper
 
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_SECONDS
 from training.swarm.engine.ids import MOST_ID_BYTES
+from training.swarm.engine.process import DHT
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import HANG_UP_SECONDS
 

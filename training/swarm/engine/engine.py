@@ -11,12 +11,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `node._SearchState` | engine | what a look brings is stored, however much it is |
-| `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
 | `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
-| `MPFuture._initialization_lock` | engine | a process that is killed while it begins may stop all that begin later |
-| `SharedBytes._lock` | engine | the same |
-| `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
 
 In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
 of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `DHTProtocol.rpc_store` and
@@ -29,29 +25,25 @@ number of keys, any number of records would be checked at once, and an answer ma
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import os
 import tempfile
-import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode, _SearchState
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
-from hivemind.utils.mpfuture import MPFuture, SharedBytes
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import TimedStorage
 
 from training.errors import TrainingError
 from training.swarm.engine import bounds, calls, stored
+from training.swarm.engine.process import DHT, Answer
 from training.swarm.engine.steady_clock import use_steady_clock
 
 HIVEMIND_VERSION = "1.1.12"
@@ -112,7 +104,6 @@ def prepare() -> None:
     _SearchState.add_candidate = _ADD_TO_COPY
     TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
-    _use_own_locks()
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
         # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
@@ -121,20 +112,6 @@ def prepare() -> None:
     # objects, 59 MB. Frozen ones are not looked at.
     gc.collect()
     gc.freeze()
-
-
-@functools.cache  # once: a process may prepare more than once
-def _use_own_locks() -> None:
-    """Gives this process and each that it forks locks of its own for what hivemind keeps of each process apart.
-
-    hivemind's are shared by all: what one holds when it is killed, perhaps because memory ran out, no other one gets.
-    """
-
-    def make() -> None:
-        MPFuture._initialization_lock, SharedBytes._lock = threading.Lock(), threading.Lock()
-
-    make()
-    os.register_at_fork(after_in_child=make)
 
 
 def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
@@ -163,7 +140,7 @@ async def open_connection(dht: DHT) -> P2P:
     return await P2P.replicate(await asyncio.to_thread(answer_of_node, dht.run_coroutine, _daemon_address))
 
 
-def answer_of_node(ask: Callable[..., MPFuture], *what: object, **more: object) -> Any:
+def answer_of_node(ask: Callable[..., Answer], *what: object, **more: object) -> Any:
     """What the node answers, to `dht.get` or `dht.run_coroutine`; without the time-out, one that is gone would be
     waited for without an end.
 

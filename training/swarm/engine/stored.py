@@ -14,12 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from hivemind.dht import DHT, DHTID
+from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.utils import TimedStorage, ValueWithExpiration, get_dht_time
 
 from training.swarm.engine.bounds import MOST_BYTES
+from training.swarm.engine.process import DHT
 
 MOST_KEY_BYTES = MOST_BYTES * 7 // 8
 """Of all records under one key; with what packing adds, an answer stays below what readers take."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from hivemind.dht import DHT
 from torch import Tensor, nn
 
+from training.swarm.engine.process import DHT
 from training.swarm.peers.groups import Announcement
 from training.swarm.round.averager import Averager, Round
 from training.swarm.round.pipe import AveragerSettings

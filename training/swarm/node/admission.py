@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from hivemind.dht import DHT
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.recipe import RunConfig
+from training.swarm.engine.process import DHT
 from training.trust.bans import LARGEST_BANS_BYTES, BanList
 from training.trust.check import Rules, TicketRefused, check_ticket
 from training.trust.server.policy import BANS_EVERY_SECONDS

@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Collection, Sequence
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import MAX_DHT_TIME_DISCREPANCY_SECONDS
 from hivemind.dht.routing import get_dht_time
@@ -20,6 +19,7 @@ from hivemind.p2p import PeerID
 
 from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
+from training.swarm.engine.process import DHT
 from training.swarm.node.signs_of_life import ping
 
 PEERS_ASKED = 8

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
-from typing import ClassVar
 
-from hivemind.dht import DHT, DHTNode
+from hivemind.dht import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2PDaemonError, PeerID
-from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from hivemind.utils import ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, constr
 
 from training.errors import ProcessEnded, RefusedByRun, TrainingError
@@ -26,6 +23,7 @@ from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.engine.calls import bound_introductions
 from training.swarm.engine.ids import peer_id_of
+from training.swarm.engine.process import DHT
 from training.swarm.engine.stored import bound_what_is_stored
 from training.swarm.node import metrics
 from training.swarm.node.addresses import REACH_SECONDS, check_full, connection_seconds, parse
@@ -41,6 +39,8 @@ START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """How often we ask the DHT, and how long we wait for each answer."""
+DAEMON_LOOK_SECONDS = 2.0
+"""How often the node looks whether its network daemon runs."""
 WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
 LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
@@ -59,69 +59,22 @@ _NO_BLACKLIST = {"blacklist_time": 0.0}
 
 
 class Node(DHT):
-    """hivemind's node, whose coroutines run to their end, which asks few others, and knows under which key it signs.
-
-    hivemind keeps no reference to the task that runs a coroutine, and asyncio keeps a weak one. While such a task waits
-    for an answer of the network daemon, nothing else refers to it either: the garbage collector may end it, and its
-    caller would wait in vain.
+    """This peer's node, which asks few others, and knows under which key it signs.
 
     Args:
         public_key: Of its signer; the subkey of all records of this peer.
         admission: By which this peer lets others in; None in an open run.
         signer: Signs with the same key what is no record.
-        settings: hivemind's.
+        settings: See `DHT`.
     """
-
-    _held: ClassVar[set[asyncio.Task]] = set()
 
     def __init__(self, *, public_key: bytes, admission: Admission | None, signer: Signer, **settings):
         self.public_key, self.admission, self.signer = public_key, admission, signer
         super().__init__(**settings)
 
     def get(self, key: str, *args, **kwargs):
-        """See hivemind; asks the `ASKED_NODES` nodes nearest to the key."""
+        """See `DHT`; asks the `ASKED_NODES` nodes nearest to the key."""
         return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
-
-    def hold(self, task: asyncio.Task) -> None:
-        """Keeps a task of the node's process until it ends."""
-        self._held.add(task)
-        task.add_done_callback(self._held.discard)
-
-    def run(self) -> None:
-        """The node's process."""
-        self._inner_pipe = _Requests(self._inner_pipe)
-        super().run()
-
-    async def _nothing(self) -> None:
-        """A request whose maker has ended."""
-
-    async def _run_coroutine(self, coro: Callable, future: MPFuture) -> None:
-        task = asyncio.current_task()
-        self._held.add(task)
-        try:
-            await super()._run_coroutine(coro, future)
-        finally:
-            self._held.discard(task)
-
-
-class _Requests:
-    """The node's end of the pipe through which this peer's processes ask it.
-
-    A request names a file that the process which made it hands over when the request is read. If that process has been
-    killed meanwhile, hivemind's node ends with an EOFError, and all who wait for its answers wait for ever.
-    """
-
-    def __init__(self, pipe: Connection):
-        self._pipe = pipe
-        self.fileno, self.poll = pipe.fileno, pipe.poll
-
-    def recv(self) -> tuple[str, list, dict]:
-        """The method, and its arguments; EOFError if nobody can ask any more."""
-        request = self._pipe.recv_bytes()
-        try:
-            return ForkingPickler.loads(request)
-        except (EOFError, OSError):
-            return Node._nothing.__name__, [], {}
 
 
 def start_dht(
@@ -204,9 +157,12 @@ async def _end_with_daemon(dht: Node, node: DHTNode) -> None:
     """
 
     async def follow() -> None:
-        await node.p2p._child.wait()
-        if node.p2p.is_alive:  # else the node itself has ended it
-            os._exit(1)
+        while node.p2p.is_alive:
+            await asyncio.sleep(DAEMON_LOOK_SECONDS)
+            try:
+                await node.p2p.list_peers()
+            except OSError:
+                os._exit(1)
 
     dht.hold(asyncio.create_task(follow()))
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from statistics import median_high
 from typing import Literal, NamedTuple
 
-from hivemind.dht import DHT
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import PeerID
-from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from hivemind.utils import ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 
 from training.recipe import RunConfig
 from training.swarm.engine.ids import peer_id_of
+from training.swarm.engine.process import DHT, Answer
 from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import Accounts, by_voice
@@ -174,7 +174,7 @@ class MetricsBoard:
     expiration_seconds: float
     """A record disappears after this time unless it is renewed."""
 
-    def post(self, record: PeerRecord, identity: Identity) -> MPFuture:
+    def post(self, record: PeerRecord, identity: Identity) -> Answer:
         """Stores a record under its signer's key; the future's result says whether any node has accepted it."""
         return self.dht.store(
             f"{self.run_id}_metrics",

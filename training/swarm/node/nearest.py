@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from hivemind.dht import DHT, DHTID
+from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
+
+from training.swarm.engine.process import DHT
 
 SECONDS = 60.0
 """A search counts for so long. A node that does not answer a store, or one that comes, ends this at once: both change

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
@@ -20,6 +19,7 @@ from hivemind.p2p import PeerID
 from training.swarm.engine.bounds import unpack
 from training.swarm.engine.engine import drop_refused
 from training.swarm.engine.ids import peer_id_of
+from training.swarm.engine.process import DHT
 from training.swarm.node.admission import Admission, admission_of
 from training.swarm.node.voices import Accounts
 from training.trust.check import TicketRefused

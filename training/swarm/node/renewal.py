@@ -14,7 +14,6 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -23,6 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from training.swarm.engine.bounds import MOST_RECORD_SECONDS
+from training.swarm.engine.process import DHT
 
 LASTING_SECONDS = 120.0
 """A record that is valid for longer is not renewed soon."""

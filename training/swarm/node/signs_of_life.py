@@ -12,11 +12,11 @@ import time
 from collections.abc import Collection
 from functools import partial
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 
+from training.swarm.engine.process import DHT
 from training.swarm.node.slow_nodes import SlowNodes
 
 PINGS_AT_ONCE = 32

@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-from hivemind.dht import DHT, DHTID
+from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
+
+from training.swarm.engine.process import DHT
 
 Answer = TypeVar("Answer")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 
 from training.errors import RefusedByRun
 from training.recipe import RunConfig
 from training.swarm.engine.ids import peer_id_of
+from training.swarm.engine.process import DHT
 from training.swarm.node.dht import post_word, posted_words
 from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of

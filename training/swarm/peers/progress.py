@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hivemind.dht import DHT
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
@@ -21,6 +20,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint
 
 from training.swarm.engine.ids import MOST_ID_BYTES, peer_id_of
+from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.signs_of_life import silent_peers

@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 
 import torch
 from hivemind.compression import CompressionInfo
-from hivemind.dht import DHT
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import ProcessEnded, TrainingError
+from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
 from training.swarm.peers.groups import AveragedGroup, Contribution
 from training.swarm.round.gathering import Words

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
-from hivemind.dht import DHT
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.engine.parts import Part
+from training.swarm.engine.process import DHT
 
 Data = averaging_pb2.AveragingData
 

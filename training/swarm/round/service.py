@@ -22,7 +22,6 @@ import torch
 from hivemind.averaging.averager import compute_schema_hash
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionInfo
-from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
@@ -30,6 +29,7 @@ from hivemind.utils.asyncio import achain, as_aiter, switch_to_uvloop
 
 from calculator.swarm.exchange import part_bytes
 from training.swarm.engine.engine import open_connection
+from training.swarm.engine.process import DHT
 from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group

@@ -16,13 +16,13 @@ from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of cal
 import numpy as np
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
-from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
 
+from training.swarm.engine.process import DHT
 from training.swarm.engine.quota import Quota
 from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of

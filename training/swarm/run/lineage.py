@@ -18,11 +18,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivemind.dht import DHT
-
 from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
 from training.swarm.engine.ids import peer_id_of
+from training.swarm.engine.process import DHT
 from training.swarm.node.dht import LONGEST_SERVER_WORD, post_word, posted_words
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
@@ -26,6 +25,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from training.errors import TrainingError
+from training.swarm.engine.process import DHT
 from training.swarm.node.addresses import id_of, place_of, reach_of
 from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock
 from training.swarm.run.address_book import AddressBook

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hivemind.dht import DHT
-
 from training.errors import TrainingError, reason_of
 from training.recipe import RunConfig
+from training.swarm.engine.process import DHT
 from training.swarm.node.dht import WORD_SECONDS
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, of_voices, read_believable

@@ -167,7 +167,7 @@ def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
 
 
 class _Reader:
-    """What reads of `hivemind.DHT`, on a node of this process; call it from another thread than the event loop's."""
+    """What reads of a `DHT`, on a node of this process; call it from another thread than the event loop's."""
 
     def __init__(self, node: DHTNode, loop: asyncio.AbstractEventLoop):
         self._node, self._loop = node, loop

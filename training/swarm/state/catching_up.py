@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.errors import TrainingError
 from training.optim.groups import parameter_groups
 from training.optim.saved import load_optimizer_tensors
 from training.recipe import RunConfig
+from training.swarm.engine.process import DHT
 from training.swarm.engine.quoted import quoted
 from training.swarm.peers.progress import Progress
 from training.swarm.peers.table import furthest_epoch

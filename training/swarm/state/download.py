@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from hivemind.dht import DHT
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import ValueWithExpiration
@@ -30,6 +29,7 @@ from training.recipe import RunConfig
 from training.swarm.engine.codecs import decode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connection
+from training.swarm.engine.process import DHT
 from training.swarm.engine.quoted import quoted
 from training.swarm.node.admission import Admission, Guest, admission_of
 from training.swarm.node.dht import announced_peer

@@ -11,9 +11,9 @@ from hivemind.compression import (
     RoleAdaptiveCompression,
 )
 from hivemind.compression.base import TensorRole
-from hivemind.dht import DHT
 
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.process import DHT
 from training.swarm.peers.groups import FULL_WEIGHT
 from training.swarm.round.averager import Averager
 from training.swarm.round.pipe import AveragerSettings

@@ -4,7 +4,6 @@ import ast
 import functools
 import gc
 import importlib.metadata
-import os
 import re
 import sys
 import tomllib
@@ -134,38 +133,6 @@ def test_another_version_of_hivemind_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(engine, "version", lambda package: "1.2.0")
     with pytest.raises(TrainingError, match=r"hivemind 1\.2\.0 is installed.*pip install hivemind==1\.1\.12"):
         engine.prepare()
-
-
-KILLED = """
-import os, signal, sys, time
-from training.processes.environment import prepare_environment
-prepare_environment()
-from hivemind.utils.mpfuture import MPFuture, SharedBytes
-from training.swarm.engine import engine
-
-engine.prepare()
-for lock in ("MPFuture._initialization_lock", "SharedBytes._lock"):
-    read, write = os.pipe()
-    if not (killed := os.fork()):
-        eval(lock).acquire()
-        os.write(write, b"held")
-        time.sleep(600)
-    os.read(read, 4)
-    os.kill(killed, signal.SIGKILL)
-    os.waitpid(killed, 0)
-    if not os.fork():
-        MPFuture()
-        print(lock, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the node and the averagers are forks, which Windows has not")
-def test_a_process_that_is_killed_as_it_begins_stops_no_later_one():
-    """hivemind shares the locks that a process takes then; the next averager would wait for them for ever."""
-    printed = run_program([sys.executable, "-c", KILLED], within=60)
-    assert printed.stdout.split() == ["MPFuture._initialization_lock", "SharedBytes._lock"], printed
 
 
 FORKED = """

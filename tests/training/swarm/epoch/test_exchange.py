@@ -4,12 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from played import averaged
 
 from training.recipe import load_recipe
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.peers.epochs import EpochEnd

@@ -6,12 +6,13 @@ import time
 from functools import partial
 
 import pytest
-from hivemind.dht import DHT, DHTID
+from hivemind.dht import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
+from training.swarm.engine.process import DHT
 from training.swarm.peers import progress as progress_module
 from training.swarm.peers.progress import PacedEvent, Progress
 

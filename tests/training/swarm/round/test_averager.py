@@ -7,11 +7,11 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
-from hivemind.dht import DHT
 from played import averaged, nested
 from two_nodes import two_nodes
 
 from training.errors import TrainingError
+from training.swarm.engine.process import DHT
 from training.swarm.round.averager import Averager, AveragingFailedError
 from training.swarm.round.pipe import AveragerSettings, Ended, Stage
 from training.swarm.round.service import send_end

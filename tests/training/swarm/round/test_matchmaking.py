@@ -15,7 +15,6 @@ import pytest
 import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
@@ -25,6 +24,7 @@ from two_nodes import two_nodes
 from benchmarks.attacks.message_readers import follower_of, led
 from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.round.averager import Averager
 from training.swarm.round.gathering import NonsenseError, Words, name_of, renewed

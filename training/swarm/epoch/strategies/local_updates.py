@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.optim.build import build_optimizer
@@ -23,6 +22,7 @@ from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
 from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.strategies.strategy import Parts, Strategy
 from training.swarm.peers.epochs import EpochEnd

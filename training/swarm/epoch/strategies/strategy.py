@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from hivemind.dht import DHT
 from torch import nn
 
 from training.optim.build import build_optimizer
@@ -16,6 +15,7 @@ from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
 from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
+from training.swarm.engine.process import DHT
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
