@@ -28,9 +28,9 @@ from calculator.swarm.exchange import part_bytes
 from training.swarm.config import SwarmConfig
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.clipping import clipping_of_gradients
+from training.swarm.engine.calls import until_hung_up
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.ids import peer_id_of
-from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import Contribution, Group
 from training.swarm.peers.standing import Standing

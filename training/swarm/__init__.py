@@ -28,7 +28,7 @@ a gradient from there on, in order:
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
    weighted by samples, and answers (round/: rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit
-   (engine/codecs.py) over streams that their reader closes (engine/streams.py). epoch/powersgd.py averages thin
+   (engine/codecs.py) over streams that their reader closes (engine/calls.py). epoch/powersgd.py averages thin
    matrices in place of large ones. With `aggregation = "centered-clip"` a `RoundGuard` (round/guard.py) joins in,
    whose code is in defence/: a reducer clips how far each sender pulls, also in 7, peers send momentum in place of
    gradients, parts and answers are signed, and peers compute some answers again; a wrong answer proves that its

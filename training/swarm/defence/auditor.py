@@ -42,9 +42,9 @@ from training.swarm.defence.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.engine.calls import first_of, until_hung_up
 from training.swarm.engine.parts import LARGEST_HELD_BYTES, Part
 from training.swarm.engine.quota import Quota
-from training.swarm.engine.streams import first_of, until_hung_up
 from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import MOST_PEERS
 

@@ -35,9 +35,9 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter
 
+from training.swarm.engine.calls import first_of
 from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.parts import divide, empty_updates, shortened_part_bytes
-from training.swarm.engine.streams import first_of
 from training.swarm.peers.groups import AllReduceError, Delay, Group, Misconduct, RoundReport
 from training.swarm.peers.patience import NEARLY, Late, Patience
 from training.swarm.round.agreement import Verdict

@@ -28,9 +28,9 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter, switch_to_uvloop
 
 from calculator.swarm.exchange import part_bytes
+from training.swarm.engine.calls import until_hung_up
 from training.swarm.engine.engine import open_connection
 from training.swarm.engine.process import DHT
-from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group
 from training.swarm.round.allreduce import Travel

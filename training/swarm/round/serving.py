@@ -22,9 +22,9 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
 
+from training.swarm.engine.calls import until_hung_up
 from training.swarm.engine.process import DHT
 from training.swarm.engine.quota import Quota
-from training.swarm.engine.streams import until_hung_up
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.node.dht import own_subkey
 from training.trust.check import TicketRefused

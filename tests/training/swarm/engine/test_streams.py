@@ -9,8 +9,8 @@ import torch
 from hivemind.p2p import P2P, P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2
 
+from training.swarm.engine.calls import HANG_UP_SECONDS, first_of, until_hung_up
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.engine.streams import HANG_UP_SECONDS, first_of, until_hung_up
 from training.swarm.round.service import Service
 from training.swarm.round.serving import StateService
 

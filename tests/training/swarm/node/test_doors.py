@@ -99,9 +99,9 @@ def test_each_record_that_peers_store_is_sent_by_the_uninvited():
         key = node.args[1] if getattr(node.func, "id", "") == "post_word" else node.args[0]
         suffix = re.search(r"(_[a-z]+)'$", ast.unparse(key)) if isinstance(key, ast.JoinedStr) else None
         stored.add((path.name, suffix[1] if suffix else ast.unparse(key)))
-    # `post_word` itself, and the copy that a node keeps of any of these
+    # `post_word` itself, the copy that a node keeps of any of these, and what the node is asked to store
     own = {one for one in test_members_only.RECORDS if one[0] != "matchmaking.py"}
-    assert stored == own | {("dht.py", "key"), ("renewal.py", "key")}
+    assert stored == own | {("dht.py", "key"), ("renewal.py", "key"), ("process.py", "key")}
 
 
 def test_each_node_of_a_run_for_members_checks_the_tickets_of_all_records(tmp_path):

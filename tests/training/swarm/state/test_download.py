@@ -29,8 +29,7 @@ PROGRAM = """
 import asyncio, json, os, signal, sys, threading, time
 from training.processes.environment import prepare_environment
 prepare_environment()  # else torch shares memory by a janitor, and an averager hangs if that is slow to answer
-import torch
-from training.swarm.engine.process import DHT
+import hivemind, torch
 from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -113,10 +112,10 @@ PATIENCE_SECONDS = 60
 def role(stop):
     torch.set_num_threads(1)
     engine.prepare()
-    first = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    first = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     address = first.get_visible_maddrs()
-    second = DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    observer = DHT(start=True, initial_peers=address, client_mode=True)
+    second = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    observer = hivemind.DHT(start=True, initial_peers=address, client_mode=True)
 
     def attempt(**changes):
         settings = dict(
@@ -144,7 +143,7 @@ def role(stop):
     whole = state.received_bytes
     averager.allow_state_sharing = False
     await_donors(False)
-    third = DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager, master, alignment = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
     alignment.note(Event.AVERAGE_TORN)
     await_donors(True)
@@ -189,7 +188,7 @@ def role(stop):
     results["delayed update"] = [(got.epoch, bool((got.tensors[0] == 1).all())) for got in (meanwhile, updated)]
     averager.offer_state(None)
     await_donors(False)
-    nodes = [DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"]) for _ in range(3)]
+    nodes = [hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"]) for _ in range(3)]
     bad = str(nodes[0].peer_id)
     donors = [donor(nodes[0], epoch=5, cls=Poisoned)]
     await_donors(True)
@@ -220,7 +219,7 @@ def role(stop):
     averager.offer_state(None)
     await_donors(False)
     serving.DOWNLOADS_IN_A_ROW, messages = 2, send_messages_of_nothing()
-    fourth = DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    fourth = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager, _, _ = donor(fourth, epoch=5)
     await_donors(True)
     results["messages of nothing"] = attempt()
