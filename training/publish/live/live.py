@@ -18,6 +18,9 @@ from urllib.parse import urlsplit, urlunsplit
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.history import History, HistoryReader
 from training.publish.history.standing import RECENT_EPOCHS, Facts, standing_of
-from training.publish.live.rendered import RenderedDocuments, answer, render
+from training.publish.live.rendered import Rendered, RenderedDocuments, answer, render
 from training.publish.live.stream import Broadcast, stream_routes
 from training.publish.live.watch import Watch, watched_of
 from training.recipe import RunConfig
@@ -263,16 +266,18 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
     They are Starlette's own: FastAPI's take several times as long, and there may be hundreds of requests per second.
     """
     documents = RenderedDocuments()
-    version = (lambda: watch.version) if watch is not None else (lambda: 0)
-    is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
 
-    def compute(name: str, part: dict[str, int]) -> dict:
-        return compute_document(name, history, now=clock(), watch=watch, part=part)
+    def is_over() -> bool:
+        return watch is not None and watch.is_over
 
-    def state() -> bytes:
-        if is_over():  # the last state: a kept one could be from before the stop, even if there is news
-            return render(compute("state", {}))
-        return documents.get(("state",), partial(compute, "state", {}), version=version()).content
+    async def current(name: str, part: dict[str, int]) -> Rendered:
+        # In the key, because after the monitor's end a document from before it is wrong, however new it is.
+        key = (name, is_over(), *part.items())
+        compute = partial(compute_document, name, history, now=clock(), watch=watch, part=part)
+        return await documents.current(key, compute, version=watch.version if watch is not None else 0)
+
+    async def state() -> bytes:
+        return (await current("state", {})).content
 
     async def document(request: Request) -> Response:
         name = request.path_params["name"]
@@ -280,11 +285,11 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
             raise HTTPException(404)
         if name == "state" and watch is not None:
             watch.asked()
-        part = _part(name, request)
-        key = (name, *part.items())
-        return answer(request, await documents.current(key, partial(compute, name, part), version=version()))
+        return answer(request, await current(name, _part(name, request)))
 
-    return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over, version))]
+    compressed = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
+    route = Route("/live/{name}.json", document, middleware=[compressed])
+    return [route, *stream_routes(Broadcast(state, is_over))]
 
 
 def _part(name: str, request: Request) -> dict[str, int]:
@@ -336,7 +341,7 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
 class _Headers:
     """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type.
 
-    Starlette names a host in redirects, the one that the request names: a stranger's, or one behind a proxy.
+    It also takes the host out of redirects; Starlette uses the one that the request names, a stranger's or a proxy's.
     """
 
     def __init__(self, app: ASGIApp):
@@ -345,21 +350,20 @@ class _Headers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *((name, _path_of(value) if name == b"location" else value) for name, value in message["headers"]),
-                    (b"cache-control", b"no-cache"),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
+                headers = MutableHeaders(scope=message)
+                headers.update({"cache-control": "no-cache", "x-content-type-options": "nosniff"})
+                if "location" in headers:
+                    headers["location"] = _path_of(headers["location"])
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
 
 
-def _path_of(url: bytes) -> bytes:
+def _path_of(url: str) -> str:
     """An address of this server without the host.
 
-    >>> _path_of(b"http://elsewhere.example//calculator/?gpu=t4")
-    b'/calculator/?gpu=t4'
+    >>> _path_of("http://elsewhere.example//calculator/?gpu=t4")
+    '/calculator/?gpu=t4'
     """
     parts = urlsplit(url)
-    return urlunsplit((b"", b"", b"/" + parts.path.lstrip(b"/"), parts.query, b""))
+    return urlunsplit(("", "", "/" + parts.path.lstrip("/"), parts.query, ""))

@@ -9,128 +9,82 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 MOST_STREAMS = 1000
 """Further ones are refused with 503; their pages ask every few seconds instead."""
 LOOK_SECONDS = 0.05
-"""How often the broadcast looks whether there is news."""
-COMPUTED_SECONDS = 0.5
-"""The state is computed so often without news too: time alone makes a run slow."""
+"""The broadcast looks for a new state at this interval."""
 HEARTBEAT_SECONDS = 4.0
-"""A state is sent at least so often, so that a page notices within a few seconds that nobody answers any more."""
-SEND_SECONDS = 20.0
-"""A reader that takes nothing for so long is dropped."""
+"""A state is sent at least this often, so that a page notices within a few seconds that nobody answers any more."""
 LONGEST_SECONDS = 900.0
-"""So long a stream lasts, in case that its reader has gone without a word; readers open another."""
+"""A stream ends after this time, in case its reader has gone without closing it; readers open another."""
 AGAIN_MS = 2000
-"""Browsers wait so long before they ask again after a stream has ended."""
+"""Browsers wait this long before they ask again after a stream has ended."""
 
 
 class Broadcast:
     """The newest state, for any number of streams.
 
     Args:
-        state: Computes the rendered `state.json`; called in a thread.
-        is_over: Whether the monitor ends: then the streams get one more state and end.
-        news: A number that changes when there is news.
+        state: Returns the rendered `state.json`, which may be the same for a while.
+        is_over: Says whether the monitor ends: then the streams get one more state and end.
     """
 
-    def __init__(self, state: Callable[[], bytes], is_over: Callable[[], bool], news: Callable[[], int] = lambda: 0):
-        self._state, self._is_over, self._news_of = state, is_over, news
+    def __init__(self, state: Callable[[], Awaitable[bytes]], is_over: Callable[[], bool]):
+        self._state, self._is_over = state, is_over
         self.streams = 0
-        self.version, self.newest, self.ended = 0, b"", False
+        self.sent, self.ended = 0, False
+        self._newest = b""
         self._news = asyncio.Event()
         self._task: asyncio.Task | None = None
 
-    def join(self) -> None:
-        """Another stream listens."""
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yields the events of one stream."""
+        seen, until = 0, time.monotonic() + LONGEST_SECONDS
         self.streams += 1
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._work())
-
-    def leave(self) -> None:
-        """A stream has ended."""
-        self.streams -= 1
-
-    async def next(self, seen: int) -> int:
-        """Waits for a newer version than `seen`, and returns its number."""
-        while self.version == seen and not self.ended:
-            await self._news.wait()
-        return self.version
+        try:
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._work())
+            yield ServerSentEvent(retry=AGAIN_MS, sep="\n").encode()
+            while time.monotonic() < until:
+                while self.sent == seen and not self.ended:
+                    await self._news.wait()
+                if self.sent == seen:
+                    return
+                seen = self.sent
+                yield self._newest
+        finally:
+            self.streams -= 1
 
     async def _work(self) -> None:
-        told, told_at = None, 0.0
+        """Computes the state until no stream is open, or the monitor has ended."""
+        last, last_at = None, -math.inf
         while self.streams and not self.ended:
-            is_over, news = self._is_over(), self._news_of()  # asked first: the state that follows has what they tell
-            content = self.newest
-            with suppress(Exception):  # such as a history on a failing disk: the next look may succeed
-                content = await asyncio.to_thread(self._state)
-            state = {**json.loads(content or b"{}"), "time": None}
-            self.ended = is_over
-            if state != told or time.monotonic() - told_at >= HEARTBEAT_SECONDS or is_over:
-                told, told_at = state, time.monotonic()
-                self._publish(content)
-            until = time.monotonic() + COMPUTED_SECONDS
-            while time.monotonic() < until and self._news_of() == news and not self.ended:
-                await asyncio.sleep(LOOK_SECONDS)
-        if not self.ended:  # at the end the streams still have to send it
-            self.newest = b""  # a stream that begins much later waits for a new one
+            is_over = self._is_over()  # before the state, which must be a last one
+            with suppress(Exception):  # if the history's disk fails, for example, the next look may succeed
+                content = await self._state()
+                state = {**json.loads(content), "time": None}
+                if state != last or time.monotonic() - last_at >= HEARTBEAT_SECONDS or is_over:
+                    last, last_at, self.ended = state, time.monotonic(), is_over
+                    self._send(content)
+            await asyncio.sleep(LOOK_SECONDS)
+        if not self.ended:
+            self.sent = 0  # a later stream waits for a new state
 
-    def _publish(self, content: bytes) -> None:
-        self.newest, self.version = content, self.version + 1
+    def _send(self, content: bytes) -> None:
+        self.sent += 1
+        self._newest = ServerSentEvent(content.decode(), event="state", sep="\n").encode()
         news, self._news = self._news, asyncio.Event()
         news.set()
-
-
-class _Stream(Response):
-    """One reader's stream."""
-
-    def __init__(self, broadcast: Broadcast):
-        super().__init__()
-        self._broadcast = broadcast
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._broadcast.join()
-        sending = asyncio.create_task(self._send_all(send))
-        gone = asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait({sending, gone}, timeout=LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._broadcast.leave()
-            for task in (sending, gone):
-                task.cancel()
-        # A reader that has gone, or takes nothing, is not waited for.
-        with suppress(Exception):
-            async with asyncio.timeout(1):
-                await send({"type": "http.response.body", "body": b""})
-
-    async def _send_all(self, send: Send) -> None:
-        seen = -1 if self._broadcast.newest else self._broadcast.version
-        text = b"retry: %d\n\n" % AGAIN_MS
-        while True:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": text, "more_body": True})
-            if self._broadcast.ended and seen == self._broadcast.version:
-                return
-            seen = await self._broadcast.next(seen)
-            # While no state can be computed, as on a failing disk, there is nothing to send: pages read it as JSON.
-            text = b"event: state\ndata: " + self._broadcast.newest + b"\n\n" if self._broadcast.newest else b""
-
-
-async def _gone(receive: Receive) -> None:
-    """Waits until the reader has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def stream_routes(broadcast: Broadcast) -> list[Route]:
@@ -139,6 +93,6 @@ def stream_routes(broadcast: Broadcast) -> list[Route]:
     async def events(request: Request) -> Response:
         if broadcast.streams >= MOST_STREAMS or broadcast.ended:
             return Response(status_code=503, headers={"retry-after": "60"})
-        return _Stream(broadcast)
+        return EventSourceResponse(broadcast.events(), ping=0)  # the states are the heartbeat
 
     return [Route("/live/events", events)]

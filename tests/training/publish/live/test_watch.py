@@ -17,6 +17,7 @@ from tests.programs import until
 from tests.training.publish.history.test_history import Clock, Report
 from tests.training.publish.live.test_live import serving
 from training.errors import TrainingError
+from training.processes.servers import web
 from training.publish.history.history import History, HistoryReader
 from training.publish.live import live, stream
 from training.publish.live.watch import Watch
@@ -230,11 +231,14 @@ def test_all_streams_share_one_computation(history, tmp_path, monkeypatch):
 
 def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_path, monkeypatch):
     """While its reader takes nothing, a stream keeps no states, and it is dropped in time."""
-    monkeypatch.setattr(stream, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(web, "WAIT_SECONDS", 2.0)
     monkeypatch.setattr(stream, "LOOK_SECONDS", 0.005)
-    monkeypatch.setattr(stream, "COMPUTED_SECONDS", 0.01)
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.0)
-    broadcast = stream.Broadcast(lambda: json.dumps({"filler": "x" * 300_000}).encode(), lambda: False)
+
+    async def state():
+        return json.dumps({"filler": "x" * 300_000}).encode()
+
+    broadcast = stream.Broadcast(state, lambda: False)
     app = live.create_app(history, pictures=tmp_path)
     app.router.routes.insert(0, stream.stream_routes(broadcast)[0])
     with serving(app) as url:
@@ -244,6 +248,6 @@ def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_pat
         reader.connect((host, int(port)))
         reader.sendall(b"GET /live/events HTTP/1.1\r\nHost: x\r\n\r\n")
         soon(lambda: broadcast.streams == 1)
-        soon(lambda: broadcast.version > 30)
+        soon(lambda: broadcast.sent > 30)
         soon(lambda: broadcast.streams == 0)  # although the connection is open
         reader.close()
