@@ -22,7 +22,8 @@ from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS
 from calculator.reports import fit_report, inference_report, schema_report, swarm_report
 from calculator.reports.json_text import parsed
-from calculator.step.estimate import Estimate, estimate
+from calculator.step.answer import Estimate
+from calculator.step.estimate import estimate
 from calculator.step.setups import (
     ATTENTIONS,
     LOSSES,

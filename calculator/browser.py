@@ -60,8 +60,10 @@ from calculator.page.words import command, csv_of, judgement
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS
 from calculator.parts.parameters import count_parameters
 from calculator.reports.json_text import parsed
-from calculator.step.estimate import Estimate, estimate
-from calculator.step.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
+from calculator.step.answer import Estimate
+from calculator.step.estimate import estimate
+from calculator.step.resolve import plain, resolve
+from calculator.step.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
 from calculator.swarm import collaboration
 
 LONGEST_CONFIG = 200_000

@@ -133,6 +133,26 @@ def test_a_run_that_averages_by_the_mean_loads_no_defence():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+CALCULATOR = (
+    {"errors"}, {"models"}, {"tape"}, {"families"}, {"parts"}, {"step"}, {"choose"}, {"swarm"}, {"reports"},
+    {"page", "figures"}, {"browser"}, {"__main__"},
+)  # fmt: skip
+"""The calculator's folders and files, the lowest first; each imports only from those before it."""
+
+
+def test_folders_of_the_calculator_import_downwards_only():
+    """Imports for type checkers count too."""
+    height = {name: number for number, names in enumerate(CALCULATOR) for name in names}
+    found = []
+    for path in files_of("calculator"):
+        above = path.relative_to(ROOT / "calculator").with_suffix("").parts[0]
+        if above != "__init__":
+            used = {name.split(".")[1] for name in imported_names(path) if name.startswith("calculator.")}
+            found += [(place_of(path), above, name) for name in used - {above}]
+    assert len(found) > len(height), "the test sees no import"
+    assert [(place, name) for place, own, name in found if height[name] >= height[own]] == []
+
+
 def test_commands_do_not_import_each_others_roles():
     roles = {path.stem for path in (ROOT / "training" / "roles").glob("*.py")} - {"__init__"}
     for path in (ROOT / "training" / "roles").glob("*.py"):

@@ -32,7 +32,7 @@ from benchmarks.memory.real_models import build, can_run, inputs, loss_of
 from benchmarks.record import error_percent, summary
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.fit import FP8_CAPABILITY
-from calculator.step.setups import resolve
+from calculator.step.resolve import resolve
 
 SIZES = {
     "bert": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072},

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import error_percent, record, result
 from calculator import Setup, estimate
 from calculator.parts.parameters import parameter_tensors
-from calculator.step.setups import resolve
+from calculator.step.resolve import resolve
 
 CONFIG = {"model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512, "vocab_size": 30_000}
 """A small GPT-2 with 28 million parameters, enough for their copies to be most of what the process needs."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from calculator.choose.training_code import LOSS_OF_LIGER
 from calculator.models.diffusion_models import LATENT_SCALE
 from calculator.parts.adapters import ALL_LINEAR, modules_of
-from calculator.step.setups import Setup, lora_of, resolve
+from calculator.step.resolve import lora_of, resolve
+from calculator.step.setups import Setup
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.memory.tracing.draws import ONE_GPU, OPTIMIZERS_OF_PICTURES, SEVERAL_GPUS
 from calculator.step.estimate import estimate
-from calculator.step.setups import Setup, resolve, setup_from
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup, setup_from
 
 KINDS = ONE_GPU | SEVERAL_GPUS
 STEPS = Path(__file__).parent / "steps"

@@ -15,8 +15,10 @@ from calculator.models.architecture import ParameterTensor
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.parts.parameters import parameter_tensors
-from calculator.step.estimate import Estimate, estimate
-from calculator.step.setups import Setup, lora_of, resolve
+from calculator.step.answer import Estimate
+from calculator.step.estimate import estimate
+from calculator.step.resolve import lora_of, resolve
+from calculator.step.setups import Setup
 
 MOST_SAMPLES = 32
 """The largest micro-batch that is advised: on the measured processors, larger ones compute a sample no faster."""

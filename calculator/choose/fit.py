@@ -11,8 +11,11 @@ from calculator.choose.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER
 from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.parts.parameters import count_parameters
-from calculator.step.estimate import Estimate, estimate
-from calculator.step.setups import Setup, resolve, shortest_sequence
+from calculator.step.answer import Estimate
+from calculator.step.checks import shortest_sequence
+from calculator.step.estimate import estimate
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 from calculator.tape.eight_bit import tokens_at_once
 
 FP8_CAPABILITY = (8, 9)

@@ -20,8 +20,9 @@ from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import from_config
-from calculator.step.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
-from calculator.step.setups import Setup, resolve
+from calculator.step.add_up import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 
 MOST_SEQUENCES = 1_000_000
 """The limit of the search for the largest batch."""

@@ -10,7 +10,8 @@ from calculator.choose.devices import Device
 from calculator.choose.fit import ADVISED_SHARE
 from calculator.errors import BadSetup
 from calculator.models.architecture import ParameterTensor
-from calculator.step.estimate import Estimate, estimate
+from calculator.step.answer import Estimate
+from calculator.step.estimate import estimate
 from calculator.step.setups import Setup
 
 HOST_SHARE = 0.5

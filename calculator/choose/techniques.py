@@ -10,13 +10,8 @@ from calculator.choose.devices import Device
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.step.setups import (
-    DIVIDED,
-    OPTIMIZERS_OF_MATRICES,
-    SHARDINGS,
-    Setup,
-    resolve,
-)
+from calculator.step.resolve import resolve
+from calculator.step.setups import DIVIDED, OPTIMIZERS_OF_MATRICES, SHARDINGS, Setup
 from calculator.tape.tensor_parallel import undivided
 
 FORWARD_SHARE = 1 / 3

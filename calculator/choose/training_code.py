@@ -16,7 +16,8 @@ from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.adapters import ALL_LINEAR, modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
-from calculator.step.setups import DIVIDED, Setup, resolve, sees_pictures
+from calculator.step.resolve import resolve
+from calculator.step.setups import DIVIDED, Setup, sees_pictures
 
 OPTIMIZERS_OF_TRAINER = {
     "adamw8bit": "adamw_8bit",

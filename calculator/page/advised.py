@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from calculator.choose import fit
 from calculator.choose.devices import Device
 from calculator.reports.units import show_count
-from calculator.step.setups import Setup, resolve
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 
 
 def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:

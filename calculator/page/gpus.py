@@ -11,8 +11,9 @@ from calculator.choose.fit import verdict
 from calculator.choose.flops import samples_per_second
 from calculator.errors import BadSetup
 from calculator.reports.units import show_count, show_left
-from calculator.step.estimate import Estimate
-from calculator.step.setups import Setup, resolve
+from calculator.step.answer import Estimate
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 UNITS = (("years", 365 * 86_400), ("days", 86_400), ("hours", 3600), ("minutes", 60))

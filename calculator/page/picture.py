@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from calculator.page.shown import PARTS
 from calculator.reports.units import show_bytes
-from calculator.step.estimate import Estimate
+from calculator.step.answer import Estimate
 
 WIDTH, HEIGHT, MARGIN, COLUMN = 640, 132, 16, 206
 COLOURS = ("#14727c", "#d97b24", "#8459b8", "#4d9b55", "#c44a68")

@@ -8,7 +8,7 @@ from calculator.choose.devices import device_named
 from calculator.choose.fit import Fit
 from calculator.page.words import command, judgement
 from calculator.reports.units import show_bytes, show_count, show_share
-from calculator.step.estimate import Estimate, GpuMemory, StepInstant
+from calculator.step.answer import Estimate, GpuMemory, StepInstant
 from calculator.step.setups import Setup
 
 PARTS = {

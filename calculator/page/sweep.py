@@ -9,7 +9,8 @@ from calculator.choose.fit import verdict
 from calculator.errors import BadSetup
 from calculator.reports.units import show_bytes
 from calculator.step.estimate import estimate
-from calculator.step.setups import Setup, plain, resolve
+from calculator.step.resolve import plain, resolve
+from calculator.step.setups import Setup
 
 POINTS = 16
 """The most points of a sweep."""

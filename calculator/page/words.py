@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from calculator.choose.devices import device_named
 from calculator.choose.fit import Fit
 from calculator.reports.units import show_bytes
-from calculator.step.estimate import Estimate
+from calculator.step.answer import Estimate
 from calculator.step.setups import Setup
 
 

@@ -17,7 +17,8 @@ from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS, quantization_of
 from calculator.reports.inference_report import add_model_flags, model_or_config
-from calculator.step.setups import DIVIDED, PRECISIONS, Setup, resolve
+from calculator.step.resolve import resolve
+from calculator.step.setups import DIVIDED, PRECISIONS, Setup
 
 USUAL_LENGTH = 2048
 """Tokens of a sequence if none are said and the model takes more."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from calculator.step.estimate import Estimate, GpuMemory, HostMemory
+from calculator.step.answer import Estimate, GpuMemory, HostMemory
 from calculator.step.setups import Setup
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

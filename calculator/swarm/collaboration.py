@@ -15,7 +15,8 @@ from calculator.models.architectures import PRESETS, Architecture, from_config
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.parts.parameters import parameter_tensors
-from calculator.step.setups import Setup, lora_of, resolve
+from calculator.step.resolve import lora_of, resolve
+from calculator.step.setups import Setup
 from calculator.swarm.exchange import CODECS, Link
 from calculator.swarm.forecast import Exchange, Forecast, Volunteers, forecast
 from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings

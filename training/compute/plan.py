@@ -22,7 +22,8 @@ from calculator.choose.largest import Layers, PeerSetup, largest_that_fits, peer
 from calculator.models.architecture import ParameterTensor
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.reports.units import show_bytes
-from calculator.step.estimate import GpuMemory, Peak, estimate_around
+from calculator.step.answer import GpuMemory, Peak
+from calculator.step.estimate import estimate_around
 from training.model.trained import count_trained
 from training.recipe import RunConfig
 from training.tasks.shape import shape_of

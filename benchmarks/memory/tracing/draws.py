@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from calculator.families.registry import family_of
 from calculator.parts.adapters import ALL_LINEAR, modules_of
-from calculator.step.setups import Setup, resolve, setup_from
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup, setup_from
 from calculator.tape.eight_bit import SIDES_OF
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 

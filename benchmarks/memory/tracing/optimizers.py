@@ -13,7 +13,8 @@ from benchmarks.memory.memory_on_gpu import Muon
 from benchmarks.memory.tracing.held import tensors_in, total
 from calculator.parts.adapters import modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
-from calculator.step.setups import Setup, resolve
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 
 SETTINGS = {
     "galore": {"scale": 0.25},

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.memory.tracing.held import Held
 from benchmarks.memory.tracing.liger import take_cpu_for_gpu, without_kernels
 from benchmarks.memory.tracing.models import HALF, build, layers_of
-from calculator.step.setups import Setup, resolve
+from calculator.step.resolve import resolve
+from calculator.step.setups import Setup
 from calculator.tape.autograd import rounded
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 

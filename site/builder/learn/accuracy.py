@@ -16,7 +16,8 @@ from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import USUAL_LENGTH
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.step.estimate import estimate
-from calculator.step.setups import lora_of, resolve, setup_from
+from calculator.step.resolve import lora_of, resolve
+from calculator.step.setups import setup_from
 
 STEPS = RESULTS.parent / "memory" / "steps"
 """Recorded training steps: files of {kind: steps}. Each kind was drawn after its rules had been written."""

@@ -21,7 +21,7 @@ from calculator.choose.fit import (
     suggestions,
     verdict,
 )
-from calculator.step.setups import plain
+from calculator.step.resolve import plain
 
 T4 = device_named("t4")
 

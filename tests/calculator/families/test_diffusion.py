@@ -110,16 +110,16 @@ def test_a_recording_holds_for_other_sizes(config):
 
 def test_layers_that_cost_the_same_are_played_once():
     """Every layer played gives the same step."""
-    from calculator.step.estimate import _options
-    from calculator.step.setups import resolve
+    from calculator.step.play import _options
+    from calculator.step.resolve import training_of
     from calculator.step.timeline import play
 
     for config in (FLUX, SD3):
         for checkpointing in (False, True):
             deep = {"num_layers": 6} | ({"num_single_layers": 6} if config is FLUX else {})
             setup = Setup(config={**config, **deep}, image_size=32, checkpointing=checkpointing, micro_batch_size=2)
-            architecture = resolve(setup)
-            options = _options(setup, architecture, 0, 4, None)
+            training = training_of(setup)
+            architecture, options = training.architecture, _options(training, 4)
             folded, whole = play(architecture, options), play(architecture, replace(options, folded=False))
             assert folded.after_forward[:5] == whole.after_forward[:5]
             for phase in ("forward", "backward"):

@@ -13,7 +13,7 @@ from calculator import BadSetup, Setup, estimate
 from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS
 from calculator.parts.adapters import Lora, modules_of, quantized_parts
-from calculator.step.setups import resolve
+from calculator.step.resolve import resolve
 from calculator.step.timeline import Options, play
 
 LLAMA = "llama-3.2-1b"

@@ -15,7 +15,7 @@ from calculator.choose.devices import device_named
 from calculator.choose.fit import suggestions, verdict
 from calculator.choose.training_code import training_code
 from calculator.reports.fit_report import PRECISIONS_OF_TRAINER, best, can_be_written
-from calculator.step.setups import resolve
+from calculator.step.resolve import resolve
 from calculator.tape.autograd import rounded
 from tests.ports import free_port
 from tests.programs import run_program
