@@ -134,7 +134,7 @@ def sweep(request: dict) -> dict:
 
 @_answering
 def gpus(request: dict) -> dict:
-    """What every listed GPU does with a setup."""
+    """The verdict, speed and cost of a setup on every listed GPU."""
     setup, result = _estimated(request)
     return {"rows": rows(setup, result, Run.of(request)), "note": note(setup)}
 
@@ -187,7 +187,7 @@ def read_config(request: dict) -> dict:
 
 @_answering
 def search(request: dict) -> dict:
-    """What a reader's words set in the form."""
+    """Fields of the form that a reader's words set."""
     text = request.get("text")
     if not isinstance(text, str) or not text.strip():
         raise BadSetup("Type a model, and if you like a technique and a GPU, such as llama 8b lora 24 gb.")

@@ -35,13 +35,13 @@ class PeerTraining:
     config: Mapping[str, object]
     """The model's fields, among them `model_type`; without that field, the model is text to image."""
     sequence_length: int | None = None
-    """T; None: as the model's configuration says."""
+    """T, tokens of a sample; None: as the model's configuration says."""
     reversible: bool | None = None
     """Whether the layers are reversible; None: as the model's configuration says."""
     optimizer: str = "lamb8bit-demo"
-    """On the host."""
+    """Name of the optimizer that updates the weights on the host."""
     local_updates: bool = False
-    """Whether peers train by themselves between exchanges."""
+    """Whether peers make local updates between exchanges."""
     powersgd: bool = False
     """Whether gradients travel as products of thin matrices."""
     lora_rank: int | None = None
@@ -124,7 +124,7 @@ class PeerTraining:
 
     @property
     def _draws(self) -> bool:
-        """Whether it is a model from text to image rather than one that continues text."""
+        """Returns True for a text-to-image model, False for one that continues text."""
         return self.config.get("model_type", "text-to-image") == "text-to-image"
 
     def _model(self) -> dict[str, object]:

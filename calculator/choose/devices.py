@@ -35,7 +35,7 @@ class Device:
     memory_bytes: int
     """The memory in the product's name."""
     usable_bytes: int
-    """For PyTorch and the CUDA context together."""
+    """Memory that PyTorch and the CUDA context together can use."""
     capability: tuple[int, int] | None
     """CUDA compute capability; None where there is no CUDA (developer.nvidia.com/cuda-gpus)."""
     source: str

@@ -287,7 +287,7 @@ def _changed(setup: Setup, chosen: Sequence[Technique]) -> Setup:
 
 
 def _is_more(techniques: tuple[Technique | None, ...], enough: tuple[Technique | None, ...]) -> bool:
-    """Whether a set has, for each choice, the technique of a set that is enough, or a costlier one of its kind."""
+    """Returns True if a set has, for each choice, the technique of a sufficient set, or a costlier one of its kind."""
     return all(
         less is None or more == less or (more is not None and more.level > less.level)
         for more, less in zip(techniques, enough, strict=True)
@@ -304,7 +304,7 @@ def answer(setup: Setup, device: Device) -> dict:
 
 
 def advice(setup: Setup, device: Device) -> dict:
-    """What makes a setup fit, as plain data, with a sentence that introduces it."""
+    """Techniques that make a setup fit, as plain data, with a sentence that introduces them."""
     standing = verdict(setup, device).standing
     found = suggestions(setup, device)
     if standing == "fits":
@@ -373,7 +373,7 @@ def _suggestion(setup: Setup, device: Device, chosen: list[Technique]) -> Sugges
 
 
 def _costs(changed: Setup, chosen: Sequence[Technique], seconds: float) -> str:
-    """What a set of techniques costs, in words."""
+    """Describes the costs of a set of techniques."""
     costs = []
     extra = sum(technique.extra_computation for technique in chosen)
     if extra:
@@ -389,7 +389,7 @@ def _costs(changed: Setup, chosen: Sequence[Technique], seconds: float) -> str:
 
 
 def _larger(setup: Setup, device: Device) -> str:
-    """What to do if no set of techniques suffices: the smallest GPU that the strongest set fits, at full length."""
+    """Advice if no set of techniques suffices: the smallest GPU that the strongest set fits, at full length."""
     # What the setup's own choices exclude, such as LoRA beside Muon, is no way for it.
     possible = [
         [t for t in choice if t is None or (t.rank < OTHER_DATA and _need(setup, device, [t]) is not None)]

@@ -55,11 +55,11 @@ PROMPT = (
     "Reading the prompt takes more for a moment, which is not counted: the activations of all its tokens, or of as "
     "many as the program reads at once."
 )
-"""What an answer says beside its figures."""
+"""Sentence beside every answer."""
 
 
 def model_of(setup: Setup) -> Architecture:
-    """The model of a setup, also if its training is refused.
+    """Returns the model of a setup, even if its training is not counted.
 
     Raises:
         BadSetup: If the setup names no model, or not one alone.
@@ -68,18 +68,18 @@ def model_of(setup: Setup) -> Architecture:
 
 
 def cache_values_per_token(architecture: Architecture) -> int:
-    """Values that one layer caches for each token: of latent attention, the latent and the rotated channels."""
+    """Values that one layer caches for each token; latent attention caches the latent and the rotated channels."""
     if architecture.latent_dim:
         return architecture.latent_dim + architecture.rotary_dim
     return 2 * architecture.key_heads * architecture.head_dim
 
 
 def cached_tokens(architecture: Architecture, kind: str, length: int, block: int = 1) -> int:
-    """Tokens of a sequence that a layer caches, in whole blocks: all, or as many as its window has; none if linear.
+    """Tokens of a sequence that a layer caches, in whole blocks: all, those in its window, or 0 if it is linear.
 
     Args:
         architecture: The model.
-        kind: Of the layer; see `Architecture.attention_kind`.
+        kind: The layer's kind; see `Architecture.attention_kind`.
         length: Tokens so far.
         block: Tokens of a block, which is reserved as a whole.
     """

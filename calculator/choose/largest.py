@@ -21,16 +21,16 @@ other programs use the same memory."""
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """A model's layers, and what those keep that need not compute their activations again in backward."""
+    """A model's layers, and the activations that they can keep for backward instead of recomputing them."""
 
     count: int
     keep_some: bool
     """Whether the model can keep the activations of some layers and recompute those of the others."""
     reversible: bool
     stored: Callable[[int, int | None, str], int]
-    """Layers that keep their activations, of (samples, budget in bytes, precision); the budget None keeps all."""
+    """Maps (samples, budget in bytes, precision) to the number of layers that keep activations; None: no limit."""
     activation_bytes: Callable[[int, str], list[int]]
-    """Bytes that each layer keeps, of (samples, precision)."""
+    """Maps (samples, precision) to the bytes that each layer keeps."""
 
     def stored_bytes(self, samples: int, budget: int | None, precision: str) -> int:
         """Bytes of activations that some layers keep within a budget, which no estimate counts."""
@@ -63,7 +63,7 @@ class PeerStep:
     """All activations are recomputed in it if only some layers keep theirs; a traced step keeps those of
     `stored_layers`."""
     refusal: str | None
-    """Why the calculator does not know the model, so that a step was traced; None: it knows it."""
+    """The reason why a step was traced: the calculator does not know the model; None: it does."""
     stored_layers: int
     """Layers, counted from the last, that keep their activations."""
     stored_bytes: int
@@ -168,7 +168,7 @@ def peer_step(
     Args:
         setup: What is trained.
         machine: Where it is trained.
-        samples: Computed at once.
+        samples: Samples that are computed at once.
         budget: Bytes of activations that may be kept; None: all.
         precision: See `PeerTraining.setup`.
 

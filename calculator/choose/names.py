@@ -56,7 +56,7 @@ HUB = {
 }
 """Presets with published weights, as the Hugging Face Hub names them."""
 BESIDE = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|sxm\d?|pcie|hbm\d?e?|generation)\b-?")
-"""What may stand in a GPU's name beside it, as drivers write it: NVIDIA A100-SXM4-40GB."""
+"""Words that drivers add to a GPU's name, as in NVIDIA A100-SXM4-40GB."""
 
 
 def preset_of(name: str) -> str:

@@ -62,7 +62,7 @@ def unpacked_bytes(architecture: Architecture, kind: str) -> int:
 
 
 def _parts(tensor: ParameterTensor, kind: str, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Values and bytes of a value of each tensor in which one parameter is stored."""
+    """Yields the number of values, and the bytes of one, of each tensor in which a parameter is stored."""
     linear = _is_linear(tensor)
     if kind == NF4 and linear:
         yield from quantized_parts(tensor.count)

@@ -27,7 +27,7 @@ arXiv:2305.14314, appendix A.1)."""
 SHORTER = ((7, 8), (3, 4), (1, 2), (1, 4), (1, 8))
 """Fractions of a sequence's length that are tried."""
 SHORTEST = 64
-"""No shorter sequences are advised."""
+"""The shortest sequences that are advised."""
 
 
 SHARDED = {
@@ -53,11 +53,11 @@ class Technique:
     extra_computation: float = 0.0
     """Recomputation as a share of a step's computation."""
     level: float = 0.0
-    """How far it goes, relative to the other techniques of the same choice; the setup's own way has 0."""
+    """Rank among the techniques of the same choice: a higher one saves more; the setup's own has 0."""
     caveat: str = ""
-    """What it changes about the training."""
+    """The change that it makes to the training."""
     offloaded_caveat: str = ""
-    """The same where the host makes the update, if that is another."""
+    """The caveat where the host makes the update, if it differs."""
 
 
 def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
@@ -171,7 +171,7 @@ def _moving(setup: Setup, architecture: Architecture, device: Device) -> Iterato
 
 
 def _sharded(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
-    """What several GPUs divide among them, beyond what they divide already."""
+    """Shardings that divide more among the GPUs than the setup's own."""
     present = SHARDINGS.index(setup.sharding)
     for level, (name, (title, caveat)) in enumerate(SHARDED.items(), 1):
         if level > present:

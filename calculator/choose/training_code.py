@@ -42,7 +42,7 @@ GPUS_OF_A_NODE = 8
 
 
 def training_code(setup: Setup, source: str) -> str:
-    """Python code that trains so; `train_dataset` is the reader's.
+    """Writes Python code that trains as a setup says; `train_dataset` is the reader's.
 
     Args:
         setup: As `calculator.reports.fit_report.best` returns it.
@@ -64,13 +64,13 @@ def _command(gpus: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """How a model is loaded, in lines of code."""
+    """Lines of code that load a model."""
 
     imports: tuple[str, ...]
-    """What is imported of transformers."""
+    """Names that the code imports from transformers."""
     loaded: tuple[str, ...]
     adapters: tuple[str, ...]
-    """How adapters are put beside it, if any are trained."""
+    """Lines that add adapters, if any are trained."""
 
 
 def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
@@ -107,7 +107,7 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
 
 
 def _half(setup: Setup) -> str:
-    """The type of 16 bits in which a setup computes."""
+    """Name of the 16-bit type in which a setup computes."""
     return {"bf16": "bfloat16", "fp16": "float16"}[setup.precision.removeprefix("amp-")]
 
 
@@ -213,7 +213,7 @@ def _imports_of_fsdp2(setup: Setup, model: _Model) -> list[str]:
 
 
 def _loop(setup: Setup, *, scaled: bool) -> list[str]:
-    """Three epochs, as `Trainer` trains if nothing is said."""
+    """The training loop of three epochs, which is `Trainer`'s default."""
     return [
         f"# Each sample of train_dataset has {setup.sequence_length} tokens.",
         "sampler = DistributedSampler(train_dataset)",
@@ -230,7 +230,7 @@ def _loop(setup: Setup, *, scaled: bool) -> list[str]:
 
 
 def _update(accumulation_steps: int, *, scaled: bool) -> list[str]:
-    """Backward, and the optimizer's step after so many micro-batches."""
+    """Lines for backward and for the optimizer's step, which follows `accumulation_steps` micro-batches."""
     loss = f"(loss / {accumulation_steps})" if accumulation_steps > 1 else "loss"
     step = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
     step.append("optimizer.zero_grad()")
@@ -246,7 +246,7 @@ def _update(accumulation_steps: int, *, scaled: bool) -> list[str]:
 
 
 def _torch_optimizer(setup: Setup) -> str:
-    """The optimizer, with the learning rate and the decay that `Trainer` has if nothing is said."""
+    """The optimizer, with `Trainer`'s default learning rate and decay."""
     if setup.optimizer == "sgd":
         return "SGD(trained, lr=5e-5, momentum=0.9, foreach=True)"
     return f"AdamW(trained, lr=5e-5, weight_decay=0.0, {setup.optimizer_impl}=True)"

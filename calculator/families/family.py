@@ -1,4 +1,4 @@
-"""What a family of models says of itself: its parameters, its training step, and the techniques counted for it.
+"""A family of models: its parameters, its training step, and the techniques that are counted for it.
 
 A new family is one file in `language/` or `pictures/` that ends with `FAMILY = Family(...)`; `registry` finds it. Its
 models come from a preset or a reader of config.json in `calculator.models`, which name the family.
@@ -23,7 +23,7 @@ DECODER_MODULES = {
     "feed_forward.in": "up_proj",
     "feed_forward.out": "down_proj",
 }
-"""Our names of the linear modules in a layer of Llama and its kin, and those of transformers."""
+"""Maps our names of the linear modules in a decoder's layer to those of transformers."""
 CAUSAL_LM = "AutoModelForCausalLM"
 
 
@@ -65,17 +65,17 @@ class Family:
     parameters: Callable[[Architecture], list[ParameterGroup]]
     """The parameters outside of the layers and in one layer, in the model's order."""
     buffer_bytes: Callable[[Architecture, int], int] = no_buffer_bytes
-    """Bytes of tables that are not trained, of the model and the bytes of a value."""
+    """Bytes of tables that are not trained; arguments: the model, the bytes of a value."""
     forward: Callable[[Context], tuple[Tensor, Tensor | None]] | None = None
     """One forward pass to the loss and the logits that the caller holds; None: training is not counted."""
     why_untrained: str = ""
-    """Why training is not counted, a clause."""
+    """The reason why training is not counted, as a clause."""
     input_bytes: Callable[[Architecture, Batch], int] = token_input_bytes
     """Bytes of one micro-batch's inputs and labels."""
     forward_flops: Callable[[Architecture, tuple[ParameterTensor, ...], int], int] | None = None
-    """Operations of one sample's forward pass, of the model, its parameters and its length; None: not counted."""
+    """Operations of a sample's forward pass; arguments: the model, its parameters, its length. None: not counted."""
     more_gradient_bytes: Callable[[Architecture, int, int], int] | None = None
-    """Bytes of gradients beyond those of the parameters' own sizes, of the model, the samples and a value's bytes."""
+    """Bytes of gradients beyond the parameters' sizes; arguments: the model, the samples, the bytes of a value."""
 
     generates: bool = False
     """Whether it continues text token by token, with one stack."""
@@ -108,11 +108,11 @@ class Family:
     shares_tables: bool = False
     """Whether all layers of a kind use the same rotary tables and mask."""
     holds_embeddings: bool = False
-    """Whether a variable alone keeps the first layer's input until the last layer has ended."""
+    """Whether a variable of the real code keeps the first layer's input until the last layer has ended."""
     scaled_embeddings: bool = False
-    """Whether embeddings are multiplied by a number of 32 bits, of which backward needs a copy in 16."""
+    """Whether embeddings are multiplied by a 32-bit number, whose 16-bit copy backward needs."""
     last_outside: tuple[str, ...] = ("head.bias", "head.weight")
-    """Parameters of which the first that a model has is its last one outside of the layers."""
+    """Names, in order of preference, of the last parameter outside of the layers; a model may lack the first ones."""
     attention_note: str = ""
     """A sentence on why `attention` makes no difference; empty if it does."""
     auto_class: str = CAUSAL_LM

@@ -27,6 +27,6 @@ def family_of(architecture: Architecture) -> Family:
 
 
 def models_with(has: Callable[[Family], object]) -> str:
-    """Names of the models of all families that have something, for a sentence."""
+    """Names the models of all families for which `has` is true, for a sentence."""
     *names, last = [model for family in FAMILIES.values() if has(family) for model in family.models]
     return f"{', '.join(names)} and {last}" if names else last

@@ -164,7 +164,7 @@ def _large(number: float) -> str:
 
 
 def _no_larger(wish: Wish, made: Design) -> str:
-    """Why the batch is no larger, if the first limit suggests a larger one."""
+    """The reason why the batch is no larger, if the first limit suggests a larger one."""
     batch = made.collaboration.target_batch_size
     if "larger" not in made.forecast.limits[0].sentence or wish.batch or made.collaboration.local_updates:
         return ""
@@ -249,7 +249,7 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
 
 
 def _token_rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
-    """What counts for text."""
+    """Rows of the table for a language model."""
     tokens, length, chosen = _tokens(wish), wish.model.sequence_length, made.collaboration
     if tokens is None:
         return []

@@ -15,9 +15,9 @@ class ParameterGroup:
     """"layers", "encoder" or "decoder"; empty outside of the layers."""
     shapes: Mapping[str, tuple[int, ...]]
     shareable: bool = True
-    """Whether the layers of a shared group use the same ones."""
+    """Whether layers that share weights use the same copy."""
     only: str = ""
-    """A word in the kinds of the layers that have them; empty: all layers have."""
+    """A word in the kinds of the layers that have these parameters; empty: all layers have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class ParameterTensor:
     """One of `calculator.parts.parameters.PARTS`."""
     shape: tuple[int, ...]
     copies: int
-    """How many of it are stored: one for each layer, or fewer where layers share weights."""
+    """Number of stored copies: one for each layer, or fewer where layers share weights."""
 
     @property
     def count(self) -> int:
-        """Values in one of them."""
+        """Number of values of one copy."""
         return prod(self.shape)
 
     @property
@@ -178,7 +178,7 @@ class Architecture:
     image_height: int = 0
     """Pixels of a picture, of models that read pictures."""
     image_width: int = 0
-    """The same across."""
+    """Width of a picture in pixels."""
     patch_size: int = 0
     """Pixels of a patch's side; each patch is a token."""
     channels: int = 0
@@ -191,7 +191,7 @@ class Architecture:
     pooled_width: int = 0
     """Width of the one vector for the whole text."""
     position_grid: int = 0
-    """Rows and columns of the table of positions from which a picture's are cut (Stable Diffusion 3)."""
+    """Rows and columns of the position table, from which a picture's positions are cut (Stable Diffusion 3)."""
     guided: bool = False
     """Whether the strength of guidance is an input (Flux-dev)."""
     num_labels: int = 0
@@ -224,7 +224,7 @@ class Architecture:
 
     @property
     def mixed(self) -> bool:
-        """Whether layers have different weights, so that they cannot share them."""
+        """Returns True if layers have different kinds of weights, so that they cannot share them."""
         return self.diffuses or len({"experts" in kind for kind in self.attention_cycle}) > 1
 
     @property

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from calculator.errors import BadSetup
 
 LARGEST_SIZE, MOST_LAYERS = 10_000_000, 10_000
-"""Layers are counted one by one, so that a model of millions would take minutes."""
+"""The largest accepted size, and number of layers. Layers are counted one by one: millions would take minutes."""
 
 
 def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
-    """The size under the first of `names` that the config has."""
+    """Reads the size under the first of `names` that the config has."""
     for name in names:
         value = config.get(name)
         # transformers writes null where the model has the default.
@@ -28,7 +28,7 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
 
 
 def even(config: Mapping[str, object], default: int | None, name: str) -> int:
-    """A size that rotary embeddings split in half."""
+    """Reads a size that rotary embeddings split in half."""
     value = size(config, default, name)
     if value % 2:
         raise BadSetup(f"{name} in config is an even number, not {value}.")
@@ -36,7 +36,7 @@ def even(config: Mapping[str, object], default: int | None, name: str) -> int:
 
 
 def share(config: Mapping[str, object], default: float, name: str) -> float:
-    """The probability under this name."""
+    """Reads the probability under this name."""
     value = config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise BadSetup(f"{name} in config is a number from 0 to below 1, not {value!r:.60}.")
@@ -46,7 +46,7 @@ def share(config: Mapping[str, object], default: float, name: str) -> float:
 def activation_of(
     config: Mapping[str, object], default: str, name: str, accepted: tuple[str, ...] = ("relu", "gelu", "gelu_new")
 ) -> str:
-    """The activation under this name."""
+    """Reads the activation under this name."""
     value = config.get(name, default)
     if value not in accepted:
         raise BadSetup(f"{name} in config is one of {', '.join(accepted)}, not {value!r:.60}.")
@@ -69,7 +69,7 @@ def head_width(hidden_size: int, num_heads: int) -> int:
 
 
 def flag(config: Mapping[str, object], default: bool, name: str) -> bool:
-    """The switch under this name; null stands for the default."""
+    """Reads the switch under this name; null stands for the default."""
     value = config.get(name)
     if value is None:
         return default
@@ -79,5 +79,5 @@ def flag(config: Mapping[str, object], default: bool, name: str) -> bool:
 
 
 def tied(config: Mapping[str, object], default: bool) -> bool:
-    """Whether the output head is the token embedding."""
+    """Reads whether the output head is the token embedding."""
     return flag(config, default, "tie_word_embeddings")

@@ -28,7 +28,7 @@ def _llama(
     positions: int,
     **other: object,
 ) -> Architecture:
-    """A preset; `heads` are those of queries, those of keys, and their width."""
+    """A preset; `heads` are the number of query heads, the number of key heads, and their width."""
     num_heads, key_heads, head_dim = heads
     return Architecture(
         name=name,
@@ -167,7 +167,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
 
 
 def gemma_config(config: Mapping[str, object]) -> Architecture:
-    """Gemma 2, or the text model of Gemma 3; of a model with pictures, its text model."""
+    """Reads a config of Gemma 2 or 3; of a model that reads pictures, its text model."""
     kind = config.get("model_type")
     if kind == "gemma3":
         text = config.get("text_config") or {}
@@ -219,7 +219,7 @@ def _gemma_kinds(config: Mapping[str, object], layers: int, every: int) -> list[
 
 
 def mixture_config(config: Mapping[str, object]) -> Architecture:
-    """Mixtral or Qwen3-MoE."""
+    """Reads a config of Mixtral or Qwen3-MoE."""
     kind = config.get("model_type")
     newer = kind == "qwen3_moe"
     layers = size(config, 24 if newer else 32, "num_hidden_layers")
@@ -267,7 +267,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
 
 
 def deepseek_config(config: Mapping[str, object]) -> Architecture:
-    """DeepSeek-V3, without the layers that predict further tokens, which transformers does not have."""
+    """Reads a config of DeepSeek-V3, without the layers that predict further tokens, which transformers lacks."""
     layers = size(config, 61, "num_hidden_layers")
     num_heads = size(config, 128, "num_attention_heads")
     switched_off(config, num_key_value_heads=num_heads)
@@ -326,7 +326,7 @@ def sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
 
 
 def numbers_of_experts(config: Mapping[str, object], number: int, chosen: int) -> tuple[int, int]:
-    """A layer's experts, and how many of them compute a token; the family's defaults are given."""
+    """Reads the number of a layer's experts, and of those that compute a token."""
     # transformers writes either name, whichever a config had.
     number = size(config, number, "num_experts", "num_local_experts")
     chosen = size(config, chosen, "num_experts_per_tok")
@@ -336,7 +336,7 @@ def numbers_of_experts(config: Mapping[str, object], number: int, chosen: int) -
 
 
 def grouped_heads(config: Mapping[str, object], heads: int, keys: int) -> tuple[int, int]:
-    """Heads of queries, and of keys and values; null stands for as many as of queries."""
+    """Reads the numbers of query heads and of key heads; null stands for as many key heads as query heads."""
     num_heads = size(config, heads, "num_attention_heads")
     # Where the config says null, every head has its own keys; where it says nothing, the family's default counts.
     name = "num_key_value_heads"
@@ -347,7 +347,7 @@ def grouped_heads(config: Mapping[str, object], heads: int, keys: int) -> tuple[
 
 
 def llama_config(config: Mapping[str, object]) -> Architecture:
-    """Llama, Mistral, Qwen2, Qwen3, SmolLM3 or Phi-3."""
+    """Reads a config of Llama, Mistral, Qwen2, Qwen3, SmolLM3 or Phi-3."""
     kind = config.get("model_type")
     default = _DEFAULTS[kind]
     hidden_size = size(config, default["hidden"], "hidden_size")
@@ -396,7 +396,7 @@ def _heads(config: Mapping[str, object], kind: str, hidden_size: int) -> tuple[i
 
 
 def rotated_channels(config: Mapping[str, object], head_dim: int, default: float = 1.0) -> int:
-    """Channels of a head that are rotated; older configs state the share of them outside of the rotary parameters."""
+    """Reads how many channels of a head are rotated; older configs have the share outside of the rotary parameters."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     own = parameters.get("partial_rotary_factor") if isinstance(parameters, Mapping) else None
     factor = own if own is not None else config.get("partial_rotary_factor", default)

@@ -111,7 +111,7 @@ DIFFUSION_MODELS: tuple[Architecture, ...] = (
 
 
 def flux_config(config: Mapping[str, object]) -> Architecture:
-    """A FluxTransformer2DModel."""
+    """Reads the config of a FluxTransformer2DModel."""
     head_dim = even(config, 128, "attention_head_dim")
     axes = config.get("axes_dims_rope", (16, 56, 56))
     if not isinstance(axes, list | tuple) or [n for n in axes if not _is_even(n)] or sum(axes) != head_dim:
@@ -140,7 +140,7 @@ def _is_even(value: object) -> bool:
 
 
 def sd3_config(config: Mapping[str, object]) -> Architecture:
-    """An SD3Transformer2DModel."""
+    """Reads the config of an SD3Transformer2DModel."""
     if config.get("qk_norm") not in (None, "rms_norm"):
         raise BadSetup(f"qk_norm in config is null or 'rms_norm', not {config['qk_norm']!r:.60}.")
     heads, head_dim = size(config, 18, "num_attention_heads"), size(config, 64, "attention_head_dim")

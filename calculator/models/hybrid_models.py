@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
 
 
 def hybrid_config(config: Mapping[str, object]) -> Architecture:
-    """Qwen3-Next or Qwen3.5, without layers that predict further tokens; of a model with pictures, its text model."""
+    """Reads a config of Qwen3-Next or Qwen3.5, without layers that predict further tokens or read pictures."""
     kind = config.get("model_type")
     if kind in HYBRIDS_WITH_PICTURES:
         text = config.get("text_config") or {}

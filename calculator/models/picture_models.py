@@ -75,7 +75,7 @@ PICTURE_MODELS: tuple[Architecture, ...] = (
 
 
 def vit_config(config: Mapping[str, object]) -> Architecture:
-    """A vision transformer that classifies pictures."""
+    """Reads the config of a vision transformer that classifies pictures."""
     switched_off(config, problem_type="single_label_classification")
     hidden_size, heads = size(config, 768, "hidden_size"), size(config, 12, "num_attention_heads")
     own = config.get("head_dim") is not None

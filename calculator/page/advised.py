@@ -1,4 +1,4 @@
-"""What a reader can change to fit a setup to a GPU, as choices that take one click each."""
+"""Changes that fit a setup to a GPU, as choices that take one click each."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _overhead(result: Estimate) -> str:
 
 
 def _crossing(setup: Setup) -> str:
-    """What crosses the bus in an update."""
+    """The bytes that cross the bus in an update."""
     both = "activations of each micro-batch both ways"
     if setup.offload_optimizer:
         return f"gradients to the host, parameters back{f', {both}' if setup.offload_activations else ''}"

@@ -1,4 +1,4 @@
-"""Generating text with a setup's model: what it takes, and what fits every listed GPU."""
+"""Memory of generating text with a setup's model, and the contexts and batches that fit every listed GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
 
 
 def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
-    """What the page shows.
+    """Computes the page's sentence and table about generating text.
 
     Args:
         architecture: The model.

@@ -1,4 +1,4 @@
-"""Every listed GPU for one setup: whether it fits, and how fast it, or several of it together, train."""
+"""Verdict, speed and cost of one setup on every listed GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BILLIONS, MOST_PRICE = 1e6, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the time and the cost are asked for."""
+    """The amount of training whose time and cost are asked for."""
 
     billions: float
     """Tokens, in billions."""
@@ -70,7 +70,7 @@ def rows(setup: Setup, result: Estimate, run: Run) -> list[dict]:
 
 
 def note(setup: Setup) -> str:
-    """For how many GPUs the rows are; empty for one."""
+    """A sentence on the number of GPUs that the rows assume; empty for one."""
     if setup.gpus == 1:
         return ""
     count = show_count(setup.gpus)

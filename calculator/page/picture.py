@@ -19,7 +19,7 @@ def picture(title: str, result: Estimate, verdict: str = "") -> str:
     """SVG of the memory at the peak: a bar with its parts, and what they are.
 
     Args:
-        title: Of the setup, in one line.
+        title: The setup in one line.
         result: Its estimate.
         verdict: A sentence about the GPU; "": none.
     """

@@ -30,10 +30,10 @@ WORDS_OF_VALUES = {
 NUMBER = r"(\d{1,7})"
 GAP = r"[\s_-]*"
 IS = r"[\s_:=-]*"
-"""Between the name of a number and the number."""
+"""Pattern between a number's name and the number."""
 LORA: dict[str, object] = {"lora_rank": LORA_RANK, "base_bits": 16}
 OFF = rf"{IS}(?:off|false|disabled)|\s*[:=]\s*(?:no|none|0)"
-"""Behind the name of a technique: it is not used."""
+"""Pattern after a technique's name that turns it off."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (rf"paged{GAP}adamw?{GAP}(?:32{GAP}bits?)", {"optimizer": "paged-adamw"}),
     (rf"paged{GAP}adamw?{GAP}8{GAP}bits?", {"optimizer": "paged-adamw8bit"}),
@@ -94,9 +94,9 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"fp16|float16", {"precision": "amp-fp16"}),
     (rf"fp32|float32|full{GAP}precision", {"precision": "fp32"}),
 )
-"""What a word means; of two that overlap, the first one counts. `all_weights` is no field: it only excludes LoRA."""
+"""Patterns and the fields that they set; the first match wins. `all_weights` is not a field: it only excludes LoRA."""
 EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\w.])"
-"""It is not counted; alone, its words would stand for Muon and for AdamW in 8 bits."""
+"""Pattern of 8-bit Muon, which is not counted; its words alone would mean Muon and 8-bit AdamW."""
 NUMBERS = (
     ("lora_rank", rf"(?:lora_)?(?:rank{IS}|(?<!-)r{GAP}(?:[:=]{GAP}|(?!1(?!\d)))){NUMBER}(?![\w.])"),
     ("gpus", rf"(?:n_|num_)?gpus?\s*[:=]\s*{NUMBER}(?![\w.])"),
@@ -119,17 +119,17 @@ NUMBERS = (
         rf"(?:max{GAP})?(?:length|context|ctx|seq(?:uence)?(?:{GAP}len(?:gth)?)?)(?:{GAP}of)?{IS}{NUMBER}(k?)(?![\w.])",
     ),
 )
-"""Fields with a number, which may end in k for 1024; "" is a batch of all GPUs and passes, which is no field."""
+"""Fields and the patterns of their numbers, which may end in k for 1024; "" is the global batch, not a field."""
 NUMBERED = (
     r"\w*(?:epochs?|steps?|stage|alpha|seed|layers?|heads?|workers|top|lr|days?|hours?|samples?|int|cuda|torch|python)"
 )
-"""Words that have a number behind them, and that are not understood."""
+"""Pattern of words that a number follows and that set no field."""
 COUNT = rf"(?:(?<!\d )(?<![\w.])({NUMBERED}){IS})?(?<![\w.-])(\d{{1,2}})\s*(?:(?:nvidia|geforce|tesla|amd)\s+)*\0"
-"""A number before a GPU, where zeros stand for what was understood as the GPU, and the word that it belongs to."""
+"""Pattern of a number before a GPU, whose name is replaced by NUL; a word before the number may claim it."""
 COLAB = rf"(?<!\w)(?:free{GAP})?(?:google{GAP})?colab(?:{GAP}(?:free|(pro)))?(?!\w)"
 """Google's notebooks: without payment they have a T4, with it an L4 too."""
 GENERATING = r"(?<!\w)(?:infer(?:ence|encing|ring)?|(?<!image.)generat(?:e|ing|ion)|serv(?:e|ing)|vllm)(?!\w)"
-"""Words for a use of a model that is no training."""
+"""Pattern of words for generating text."""
 SAME_SHAPES = {"llama-3.1-8b": ("3",), "llama-3.1-70b": ("3", "3.3")}
 """Other versions that have the layers of a preset: at most the scaling of positions and the longest context differ
 (config.json of meta-llama/Meta-Llama-3-8B, Meta-Llama-3-70B and Llama-3.3-70B-Instruct)."""
@@ -149,13 +149,13 @@ VARIANTS = re.compile(
     r"(?:\d+x)?[\d.]+b|e\d+b|\d{2,}m|r1|v[12]|3n|tiny|small|medium|large|huge|xx?l|mini|nano|nemo|moe|oss|vl|coder|code"
     r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni|neox?|flan|v1[._]1|schnell"
 )
-"""Words of the names of other models: one of them that is not understood means that another model is meant."""
+"""Pattern of words in other models' names: if one is left over, the text means another model."""
 ROUNDED = 0.05
 """The largest difference between a model's number of parameters and the number that people call it by."""
 CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl", "g"})
-"""The same of GPUs."""
+"""Words of the names of other GPUs."""
 CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*[a-z]{0,2}\d{1,4}"
-"""A word such as those by which GPUs are called."""
+"""Pattern of a word that may name a GPU."""
 COUNTS = {"two|dual": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
 PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
@@ -172,11 +172,11 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (rf"(?<!\w)vit{GAP}b(?!\w)", "vit-base"),
     (EIGHT_BIT_MUON, "muon8bit muon"),
 )
-"""What is written in several ways, and the way that the patterns above know."""
+"""Spellings, and the spelling that the patterns above know."""
 
 
 def understood(text: str) -> dict:
-    """What a text says, as plain data.
+    """Returns the setup that a text describes, as plain data.
 
     Args:
         text: In any order: a model, a GPU or its memory, techniques and numbers.
@@ -230,7 +230,7 @@ def understood(text: str) -> dict:
 
 
 def _is_size_of(model: str, word: str) -> bool:
-    """Whether a word is the model's own number of parameters, as people round it: 671b for DeepSeek-V3."""
+    """Returns True if a word is the model's own number of parameters, as people round it: 671b for DeepSeek-V3."""
     size = re.fullmatch(r"(\d{1,4}(?:\.\d{1,2})?)([mb])", word)
     if size is None:
         return False
@@ -239,7 +239,7 @@ def _is_size_of(model: str, word: str) -> bool:
 
 
 def _of_that_size(text: str) -> str:
-    """What to do about a text that names no model, but perhaps a model's size."""
+    """Advice for a text that names no model, but perhaps a model's size."""
     size = re.search(r"(?<![\w.])[\d.]+b(?!\w)", text)
     names = [name for name in PRESETS if size is not None and size[0] in name.split("-")]
     if not names:
@@ -248,7 +248,7 @@ def _of_that_size(text: str) -> str:
 
 
 def _to_generate(setup: dict, gpu: str | None) -> str:
-    """What to do about a text that asks for the memory of generating text."""
+    """Advice for a text that asks for the memory of generating text."""
     try:
         cache_bytes(PRESETS[setup["model"]], batch=1, length=1)
     except BadSetup as error:
@@ -265,7 +265,7 @@ def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object
     """The number that stands before a GPU, as the field `gpus`, and the text without it.
 
     Args:
-        text: What was not understood so far.
+        text: The part that was not understood so far.
         with_gpu: The text before its GPU was understood.
         without_gpu: The same text with bars in place of the GPU.
     """
@@ -277,7 +277,7 @@ def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object
 
 
 def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
-    """Fields with their numbers, what looks like one and is no field, and the text without both."""
+    """Returns the fields that numbers in the text set, the look-alikes, and the rest of the text."""
     numbers: dict[str, object] = {}
     unknown = []
     for field, pattern in NUMBERS:
@@ -382,7 +382,7 @@ def _check_version(model: str, text: str, rest: str) -> str:
     Args:
         model: What was found.
         text: All that was said.
-        rest: What of it was not understood so far.
+        rest: The part of it that was not understood so far.
 
     Returns:
         The rest without the version.

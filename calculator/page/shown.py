@@ -91,7 +91,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | 
 
 
 def _others(setup: Setup) -> str:
-    """Of which GPUs the bars below that of the one that is counted are; empty if there is only that one."""
+    """A label for the bars of the other GPUs; empty if there is only one GPU."""
     others = setup.gpus - 1
     if not others:
         return ""

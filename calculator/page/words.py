@@ -51,7 +51,7 @@ def command(setup: Setup, gpu: str | None = None) -> str:
 
 
 def _word(value: object) -> str:
-    """A value as one word of a shell: without the blanks between the names of LoRA's modules, which mean nothing."""
+    """A value as one word of a shell: without the blanks between the names of LoRA's modules."""
     return "".join(str(value).split())
 
 

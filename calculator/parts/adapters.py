@@ -26,7 +26,7 @@ NF4_CODE, DYNAMIC_CODE = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """How a frozen model is trained through adapters."""
+    """Settings with which adapters are trained beside a frozen model."""
 
     rank: int
     targets: frozenset[str]
@@ -54,7 +54,7 @@ class Lora:
         return 2 if self.base_bits == 4 and name.rpartition(".")[0] in DECODER_MODULES else self.rest_itemsize
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a parameter is stored in 4 bits."""
+        """Returns True if a parameter is stored in 4 bits."""
         return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in DECODER_MODULES
 
     def widths(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class Lora:
         return (first, second) if self.input_first else (second, first)
 
     def has_adapter(self, name: str) -> bool:
-        """Whether a parameter is the weight of a module with an adapter."""
+        """Returns True for the weight of a module with an adapter."""
         return name.removesuffix(".weight") in self.targets  # T5's have no biases, and no names that tell weights apart
 
 
@@ -139,18 +139,18 @@ def adapter_tensors(architecture: Architecture, lora: Lora) -> tuple[ParameterTe
 
 
 def adapter_values(architecture: Architecture, lora: Lora) -> int:
-    """Values that are trained."""
+    """The number of values that are trained."""
     return sum(tensor.copies * tensor.count for tensor in adapter_tensors(architecture, lora))
 
 
 def frozen_adapter_values(architecture: Architecture, lora: Lora) -> int:
-    """Values of the matrices A that are not trained."""
+    """The number of values of the matrices A that are not trained."""
     kept = [tensor for tensor in parameter_tensors(architecture) if keeps_a(tensor, lora)]
     return sum(tensor.copies * adapter_matrices(tensor, lora)[0].count for tensor in kept)
 
 
 def keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
-    """Whether a parameter's adapter has a matrix A that is not trained."""
+    """Returns True if a parameter's adapter has a matrix A that is not trained."""
     return lora.freeze_a and lora.has_adapter(tensor.name)
 
 

@@ -22,12 +22,12 @@ from calculator.models.architecture import ParameterTensor
 from calculator.tape.autograd import allocated_bytes
 
 DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
-"""GaLore's is that of transformers' Trainer, the others are of apollo-torch 1.0.3's README."""
+"""Default ranks: GaLore's from transformers' Trainer, the others from apollo-torch 1.0.3's README."""
 GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
 
 
 def is_projected(tensor: ParameterTensor) -> bool:
-    """Whether it is the matrix of a linear module of attention or feed-forward."""
+    """Returns True for the matrix of a linear module of attention or feed-forward."""
     return tensor.name.endswith(".weight") and tensor.name.rpartition(".")[0] in DECODER_MODULES
 
 
@@ -75,7 +75,7 @@ class _Loop:
 
 
 def galore_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int) -> int:
-    """Bytes that an update takes temporarily in which every matrix is decomposed again.
+    """Temporary bytes of an update that decomposes every matrix again.
 
     Args:
         tensors: All that are trained, in the order of the model.
@@ -86,7 +86,7 @@ def galore_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int) 
 
 
 def apollo_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int, *, by_channel: bool) -> int:
-    """Bytes that an update takes temporarily in which every projection is drawn again; see `galore_step`."""
+    """Temporary bytes of an update that draws every projection again; see `galore_step`."""
     return _step(tensors, itemsize, lambda loop, tensor: _apollo_update(loop, tensor, itemsize, rank, by_channel))
 
 

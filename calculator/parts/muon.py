@@ -12,7 +12,7 @@ from calculator.tape.autograd import allocated_bytes
 
 
 def is_hidden(tensor: ParameterTensor) -> bool:
-    """Whether Muon updates it; by the rule of `training.optim.groups` as well."""
+    """Returns True if Muon updates the tensor; `training.optim.groups` has the same rule."""
     outside = tensor.is_embedding or tensor.name.startswith(("head.weight", "router"))
     return len(tensor.shape) == 2 and not outside
 

@@ -1,4 +1,4 @@
-"""What each optimizer keeps for every parameter, and what its step uses temporarily."""
+"""State that each optimizer keeps for every parameter, and temporary memory of its step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Optimizer:
     shared_bytes: int = 0
     """Bytes kept once for all tensors (quantization maps), if one of them has a state in 8 bits."""
     eight_bit_from: int = 0
-    """Values of a tensor from which on its state is in 8 bits."""
+    """Tensors with at least this many values have their state in 8 bits."""
     paged: Moments | None = None
     """The rule of a paged optimizer's state; states of large tensors live in memory shared by host and device."""
     step_counters: bool = False
@@ -354,8 +354,8 @@ def chosen(name: str, *, implementation: str = "foreach", rank: int | None = Non
 
     Args:
         name: A key of `OPTIMIZERS`.
-        implementation: Of AdamW, a key of `ADAMW`.
-        rank: Of GaLore's and APOLLO's projections; None: the usual one.
+        implementation: AdamW's implementation, a key of `ADAMW`.
+        rank: Rank of GaLore's and APOLLO's projections; None: the usual one.
     """
     if name == "adamw":
         return ADAMW[implementation]

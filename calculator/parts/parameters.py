@@ -113,7 +113,7 @@ def _counts_by_part(architecture: Architecture, shared_groups: int) -> tuple[tup
 
 
 def odd_matrix(architecture: Architecture) -> str:
-    """Which matrix of a layer FP8's kernels cannot multiply, in words; empty if none."""
+    """Names a matrix of a layer that FP8's kernels cannot multiply; empty if there is none."""
     for tensor in parameter_tensors(architecture):
         sides = tensor.shape
         if len(sides) == 2 and tensor.part not in ("embeddings", "head") and any(side % SIDES_OF for side in sides):

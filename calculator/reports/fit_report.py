@@ -21,7 +21,7 @@ from calculator.step.resolve import resolve
 from calculator.step.setups import DIVIDED, PRECISIONS, Setup
 
 USUAL_LENGTH = 2048
-"""Tokens of a sequence if none are said and the model takes more."""
+"""Tokens of a sequence if no length is given and the model takes more."""
 LARGEST_BATCH = 64
 """Larger micro-batches make a step hardly more efficient."""
 PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
@@ -85,7 +85,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
 
 
 def _first_setup(device: Device, *, precision: str | None, sequence_length: int | None, **flags: object) -> Setup:
-    """What is tried first: 16-bit autocast, everything else as `Trainer` does it if nothing is said."""
+    """The setup that is tried first: 16-bit autocast, everything else as in `Trainer`'s defaults."""
     setup = Setup(
         precision=precision or ("amp-bf16" if device.bfloat16 else "amp-fp16"), embeddings_32bit=True, **flags
     )
@@ -136,7 +136,7 @@ def _refusal(setup: Setup, device: Device) -> str:
 
 
 def _can_divide(setup: Setup, gpus: int, device: Device) -> bool:
-    """Whether so many GPUs suffice with what saves most, which spares a search through all that could be combined."""
+    """Returns True if these GPUs suffice with the strongest techniques, which spares a search through all sets."""
     strongest = {"gpus": gpus, "sharding": "zero-3", "checkpointing": True}
     for changes, loss in itertools.product(
         ({"precision": "bf16" if device.bfloat16 else setup.precision}, {"lora_rank": LORA_RANK, "base_bits": 16}),
@@ -151,7 +151,7 @@ def _can_divide(setup: Setup, gpus: int, device: Device) -> bool:
 
 
 def can_be_written(technique: Technique) -> bool:
-    """Whether `training_code` knows a technique: transformers' `Trainer` has a setting for it, or it is FSDP2."""
+    """Returns True if `training_code` can write a technique: `Trainer` has a setting for it, or it is FSDP2."""
     changes = technique.changes
     other_precision = changes.get("precision", PRECISIONS_OF_TRAINER[0]) not in PRECISIONS_OF_TRAINER
     every_kth = not isinstance(changes.get("checkpointing", True), bool)

@@ -24,7 +24,7 @@ def show_count(count: float) -> str:
 
 
 def show_left(margin: int) -> str:
-    """What is left of a memory, with a minus sign before what is missing."""
+    """Bytes that are left, or with a minus sign the bytes that are missing."""
     return ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin))
 
 

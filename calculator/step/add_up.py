@@ -75,7 +75,7 @@ def _instants(setup: Setup, played: Played, state: int, buckets: int) -> list[St
 
 
 def _counts(architecture: Architecture, shared: int, lora: Lora | None) -> dict[str, object]:
-    """How many parameters the whole model has, on all GPUs together, and how many of them are trained."""
+    """Numbers of all parameters and of the trained ones, on all GPUs together."""
     whole, by_part = count_parameters(architecture, shared), parameters_by_part(architecture, shared)
     if lora is None:
         return {"parameters": whole, "parameters_by_part": by_part, "trained_parameters": whole}
@@ -88,15 +88,15 @@ def _counts(architecture: Architecture, shared: int, lora: Lora | None) -> dict[
 def _step_instant(
     instant: Instant, weights: int, state: int, inputs: int, accumulated: int = 0, buckets: int = 0
 ) -> StepInstant:
-    """What the device holds at an instant.
+    """The memory of the device at an instant, part by part.
 
     Args:
-        instant: Of one micro-batch, or the update.
+        instant: An instant of one micro-batch, or the update.
         weights: Parameters and buffers.
-        state: Of the optimizer, on the device.
+        state: Optimizer state on the device.
         inputs: Token ids and labels.
         accumulated: Gradients of earlier micro-batches; those of this one are added to them in place.
-        buckets: In which DistributedDataParallel sends gradients to other GPUs.
+        buckets: Buckets in which DistributedDataParallel sends gradients to other GPUs.
     """
     phase, place, levels, gathered = instant
     kept = levels.activations + levels.weight_copies
@@ -122,7 +122,7 @@ def host_memory(setup: Setup, fixed: FixedSizes, optimizer: Optimizer, activatio
 
 
 def transfer(setup: Setup, fixed: FixedSizes, activations: int = 0) -> Transfer:
-    """Gradients to the host and parameters to the device, in the device's precision; each pass's activations both ways.
+    """Bytes and seconds on the bus: gradients to the host, parameters back, and each pass's activations both ways.
 
     Args:
         setup: The setup.

@@ -16,7 +16,7 @@ class GpuMemory:
     """Gradients of the parameters, as far as they exist at the peak."""
     optimizer_state: int
     activations: int
-    """Kept for backward, with the inputs and autocast's copies of weights."""
+    """Tensors kept for backward, the inputs, and autocast's copies of weights."""
     temporary: int
     """Memory that the operation at the peak uses only while it runs."""
 
@@ -33,12 +33,12 @@ class HostMemory:
     parameters: int
     """The 32-bit copy that the optimizer updates."""
     gradients: int
-    """In 32 bits, averaged or accumulated."""
+    """Gradients in 32 bits, averaged or accumulated."""
     optimizer_state: int
     delta_rule: int
     """The additional copy of the parameters that hivemind's delta rule keeps."""
     activations: int = 0
-    """What is saved for backward, if the host keeps it."""
+    """Tensors kept for backward, if the host keeps them."""
 
     @property
     def total(self) -> int:
@@ -62,9 +62,9 @@ class StepInstant(NamedTuple):
     phase: str
     """"forward", "backward" or "optimizer"."""
     place: str
-    """Where in the model, for people: "layer 12", "output head and loss"."""
+    """The place in the model, for people: "layer 12", "output head and loss"."""
     instant: str
-    """The operation; empty where it is the place itself."""
+    """The operation; empty if `place` says enough."""
     bytes: int
     """Everything that the device holds at that instant."""
     weights: int
@@ -90,13 +90,13 @@ class Estimate:
     gpus: int
     """GPUs that train together; all other figures are those of one, the fullest."""
     parameters: int
-    """All of them, with LoRA's adapters."""
+    """Number of all parameters, LoRA's adapters included."""
     parameters_by_part: dict[str, int]
     trained_parameters: int
-    """Those that are trained: all, or LoRA's adapters."""
+    """Number of trained parameters: all, or LoRA's adapters."""
     gpu: GpuMemory
     saved_activations: int
-    """Kept for backward at the end of forward, without autocast's copies of weights."""
+    """Bytes kept for backward at the end of forward, without autocast's copies of weights."""
     autocast_weight_copies: int
     """16-bit copies of weights kept for backward at the end of forward."""
     gradient_bytes: int
@@ -108,7 +108,7 @@ class Estimate:
     timeline: tuple[StepInstant, ...]
     transfer: Transfer
     overhead: dict[str, int]
-    """Not in `gpu.total`: memory that no figure of PyTorch's allocator includes."""
+    """Memory that no figure of PyTorch's allocator includes, by name; `gpu.total` does not include it."""
     notes: tuple[str, ...]
     """Sentences about what is counted differently than the setup may suggest."""
 

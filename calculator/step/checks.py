@@ -1,4 +1,4 @@
-"""Which combinations of a setup's fields are possible, and counted."""
+"""Checks of a setup: refuses combinations of fields that are impossible, or whose memory is not counted."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from calculator.tape.tensor_parallel import TENSOR_SHARDINGS, undivided
 
 
 def _untraced(sentence: str) -> BadSetup:
-    """A combination that can exist, but of which no rule is known: no such step was compared with PyTorch."""
+    """The error for a combination that can exist, but whose steps were never compared with PyTorch."""
     return BadSetup(f"{sentence} Such steps were not traced.")
 
 
 def _of_another_family(technique: str, architecture: Architecture, has: str, instead: str) -> BadSetup:
-    """A technique that is counted for the families with the attribute `has`, which this model's has not."""
+    """The error for a technique that is counted only for families whose attribute `has` is true."""
     counted = models_with(lambda family: getattr(family, has))
     return _untraced(f"{technique} is counted for {counted}; {architecture.name} is of another family, so {instead}.")
 
@@ -228,7 +228,7 @@ def _check_packs(setup: Setup, architecture: Architecture) -> None:
 
 
 def _check_heads(setup: Setup, architecture: Architecture) -> None:
-    """In 16 bits, PyTorch computes attention that no fused kernel can read in separate operations of 32 bits."""
+    """Refuses heads that no fused kernel reads: PyTorch then attends in separate 32-bit operations."""
     if setup.attention != "sdpa" or not architecture.fusable or setup.precision == "fp32":
         return
     length, width = setup.sequence_length or architecture.sequence_length, architecture.head_dim

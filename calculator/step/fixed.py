@@ -54,7 +54,7 @@ def sizes_of_shards(
 def with_largest_state(
     fixed: FixedSizes, tensors: tuple[ParameterTensor, ...], gpus: int, itemsize: int, optimizer: Optimizer
 ) -> FixedSizes:
-    """The same with the optimizer's state on the GPU that keeps the most of it."""
+    """Sizes with the optimizer state of the GPU that keeps the most of it."""
     part = sizes_of(largest_part(tensors, gpus, optimizer, itemsize), [], itemsize, optimizer)
     return replace(fixed, state_bytes=part.state_bytes, step_bytes=part.step_bytes)
 
@@ -84,7 +84,7 @@ def sizes_of(
     embeddings_32bit: bool = False,
     again: bool = False,
 ) -> FixedSizes:
-    """The sizes of these tensors; of the frozen ones, how many there are of each size, and their bytes."""
+    """Sizes of trained tensors beside frozen ones, given as pairs: a number of equal blocks, and their bytes."""
     blocks = [(tensor.copies, allocated_bytes(tensor.count, itemsize)) for tensor in trained]
     values = tensors = copies = paged = shared = state = host = 0
     for tensor in trained:
@@ -117,11 +117,11 @@ def sizes_of(
 
 
 def _step_bytes(trained: tuple[ParameterTensor, ...], optimizer: Optimizer, itemsize: int, *, again: bool) -> int:
-    """Bytes that the update takes temporarily.
+    """Temporary bytes of the update.
 
     Args:
-        trained: In the order of the model.
-        optimizer: Whose update it is.
+        trained: Trained tensors in the order of the model.
+        optimizer: The optimizer that makes the update.
         itemsize: Bytes of a value of the parameters.
         again: Whether the first tensor's next copy follows the last tensor, as a layer's adapters follow those of the
             layer before.
@@ -143,7 +143,7 @@ def _step_bytes(trained: tuple[ParameterTensor, ...], optimizer: Optimizer, item
 
 
 def _unused_bytes(blocks: list[tuple[int, int]]) -> int:
-    """What blocks leave unused in the allocator's segments; each is a number of equal ones, and their bytes."""
+    """Bytes that blocks leave unused in segments; each pair is a number of equal blocks, and their bytes."""
     small = medium = unused = 0
     for times, block in blocks:
         if block <= SMALL_BLOCK:

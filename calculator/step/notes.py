@@ -125,7 +125,7 @@ def _text_notes(setup: Setup, architecture: Architecture) -> Iterator[str]:
 
 
 def _low_rank_notes(setup: Setup) -> Iterator[str]:
-    """Which update is counted of GaLore and APOLLO, and what of it is not known."""
+    """Notes on the counted update of GaLore and APOLLO, and on its unknown part."""
     if setup.optimizer not in DEFAULT_RANKS:
         return
     yield (
@@ -142,7 +142,7 @@ def _low_rank_notes(setup: Setup) -> Iterator[str]:
 
 
 def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iterator[str]:
-    """What is counted on each of several GPUs."""
+    """Notes on the memory that is counted on each of several GPUs."""
     if setup.gpus == 1:
         return
     if setup.sharding in ("none", "zero-1"):

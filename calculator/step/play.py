@@ -94,7 +94,7 @@ def _whole(training: Training, options: Options, trained_itemsize: int) -> tuple
 
 
 def _course(setup: Setup, itemsize: int, lora: Lora | None) -> Course | None:
-    """How FSDP2 divides the model; None if it does not."""
+    """FSDP2's way to divide the model; None if the setup does not use it."""
     if setup.sharding not in DIVIDED:
         return None
     return Course(

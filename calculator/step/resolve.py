@@ -108,7 +108,7 @@ def itemsize_of(setup: Setup) -> int:
 
 
 def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
-    """How the adapters of a checked setup are; None if all parameters are trained."""
+    """Adapters of a checked setup; None if all parameters are trained."""
     if setup.lora_rank is None:
         return None
     family, pure = family_of(architecture), setup.precision in ("bf16", "fp16")

@@ -56,7 +56,7 @@ NOT_COUNTED = {
     **dict.fromkeys(("muon8bit", "muon-8bit", "8bit-muon"), _MUON_IN_8_BIT),
     **dict.fromkeys(("packing", "sequence_packing"), _PACKED),
 }
-"""Names of techniques that people ask for, and why they get no answer."""
+"""Techniques that people ask for, and the reason why each is not counted."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 
@@ -140,7 +140,7 @@ class Setup:
 
 
 DEFAULTS = {field.name: field.default for field in fields(Setup)}
-"""The fields of a setup, and what each is unless it is given."""
+"""Default of each field of a setup."""
 
 
 def setup_from(values: Mapping[str, object]) -> Setup:
@@ -164,7 +164,7 @@ WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
 
 
 def sees_pictures(setup: Setup) -> bool:
-    """Whether the published model has a vision tower beside the text model that is counted."""
+    """Returns True if the published model has a vision tower beside the text model that is counted."""
     return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
 
 

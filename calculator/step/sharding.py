@@ -44,14 +44,14 @@ from calculator.tape.autograd import rounded
 from calculator.tape.recording import Levels, Segment
 
 _OF_FIRST = {f"attention.{stack}.relative_bias": stack for stack in ("encoder", "decoder")}
-"""What T5's first layers have for all layers -> their stack."""
+"""Maps the parameters that T5's first layers hold for all layers to their stack."""
 _FIRST = "first"
-"""The kind of such a layer."""
+"""Kind of a first layer of T5."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a model is divided."""
+    """Settings with which FSDP2 divides a model."""
 
     gpus: int
     reshard: bool
@@ -93,7 +93,7 @@ class Group:
     whole: int = 0
     """The gathered parameters."""
     buffer: int = 0
-    """Into which they are gathered."""
+    """The buffer into which they are gathered."""
     cast: int = 0
     """The shards in the precision of the computation, until they are gathered."""
     summed: int = 0
@@ -337,7 +337,7 @@ class _Step:
             self._reduce(group, gradients, place)
 
     def end(self) -> None:
-        """After the last layer's backward: the gradients outside of the layers, and those that have waited."""
+        """Plays the end of backward: the gradients outside of the layers, and those that have waited."""
         # These sums are a part of backward, which keeps the gradient of the loss itself until it ends.
         ones = Levels(live=rounded(4))
         self.level += ones
@@ -352,7 +352,7 @@ class _Step:
         self.summed = 0
 
     def _gather(self, group: Group, place: str) -> None:
-        """In forward; the buffer of the group before is still there."""
+        """Gathers a group's parameters in forward, while the previous group's buffer still exists."""
         self._note("forward", place, "gathering of its weights", group.cast + group.buffer)
         self._copy_out(group, place, "forward", group.buffer)
         self.buffer = group.buffer
@@ -372,7 +372,7 @@ class _Step:
         self.level += segment.change
 
     def _reduce(self, group: Group, gradients: int, place: str) -> None:
-        """The whole gradients of a group become this GPU's share."""
+        """Reduces the whole gradients of a group to this GPU's share."""
         self.whole -= group.whole
         self.summed = group.summed
         self._note("backward", place, "sum of its gradients over the GPUs", 0)

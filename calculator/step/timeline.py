@@ -31,7 +31,7 @@ from calculator.tape.tensor_parallel import DividedOperations, part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What decides the events of forward and backward."""
+    """Settings that decide the events of forward and backward."""
 
     batch: int
     length: int
@@ -43,14 +43,14 @@ class Options:
     dropout: float
     attention_dropout: float
     checkpoint_every: int
-    """0: no layer is checkpointed; k: every k-th."""
+    """k: every k-th layer is checkpointed; 0: none."""
     shared_groups: int
     reversible: bool
     accumulating: bool
     folded: bool = True
     """Whether layers that cost the same are played once; otherwise every layer is played."""
     lora: Lora | None = None
-    """None: all parameters are trained."""
+    """Settings of the adapters; None: all parameters are trained."""
     together: int = 0
     """GPUs that compute a micro-batch together (tensor parallelism); 0: each computes its own."""
     moving: bool = False
@@ -89,7 +89,7 @@ class Timeline:
     instants: tuple[Instant, ...]
     """The highest instant of each stretch, in order."""
     after_forward: Levels
-    """When forward has ended and only the loss is still referred to."""
+    """Levels when forward has ended and only the loss is still referred to."""
     after_backward: Levels
 
 
@@ -198,7 +198,7 @@ def _without_sizes(architecture: Architecture) -> Architecture:
 
 
 def _without_lengths(options: Options) -> Options:
-    """What decides the events of a step apart from its lengths; of dropout, only whether there is any."""
+    """The options without lengths, which decide no events; of dropout, only whether there is any."""
     return Options(
         batch=0,
         length=0,
@@ -241,9 +241,9 @@ class Plan:
     """The layers of a stack: which cost the same, and which of them are played."""
 
     keys: tuple[tuple, ...]
-    """For each layer; layers with the same key have the same events."""
+    """One key for each layer; layers with the same key have the same events."""
     groups: tuple[int, ...]
-    """For each layer, which layers it shares weights with."""
+    """For each layer, the number of the group that shares its weights."""
     played: tuple[int, ...]
     """Layers that are played: at least one for each key, and the first and the last layer that use its weights."""
     runs: tuple[tuple[tuple, int, int], ...]

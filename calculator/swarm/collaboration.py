@@ -34,12 +34,12 @@ class Kind:
     gpu: str | None = None
     """Name of a GPU (see `calculator.choose.devices.device_named`), whose speed is computed for the model."""
     samples_per_second: float | None = None
-    """Alternative to `gpu`."""
+    """Speed of one volunteer, as an alternative to `gpu`."""
     up_megabits: float = 50.0
     """Mbit/s from the volunteer to the others."""
     down_megabits: float = 100.0
     latency_milliseconds: float = 50.0
-    """One way."""
+    """Delay of the link, one way."""
     client_mode: bool = False
     present: float = 1.0
     """Share of the time for which a volunteer is present."""
@@ -76,7 +76,7 @@ class Collaboration(ExchangeSettings):
     compression_threshold: int = COMPRESSION_THRESHOLD
 
     def exchange(self) -> Exchange:
-        """What peers exchange."""
+        """The vectors that peers exchange."""
         if self.architecture() is None:
             parameters, small, kept = self.parameters, 0, None
         else:
@@ -99,7 +99,7 @@ class Collaboration(ExchangeSettings):
         return adapter_tensors(architecture, lora_of(setup, resolve(setup)))
 
     def _optimizer_bytes(self, tensors: tuple[ParameterTensor, ...]) -> int | None:
-        """Bytes of the optimizer's state; None if it is not said."""
+        """Bytes of the optimizer's state; None if no optimizer is given."""
         if self.optimizer is None:
             return None
         kept = OPTIMIZERS[self.optimizer].state_bytes
@@ -146,7 +146,7 @@ class Collaboration(ExchangeSettings):
         return made
 
     def forecast(self) -> Forecast:
-        """What the volunteers reach together."""
+        """The throughput that the volunteers reach together."""
         return forecast(self.kinds(), self.exchange())
 
 

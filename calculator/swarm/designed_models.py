@@ -1,4 +1,4 @@
-"""What the run designer can train: pictures from captions, or a language model of a family, a size and a block length.
+"""Models of the run designer: pictures from captions, or a language model of a family, a size and a block length.
 
 Each kind says what the calculator must know of the model, and what its recipe holds.
 """
@@ -63,12 +63,12 @@ PYTHIA_TOKENS = 1024 * 2048
 PYTHIA_RATES = {"160m": 6e-4, "410m": 3e-4, "1b": 2.5e-4, "2.8b": 1.6e-4}
 """Peak learning rates of Pythia's models with Adam (github.com/EleutherAI/pythia, models/)."""
 PYTHIA_ADAM = dict(name="adamw8bit", betas=[0.9, 0.95], weight_decay=0.1, max_grad_norm=1.0)
-"""Adam's settings there (same files); moments in 8 bit are ours."""
+"""Adam's settings for Pythia's models (same files); the moments in 8 bits are ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesignedModel(ABC):
-    """What a run trains. Hashable, so that what is computed of it is remembered."""
+    """The model that a run trains. Hashable, so that caches can remember results for it."""
 
     size: str
     """Name of a size of its kind."""
@@ -85,7 +85,7 @@ class DesignedModel(ABC):
 
     @property
     def sequence_length(self) -> int | None:
-        """T; None: as the configuration says."""
+        """T, tokens of a sample; None: as the configuration says."""
         return None
 
     @property
@@ -127,12 +127,12 @@ class DesignedModel(ABC):
         return OF_RECIPES[str(self.optimizer["name"])]
 
     def architecture(self) -> Architecture:
-        """Its shape."""
+        """The sizes of the model."""
         return _architecture(self)
 
     @property
     def parameters(self) -> int:
-        """Different weights."""
+        """The number of distinct weights."""
         return count_parameters(self.architecture())
 
     def training(self, *, local_updates: bool = False) -> PeerTraining:

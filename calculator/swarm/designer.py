@@ -80,14 +80,14 @@ class Design:
     collaboration: Collaboration
     forecast: Forecast
     micro_batches: dict[str, int]
-    """By GPU; 0 where not even one sample fits."""
+    """Micro-batch of each GPU; 0 where not even one sample fits."""
     learning_rate: float
     epochs: int
     why_batch: str
 
     @property
     def days(self) -> float:
-        """Until all samples are trained on."""
+        """Days until all samples are trained on."""
         return self.forecast.days(self.epochs)
 
 
@@ -117,10 +117,10 @@ def micro_batch(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What training takes on a volunteer's machine."""
+    """Memory that training takes on a volunteer's machine."""
 
     device_bytes: int
-    """On the GPU, with all activations recomputed."""
+    """Bytes on the GPU, with all activations recomputed."""
     host_bytes: int
 
 
@@ -182,7 +182,7 @@ class _Crew:
 
     @property
     def rate(self) -> float:
-        """Samples a second, if nothing were lost."""
+        """Samples per second if no time were lost."""
         return sum(kind.count * kind.present * kind.samples_per_second for kind in self.people)
 
 
@@ -203,7 +203,7 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
 
 
 def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
-    """What is advised at the speed that is expected, `most_forecast` at most; 0 if not even one sample fits."""
+    """The micro-batch that is advised at the expected speed, at most `most_forecast`; 0 if not even one sample fits."""
     seconds = 1 / _speed(wish, gpu)
     return min(
         micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), wish.model.most_forecast
@@ -244,7 +244,7 @@ class _Tried:
 
     @property
     def good(self) -> bool:
-        """Whether the run works, loses little time to the exchange, and has epochs long enough for matchmaking."""
+        """Returns True if the run works, loses little time to the exchange, and has long enough epochs."""
         made, windows = self.forecast, ADVISED_WINDOWS * self.exchange.matchmaking_seconds
         # 0.99, because the window was rounded to a tenth of a second.
         calm = made.peers <= 1 or made.computing_seconds >= 0.99 * windows

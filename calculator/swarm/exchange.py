@@ -1,4 +1,4 @@
-"""What peers send each other in an average, and how long that takes, in closed form.
+"""Bytes and time of an average among peers, in closed form.
 
 hivemind averages by a butterfly all-reduce: the vector is cut into parts, each peer collects one part from all others,
 averages it and returns the result. Peer i of n, whose part is the fraction f_i of V bytes, sends (1 - f_i) V of its own
@@ -92,7 +92,7 @@ class Link:
     up_bytes_per_second: float
     down_bytes_per_second: float
     latency_seconds: float = 0.0
-    """One way, to another peer."""
+    """Delay to another peer, one way."""
     client_mode: bool = False
     """Whether the peer accepts no connections, and so averages no part."""
 

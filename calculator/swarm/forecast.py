@@ -49,7 +49,7 @@ class Costs:
     join_seconds: float = 0.005
     """Time of a group's leader for each peer that joins. Assumed: groups of four are too small to show it."""
     start_seconds: float = 10.0
-    """From the start of the program to the first byte of the state: imports and the self-test. Assumed."""
+    """Time from the start of the program to the first byte of the state: imports and the self-test. Assumed."""
 
 
 COSTS = Costs()
@@ -61,11 +61,11 @@ MESSAGE_BYTES = 4 * 2**20
 PROGRESS_COPIES = 8
 """Answers to one read of the progress: from each of 5 replicas and some caches, as measured with hivemind 1.1.12."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
-"""Longest and shortest time between two reads of the progress (training/swarm/optimizer.py)."""
+"""The longest and the shortest time between two reads of the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4
-"""Matchmaking windows for which a group waits for peers that it knows to be training; the trainer uses this value."""
+"""Matchmaking windows for which a group waits for peers that are known to train; the trainer uses this value."""
 GONE_SECONDS = 3.5
-"""After so long, the others of an average find that a peer is gone which answered their calls before; the trainer uses
+"""Seconds after which the others of an average give up a peer that answered their calls before; the trainer uses
 this value."""
 ADVISED_WINDOWS = 5
 """Matchmaking windows that an epoch should last at least (training.swarm.config.SwarmConfig)."""
@@ -114,7 +114,7 @@ class Volunteers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange(ExchangeSettings):
-    """What peers exchange and when, as a recipe says (`training.swarm.config.SwarmConfig`)."""
+    """The vectors that peers exchange, and when, as a recipe says (`training.swarm.config.SwarmConfig`)."""
 
     parameters: int
     target_batch_size: int
@@ -183,7 +183,7 @@ class Exchange(ExchangeSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """What a volunteer's time is spent on, as shares of it."""
+    """Shares of a volunteer's time, by use."""
 
     computing: float
     """Computing samples that enter an update."""
@@ -202,7 +202,7 @@ class Shares:
 
     @property
     def total(self) -> float:
-        """1, apart from rounding."""
+        """The sum of all shares: 1, apart from rounding."""
         return sum(asdict(self).values())
 
     @property
@@ -256,12 +256,12 @@ class Forecast:
 
     @property
     def works(self) -> bool:
-        """Whether no limit stops it."""
+        """Returns True if no limit stops the run."""
         return not any(limit.stops for limit in self.limits)
 
 
 def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs = COSTS) -> Forecast:
-    """What these volunteers reach together.
+    """The throughput that these volunteers reach together.
 
     Raises:
         BadSetup: If there are no volunteers, or none that can average.

@@ -53,7 +53,7 @@ def allocated_bytes(count: int, itemsize: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a tape was when a stretch began or ended."""
+    """Position on a tape where a stretch begins or ends."""
 
     live: int
     held: int
@@ -67,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a tape noted under one key."""
+    """Notes of a tape under one key."""
 
     phase: str
     key: object
@@ -112,7 +112,7 @@ class Tensor:
 
     @property
     def kept(self) -> Storage | tuple[int, int]:
-        """What a node keeps of it: its storage; of what is there in any case, or is copied to the host, the size."""
+        """The storage that a node keeps, or only its size if it exists anyway or the host has a copy."""
         storage = self.storage
         return (self.count, self.itemsize) if storage is None or storage.tape.moving else storage
 
@@ -153,7 +153,7 @@ class FrozenWeight(Matrix):
     """A tensor of the model that is not trained. Its own storage is always there and is not counted by the tape.
 
     Args:
-        shape: Of the tensor.
+        shape: The tensor's shape.
         itemsize: Bytes of a value with which it computes.
         scales: 32-bit scales that are made of the quantized ones whenever it computes; None if it is not quantized.
         adapter: Trained in its place.
@@ -362,7 +362,7 @@ class Tape:
         return node
 
     def _moved(self, saved: tuple) -> tuple[int, ...]:
-        """Sizes of the copies that the host has of these from now on."""
+        """Moves storages to the host; returns the sizes of its copies."""
         sizes = [one.size_id if type(one) is Storage else self.size_id(*one) for one in saved if one is not None]
         self.held += [(len(self.live), size_id) for size_id in sizes]
         return tuple(sizes)
@@ -473,7 +473,7 @@ class Tape:
             target = edge = edges = results = frame = None
 
     def _run(self, node: Node, gradients: list[Storage | None]) -> list[Storage | None]:
-        """Lets a node compute and release what it keeps; its results, one for each edge."""
+        """Runs a node's backward and releases what it keeps; returns one result for each edge."""
         _returned = [Storage(self, size_id) for size_id in node.saved] if self.moving else None
         results = node.backward(gradients[0] if len(gradients) == 1 else gradients)
         _returned = None

@@ -1,4 +1,4 @@
-"""What each operation allocates, keeps for backward, and allocates again in backward.
+"""Rules of memory: what each operation allocates, keeps for backward, and allocates again in backward.
 
 The rules are those of PyTorch 2.13 on CUDA: tools/autograd/derivatives.yaml says what an operation keeps,
 aten/src/ATen/autocast_mode.h what autocast casts. An operation that keeps only its operands is recorded before its
@@ -51,7 +51,7 @@ class Operations(Tape):
         return self.cast(x, 4, "casting to 32 bit") if self.autocast else x
 
     def _raised_weight(self, weight: Matrix) -> Tensor:
-        """The same for a parameter."""
+        """A parameter's copy in 32 bits for an operation that autocast runs so."""
         copy = self.raised(weight)
         if copy is not weight:
             copy.storage.kind = WEIGHT_COPY
@@ -175,8 +175,8 @@ class Operations(Tape):
 
         Args:
             x: The input.
-            weight: Of the layer.
-            bias: Of the layer.
+            weight: The layer's weight.
+            bias: The layer's bias.
             name: Of the operation.
             plain: The layer without an adapter; None: `linear`'s.
             of_part: Whether x's values do not lie side by side, see `linear_of_part`. A cast and dropout copy them.
@@ -538,7 +538,7 @@ class Operations(Tape):
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """In separate operations on x in 32 bits (transformers, LlamaRMSNorm): keeps it, and its normalized form."""
+        """RMS norm in separate 32-bit operations (transformers, LlamaRMSNorm): keeps x and its normalized form."""
         itemsize, rows = x.itemsize, x.count // weight.count
         x = self.cast(x, 4, "RMS norm")
         variance = self.mean(self.power(x, "RMS norm"), rows)
@@ -546,7 +546,7 @@ class Operations(Tape):
         return self.multiply(weight, self.cast(x, itemsize, "RMS norm"), "RMS norm")
 
     def t5_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """The same, but only the variance is computed from a copy in 32 bits (T5LayerNorm): keeps that and x too."""
+        """T5's RMS norm: only the variance is computed from a copy in 32 bits (T5LayerNorm); keeps that and x too."""
         rows = x.count // weight.count
         variance = self.mean(self.power(self.cast(x, 4, "RMS norm"), "RMS norm"), rows)
         x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
@@ -583,7 +583,7 @@ class Operations(Tape):
 
         Args:
             x: What is clamped.
-            variable: Holds the upper bound until the caller drops it, in place of the one before.
+            variable: Holder of the upper bound, until the caller drops it.
         """
         count, itemsize = x.count, x.itemsize
         infinite = self.tensor(count, 1)

@@ -20,11 +20,11 @@ class Levels(NamedTuple):
     live: int = 0
     """The sum; the fields below are parts of it."""
     activations: int = 0
-    """Kept for backward, autocast's copies of weights excluded."""
+    """Bytes kept for backward, autocast's copies of weights excluded."""
     weight_copies: int = 0
     """Autocast's 16-bit copies of weights, kept for backward."""
     gradients: int = 0
-    """In `.grad` of the parameters."""
+    """Bytes in `.grad` of the parameters."""
     cached: int = 0
     """Copies of weights that only autocast's cache holds; leaving autocast frees them."""
     instant: str = ""

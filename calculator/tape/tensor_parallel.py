@@ -31,7 +31,7 @@ _BY_INPUTS = ("attention.out.", "feed_forward.out.")
 
 
 def undivided(architecture: Architecture, gpus: int) -> str:
-    """What of a model these GPUs cannot divide evenly, in words; empty if nothing."""
+    """Names a size of the model that these GPUs cannot divide evenly; empty if there is none."""
     sizes = {
         "heads": architecture.num_heads,
         "heads of keys": architecture.key_heads,
@@ -54,7 +54,7 @@ def part_of_model(architecture: Architecture, gpus: int) -> Architecture:
 
 
 class Part(Parameter):
-    """A GPU's part of a parameter, or a norm's whole one; see `part`."""
+    """A GPU's part of a parameter, or a whole parameter of a norm; see `part`."""
 
     __slots__ = ("way",)
 
@@ -63,8 +63,8 @@ def part(name: str, shape: tuple[int, ...], itemsize: int) -> Part:
     """A parameter of a divided layer.
 
     Args:
-        name: In the family's `parameters`.
-        shape: Of this GPU's part.
+        name: The parameter's name in the family's `parameters`.
+        shape: Shape of this GPU's part.
         itemsize: Bytes of a value.
     """
     made = Part(shape, itemsize)
@@ -78,7 +78,7 @@ class DividedOperations(Operations):
     """The operations of one of the GPUs.
 
     Args:
-        gpus: How many compute together.
+        gpus: Number of GPUs that compute together.
         by_tokens: Whether norms and residual sums have a part of the tokens each.
         arguments: See `calculator.tape.autograd.Tape`.
     """
@@ -98,7 +98,7 @@ class DividedOperations(Operations):
         return node
 
     def entered(self, x: Tensor) -> Tensor:
-        """All tokens of a divided layer's input."""
+        """Gathers all tokens of a divided layer's input."""
         if not self.by_tokens:
             return x
         count, whole, itemsize = x.count, x.count * self.gpus, x.itemsize
@@ -142,14 +142,14 @@ class DividedOperations(Operations):
         return Tensor(self._copied(count, own, itemsize), own, itemsize, node)
 
     def _copied(self, between: int, count: int, itemsize: int) -> Storage:
-        """What a gathering or sum of tokens gives: while it is made, there is a copy in another order beside it."""
+        """The result of a gathering or sum of tokens; while it is made, a copy in another order exists too."""
         in_other_order = self.new(between, itemsize)
         result = self.new(count, itemsize)
         del in_other_order
         return result
 
     def rms_norm(self, x: Tensor, weight: Matrix) -> Tensor:
-        """On this GPU's tokens."""
+        """RMS norm of this GPU's tokens."""
         if not self.by_tokens or weight.way != "tokens":
             return super().rms_norm(x, weight)
         self.apart = True

@@ -125,12 +125,12 @@ def attention_scores(t: Operations, query: Tensor, key: Tensor, shape: Attention
 
 
 def weighted_sum(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
-    """The weighted sum of the values, copied to (B, T, N * H) unless it lies so."""
+    """The weighted sum of the values, copied to (B, T, N * H) unless its memory has that order already."""
     return _by_token(t, _weighted_by_head(t, weights, value, shape), shape)
 
 
 def _by_token(t: Operations, x: Tensor, shape: AttentionShape) -> Tensor:
-    """A result that lies head by head, copied to (B, T, N * H); with one head or one token it is the same."""
+    """A result in the order (B, N, T, H), copied to (B, T, N * H); with one head or one token both orders are equal."""
     return t.copy(x) if shape.reordered else x
 
 
@@ -201,7 +201,7 @@ def fused_attention(
 
 
 def _aligned(t: Operations, bias: Tensor, keys: int) -> Tensor:
-    """In memory whose rows are multiples of 16 (pytorch, attention.cpp, pad_bias)."""
+    """Pads the rows of a bias to multiples of 16 (pytorch, attention.cpp, pad_bias)."""
     return t.part(t.padded(bias, _rows_of_16(bias.count, keys), "attention bias"), bias.count) if keys % 16 else bias
 
 

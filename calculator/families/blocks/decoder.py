@@ -1,4 +1,4 @@
-"""What today's decoders share: rotary tables, masks, attention with grouped heads, and the gated feed-forward."""
+"""Parts that today's decoders share: rotary tables, masks, attention with grouped heads, gated feed-forward."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def partly_rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """The same for the first channels of a head only, joined with the others (Phi3, apply_rotary_pos_emb)."""
+    """Rotary embedding of the first channels of a head only, joined with the others (Phi3, apply_rotary_pos_emb)."""
     t, a = c.tape, c.architecture
     count = x.count // a.head_dim * a.rotary_dim
     turned, rest = t.part(x, count), t.part(x, x.count - count)
@@ -251,7 +251,7 @@ def attend(
 
 
 def repeated(c: Context, x: Tensor, shape: AttentionShape) -> Tensor:
-    """Keys or values for every query head (transformers, repeat_kv); those of a single head need no copy for that."""
+    """Keys or values for every query head (transformers, repeat_kv); a single head's are expanded without a copy."""
     if shape.group == 1:
         return x
     return c.tape.expanded(x, shape.group) if shape.expanded else c.tape.repeated(x, shape.group)
@@ -273,7 +273,7 @@ def gated_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
 
 
 def _joined_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
-    """The same with gate and values from one product (Phi3MLP)."""
+    """The gated feed-forward with gate and values from one product (Phi3MLP)."""
     t = c.tape
     joined = t.linear(hidden, w["feed_forward.in.weight"])
     gate, values = t.split(joined, 2)
@@ -284,7 +284,7 @@ def _joined_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
 
 
 def decoder_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
-    """Operations of one sample's forward pass: of a mixture's experts, those that compute a token."""
+    """Operations of one sample's forward pass; of a mixture's experts, only the chosen ones count."""
     weights = a.vocab_size * a.hidden_size if a.tied_embeddings else 0
     for tensor in tensors:
         if len(tensor.shape) < 2 or tensor.part == "embeddings":

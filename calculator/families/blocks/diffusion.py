@@ -1,4 +1,4 @@
-"""What the diffusion transformers of diffusers share (diffusers 0.42, models/embeddings.py, normalization.py).
+"""Parts that the diffusion transformers of diffusers share (diffusers 0.42, models/embeddings.py, normalization.py).
 
 A step learns the direction from noise to a picture's latents, by the mean squared error. Each layer's norms are scaled
 and shifted by what a linear layer makes of the time step, the guidance, and the whole text's vector.
@@ -157,12 +157,12 @@ def continuous_norm(c: Context, w: dict, name: str, x: Tensor, condition: Tensor
 
 
 def last_norm(c: Context, hidden: Tensor, condition: Tensor, *, scattered: bool = False) -> Tensor:
-    """The last layer's result, normalized; the real code's variable for it then stands for that."""
+    """The last layer's result, normalized; the real code gives both the same name, so the first one is freed."""
     return continuous_norm(c, c.weights, "norm.modulation", hidden, condition, scattered=scattered)
 
 
 def output_head(c: Context, hidden: Tensor) -> Tensor:
-    """What the model predicts."""
+    """The model's prediction."""
     return c.tape.linear(hidden, c.weights["head.weight"], c.weights["head.bias"], "output head")
 
 
@@ -170,11 +170,11 @@ def step_of(predict: Callable[[Context, int], Tensor]) -> Callable[[Context], tu
     """The forward pass of a model that predicts a direction.
 
     Args:
-        predict: From sizes and options, and the bytes of a value of the inputs, what the model predicts.
+        predict: Plays the model up to its prediction; arguments: the context, and the bytes of a value of the inputs.
     """
 
     def forward(c: Context) -> tuple[Tensor, None]:
-        """One forward pass to the loss in 32 bits; nothing holds what the model predicts."""
+        """One forward pass to the loss in 32 bits; nothing holds the prediction."""
         t, itemsize = c.tape, c.weights["head.weight"].itemsize
         predicted = predict(c, itemsize)
         count = predicted.count
@@ -186,7 +186,7 @@ def step_of(predict: Callable[[Context, int], Tensor]) -> Callable[[Context], tu
 
 
 def diffusion_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
-    """Text and picture have weights of their own or share some; what makes scales and shifts runs once a sample."""
+    """Operations of a forward pass: text and picture may differ in weights; scales are made once a sample."""
     both = length + a.image_tokens
     streams = {"picture": a.image_tokens, "alone": a.image_tokens, "text": length}
     total = 0

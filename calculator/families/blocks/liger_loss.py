@@ -72,7 +72,7 @@ def _piece(t: Operations, hidden: Tensor, head: Matrix, rows: int, *, casts: boo
 
 
 def _in_half(t: Operations, x: Tensor, count: int) -> Storage | None:
-    """What autocast makes of `count` values of an operand; None if they have 16 bits."""
+    """Autocast's 16-bit copy of `count` values of an operand; None if they have 16 bits already."""
     return t.new(count, 2) if x.itemsize == 4 else None
 
 

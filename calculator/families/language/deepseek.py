@@ -21,7 +21,7 @@ from calculator.tape.operations import Operations
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
-    """The parameters outside of the layers and in one layer, of which the first have no experts."""
+    """The parameters outside of the layers and in one layer; the first layers have no experts."""
     norms = {"attention.norm": (a.hidden_size,), "feed_forward.norm": (a.hidden_size,)}
     return decoder_parameters(
         a,
@@ -33,7 +33,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 
 def _attention_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Queries, and keys and values together, each compressed, normalized and expanded again."""
+    """Parameters that compress, normalize and expand queries, and keys together with values."""
     d, queries = a.hidden_size, a.num_heads * a.head_dim
     plain = a.head_dim - a.rotary_dim
     shapes: dict[str, tuple[int, ...]] = {}
@@ -150,7 +150,7 @@ def _expanded(c: Context, w: dict, latent: Tensor, turned: Tensor, plain: int) -
 
 
 def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
-    """The chosen experts, and those that compute every token (DeepseekV3MoE)."""
+    """The sum of the chosen experts and of the shared ones, which compute every token (DeepseekV3MoE)."""
     _logits, weights, indices = _routed(c, w, hidden)
     chosen = experts(c, w, hidden, weights, indices)
     shared = {name.replace("shared", "feed_forward"): weight for name, weight in w.items() if name.startswith("shared")}
@@ -158,7 +158,7 @@ def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
 
 
 def _routed(c: Context, w: dict, hidden: Tensor) -> tuple[Tensor, Tensor, Storage]:
-    """Logits of all experts, and the weights and indices of each token's (DeepseekV3TopkRouter)."""
+    """Logits of all experts, and the weights and indices of each token's experts (DeepseekV3TopkRouter)."""
     t, a = c.tape, c.architecture
     tokens, chosen = c.batch * c.length, c.batch * c.length * a.experts_per_token
     logits = t.linear(t.cast(hidden, 4, "router"), _raised(t, w["router.weight"]))

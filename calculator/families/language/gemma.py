@@ -32,7 +32,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """Bytes of the scale of embeddings, and of the frequencies of rotary embeddings, of which Gemma 3 has two kinds."""
+    """Bytes of the embeddings' scale and of the rotary frequencies; Gemma 3 has two sets of frequencies."""
     kinds = len({a.attention_kind(layer) for layer in range(a.num_layers)}) if a.head_norms else 1
     return allocated_bytes(1, itemsize) + kinds * rotary_buffer_bytes(a.rotary_dim)
 

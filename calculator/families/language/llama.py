@@ -54,7 +54,7 @@ def _block(
 
 
 def _dropped(c: Context, hidden: Tensor) -> Tensor:
-    """Dropout of a branch, which only Phi-3's code has."""
+    """A branch after dropout, which only Phi-3's code has."""
     return c.tape.dropout(hidden, c.dropout) if c.architecture.joined_projections else hidden
 
 

@@ -28,7 +28,7 @@ from calculator.tape.autograd import Storage, Tensor
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
-    """The parameters outside of the layers and in one layer, of which some have experts and some do not."""
+    """The parameters outside of the layers and in one layer; only some layers have experts."""
     norms = {"attention.norm": (a.hidden_size,), "feed_forward.norm": (a.hidden_size,)}
     return decoder_parameters(
         a,
@@ -61,11 +61,11 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
 
 
 def mixture_forward(c: Context, attention: Callable, mixture: Callable) -> tuple[Tensor, Tensor]:
-    """`decoder_forward` of a model of which some layers have experts and some do not.
+    """Plays `decoder_forward` of a model in which only some layers have experts.
 
     Args:
         c: Sizes, options, and the parameters on a tape.
-        attention: From a layer's normalized input to its result and what keeps the weights alive; see
+        attention: Plays attention; returns its result and the weights that the real code holds; see
             `grouped_attention`.
         mixture: The experts of a layer that has them.
     """
@@ -109,7 +109,7 @@ def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
 
 
 def _routed(c: Context, w: dict, hidden: Tensor) -> tuple[Tensor, Tensor, Storage]:
-    """Logits of all experts, and the weights and indices of each token's (MixtralTopKRouter)."""
+    """Logits of all experts, and the weights and indices of each token's experts (MixtralTopKRouter)."""
     t, a = c.tape, c.architecture
     logits = t.linear(hidden, w["router.weight"])
     if a.head_norms:  # Qwen3-MoE asks the softmax for 32 bits, Mixtral casts before.

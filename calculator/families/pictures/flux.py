@@ -57,7 +57,7 @@ def _single_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _input_bytes(a: Architecture, made: Batch) -> int:
-    """Texts, their vectors, times, latents, positions, guidance, and the directions to learn."""
+    """Bytes of texts, their vectors, times, latents, positions, guidance, and the directions to learn."""
     batch, length, tokens = made.samples, made.length, a.image_tokens
     counts = [batch * length * a.text_width, batch * a.pooled_width, batch, batch * tokens * a.channels]
     counts += [3 * length, 3 * tokens, batch * tokens * a.output_channels]
@@ -111,7 +111,7 @@ def _double(
 
 
 def _clipped(c: Context, x: Tensor) -> Tensor:
-    """Values that float16 can hold."""
+    """Values clipped to the range of float16."""
     return c.tape.clipped(x) if c.half == "fp16" and x.itemsize == 2 else x
 
 

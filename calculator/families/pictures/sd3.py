@@ -54,7 +54,7 @@ def buffer_bytes(a: Architecture, itemsize: int) -> int:
 
 
 def _input_bytes(a: Architecture, made: Batch) -> int:
-    """Texts, their vectors, times, latents, and the directions to learn."""
+    """Bytes of texts, their vectors, times, latents, and the directions to learn."""
     batch, length = made.samples, made.length
     latents = _latents(a, batch)
     counts = [batch * length * a.text_width, batch * a.pooled_width, batch, latents, _predicted(a, batch)]
@@ -111,7 +111,7 @@ def _first_norm(c: Context, w: dict, picture: Tensor, condition: Tensor) -> tupl
 def _block(c: Context, w: dict, picture: Tensor, text: Tensor, condition: Tensor) -> tuple[Tensor | None, Tensor]:
     """A layer (JointTransformerBlock).
 
-    Names stay until it ends, as those of the real code do, and with them what they stand for.
+    As in the real code, each name keeps its tensor until the layer ends.
     """
     t = c.tape
     last = "attention.text.out.weight" not in w

@@ -46,7 +46,7 @@ class Layout:
         return self.text + self.image
 
     def bands(self, kind: str, reach: int) -> list[tuple[int, int]]:
-        """Numbers of queries and keys of each band of image rows; empty for row and column layers."""
+        """The numbers of queries and keys of each band of image rows; empty for row and column layers."""
         if kind in ("row", "column"):
             return []
         rows = self.grid if self.grid <= DENSE_GRID else BAND_ROWS
@@ -311,7 +311,7 @@ class _Block(ABC):
 
     @property
     def mixed(self) -> bool:
-        """Whether the block computes in a precision other than its weights'."""
+        """Returns True if the block computes in another precision than that of its weights."""
         return self.itemsize != self.inner_itemsize
 
     def lowered(self, count: int) -> Storage | None:

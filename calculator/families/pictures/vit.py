@@ -136,7 +136,7 @@ def _input_bytes(a: Architecture, batch: Batch) -> int:
 
 
 def _more_gradient_bytes(a: Architecture, samples: int, itemsize: int) -> int:
-    """PyTorch takes over the gradient of a single picture's class token, a view of the gradients of all tokens."""
+    """Bytes of all tokens' gradients, which PyTorch keeps with the class token's if there is a single picture."""
     if samples > 1:
         return 0
     tokens = a.sequence_length * a.hidden_size
@@ -144,7 +144,7 @@ def _more_gradient_bytes(a: Architecture, samples: int, itemsize: int) -> int:
 
 
 def _flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -> int:
-    """Every token sees every other; the class's token is not a patch, and it alone is classified."""
+    """Operations of a forward pass: every token sees every other, and only the class token is classified."""
     shapes = [tensor for tensor in tensors if len(tensor.shape) >= 2]
     layers = sum(tensor.copies * tensor.count for tensor in shapes if tensor.part in ("attention", "feed-forward"))
     patches = a.hidden_size * a.channels * a.patch_size**2 * (a.sequence_length - 1)

@@ -32,7 +32,7 @@ class Range:
     folded: bool = False
     """Whether it is among the folded controls, as are those that the reader drags in the drawing."""
     needs: tuple[str, str] | None = None
-    """The control and the value of it with which this one matters; it is hidden with others. None: it always does."""
+    """A control and its value with which this one matters; with other values it is hidden. None: it always matters."""
 
     def read(self, text: str) -> tuple[float, str]:
         """The nearest allowed number, and a sentence where the text asked for another."""
@@ -61,7 +61,7 @@ class Stops:
     name: str
     label: str
     stops: tuple[float, ...]
-    """Ascending."""
+    """Accepted values, ascending."""
     default: float
     unit: str = ""
     folded: bool = False

@@ -15,7 +15,7 @@ class Handle:
 
     label: str
     x: float
-    """In the drawing's units."""
+    """Position across, in the drawing's units."""
     y: float
     x_control: str = ""
     """The control that the handle moves when dragged sideways, if any; likewise `y_control`."""

@@ -36,11 +36,11 @@ class Ticket:
     signature: Signature | None = None
 
     def words(self) -> tuple:
-        """What its signature covers."""
+        """The text that its signature covers."""
         return (self.name, self.key, self.expires)
 
     def signed(self, holder: str) -> Ticket:
-        """The same with a signature."""
+        """Returns a copy with a signature."""
         return replace(self, signature=Signature(holder, self.words()))
 
 
@@ -58,11 +58,11 @@ class Request:
     signature: Signature | None = None
 
     def words(self) -> tuple:
-        """What its signature covers."""
+        """The text that its signature covers."""
         return (self.ticket, self.receiver, self.time, self.nonce, self.tensor)
 
     def signed(self, holder: str) -> Request:
-        """The same with a signature."""
+        """Returns a copy with a signature."""
         return replace(self, signature=Signature(holder, self.words()))
 
 
