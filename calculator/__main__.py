@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from calculator.choose import fit
 from calculator.choose.devices import DEVICES, device_named
-from calculator.choose.names import gpu_of, preset_of
+from calculator.choose.names import gpu_of
 from calculator.errors import BadSetup
 from calculator.models.architectures import PRESETS
 from calculator.parts.adapters import ALL_LINEAR
@@ -80,9 +80,7 @@ def flags_parser() -> argparse.ArgumentParser:
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )
-    parser.add_argument(
-        "model", nargs="?", type=preset_of, help="a preset (see below), its name on the Hugging Face Hub, or `batch`"
-    )
+    parser.add_argument("model", nargs="?", help="a preset (see below), its name on the Hugging Face Hub, or `batch`")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="sequences per forward pass")

@@ -42,9 +42,7 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
     """
     if kind not in STORED:
         raise BadSetup(f"weights is one of {', '.join(STORED)}, not {kind!r:.60}.")
-    family = family_of(architecture)
-    # FP8 looks for nn.Linear; a model whose weights are (in, out) has transformers' Conv1D in its place.
-    if kind not in WHOLE and (not family.generates or (kind == FP8 and family.input_first)):
+    if not can_be_stored(architecture, kind):
         raise BadSetup(f"{architecture.name} has no linear layers that {kind} quantizes; choose bf16 or {NF4}.")
     itemsize = WHOLE.get(kind, 2)
     held = sum(
@@ -52,6 +50,13 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
         for tensor in parameter_tensors(architecture)
     )
     return held + family_of(architecture).buffer_bytes(architecture, itemsize)
+
+
+def can_be_stored(architecture: Architecture, kind: str) -> bool:
+    """Returns True if a model's weights can be of a kind in `STORED`."""
+    family = family_of(architecture)
+    # FP8 looks for nn.Linear; a model whose weights are (in, out) has transformers' Conv1D in its place.
+    return kind in WHOLE or (family.generates and not (kind == FP8 and family.input_first))
 
 
 def unpacked_bytes(architecture: Architecture, kind: str) -> int:

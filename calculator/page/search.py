@@ -10,12 +10,17 @@ from calculator.choose.inference import cache_bytes
 from calculator.choose.techniques import LORA_RANK
 from calculator.errors import BadSetup
 from calculator.models.architectures import PRESETS
+from calculator.models.names import named, nearest, not_known
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.parts.parameters import count_parameters
 from calculator.step.setups import NOT_COUNTED
 
 LONGEST_TEXT = 300
+LEAST_NAME = 4
+"""Shorter words are read as before: a word such as t5 may have its size in the next one."""
+HUB_ID = re.compile(r"(?:https?://\S+/)?[A-Za-z][\w.-]*/[A-Za-z][\w.-]*\d[\w.:-]*(?:/\S*)?")
+"""A word that names a model as the Hub does."""
 WORDS_OF_VALUES = {
     "precision": {
         "amp-bf16": "16-bit autocast (bfloat16)",
@@ -190,10 +195,10 @@ def understood(text: str) -> dict:
     >>> understood("llama 8b lora 24 gb")
     {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
     """
-    text = _plain(text)
+    text = _plain(_with_presets(text))
     model, without_model = _named(PRESETS, text)
     if model is None:
-        raise BadSetup(f"{text.strip()!r:.60} names no model that the calculator knows; {_of_that_size(text)}.")
+        raise BadSetup(_not_known(text))
     gpu, in_float16, without_gpu = _gpu(without_model)
     rest = _check_version(model, text, without_gpu)
     numbers, unknown, rest = _numbers(rest)
@@ -219,14 +224,27 @@ def understood(text: str) -> dict:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
     words = [word for word in words if not _is_size_of(model, word)]
-    if other := [word for word in words if VARIANTS.fullmatch(word)]:
-        raise BadSetup(
-            f"The calculator knows {model}, but no model of that name with {other[0]}; choose {_family(model)}, or "
-            "paste its config.json."
-        )
+    if any(map(VARIANTS.fullmatch, words)):
+        raise BadSetup(_not_known(text))
     if re.search(GENERATING, rest):
         raise BadSetup(_to_generate(setup, gpu))
     return {"setup": setup, "gpu": gpu or "", "ignored": unknown + [word for word in words if word not in COMMON]}
+
+
+def _with_presets(text: str) -> str:
+    """The text with presets in place of hub ids, links and variants; 4 bits of a quantized copy become a word.
+
+    Raises:
+        BadSetup: If one of them has other sizes than every preset.
+    """
+    words = []
+    for word in text.split():
+        found = named(word.strip(".,;:!?()")) if len(word) > LEAST_NAME else None
+        if found is None and HUB_ID.fullmatch(word):
+            raise BadSetup(not_known(word))
+        quantized = " 4 bit" if found and found.bits == 4 else ""
+        words.append(found.preset + quantized if found else word)
+    return " ".join(words)
 
 
 def _is_size_of(model: str, word: str) -> bool:
@@ -238,13 +256,14 @@ def _is_size_of(model: str, word: str) -> bool:
     return abs(parameters / count_parameters(PRESETS[model]) - 1) < ROUNDED
 
 
-def _of_that_size(text: str) -> str:
-    """Advice for a text that names no model, but perhaps a model's size."""
-    size = re.search(r"(?<![\w.])[\d.]+b(?!\w)", text)
-    names = [name for name in PRESETS if size is not None and size[0] in name.split("-")]
-    if not names:
-        return "try words such as llama 8b lora 24 gb, or paste a config.json"
-    return f"of {size[0]}, it knows {', '.join(names)}: name {'one' if names[1:] else 'it'}, or paste a config.json"
+def _not_known(text: str) -> str:
+    """The refusal of a text that names no preset, with the nearest three."""
+    words = [word for word in re.findall(r"[\w.]+", text) if word not in COMMON and not re.fullmatch(r"\d+gb", word)]
+    first, second, third = nearest("-".join(words))
+    return (
+        f"The nearest models to {text.strip()!r:.60} are {first}, {second} and {third}; try words such as llama 8b "
+        "lora 24 gb, or paste its config.json."
+    )
 
 
 def _to_generate(setup: dict, gpu: str | None) -> str:
@@ -392,17 +411,8 @@ def _check_version(model: str, text: str, rest: str) -> str:
     if version is None or not rest[version.start(1) : version.end(1)].strip("|"):
         return rest
     if version[1] not in SAME_SHAPES.get(model, ()):
-        raise BadSetup(
-            f"The calculator knows no {family} {version[1]}; choose {_family(model)}, or paste its config.json."
-        )
+        raise BadSetup(_not_known(text))
     return _without(rest, version)
-
-
-def _family(model: str) -> str:
-    """The names of a model's family, from which a sentence asks to choose."""
-    family = re.match("[a-z]+", model)[0]
-    names = [name for name in PRESETS if re.match("[a-z]+", name)[0] == family]
-    return ("one of " if len(names) > 1 else "") + ", ".join(names)
 
 
 def said(found: dict) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 
 from calculator.choose.devices import device_named
 from calculator.choose.fit import Fit
+from calculator.models.names import preset_of
 from calculator.reports.units import show_bytes
 from calculator.step.answer import Estimate
 from calculator.step.setups import Setup
@@ -33,7 +34,7 @@ def judgement(verdict: Fit, result: Estimate) -> tuple[str, str]:
 
 def command(setup: Setup, gpu: str | None = None) -> str:
     """The command line that gives the same answer; a pasted model is passed on standard input."""
-    words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else str(setup.model)]
+    words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else preset_of(setup.model)]
     for field in _FIELDS:
         value = getattr(setup, field.name)
         # The type too: to Python, 0 equals False and 1 equals True. Where null is no default, it stands for one.

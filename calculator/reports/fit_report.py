@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 
 from calculator.choose.devices import Device, device_named
 from calculator.choose.fit import MORE_GPUS, Fit, Suggestion, largest_micro_batch, suggestions, verdict
-from calculator.choose.names import HUB, gpu_of
+from calculator.choose.names import gpu_of
 from calculator.choose.techniques import LORA_RANK, Technique
 from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, training_code
 from calculator.errors import BadSetup
 from calculator.families.registry import family_of
-from calculator.models.architectures import PRESETS, quantization_of
+from calculator.models.architectures import quantization_of
+from calculator.models.names import hub_id
 from calculator.reports.inference_report import add_model_flags, model_or_config
 from calculator.step.resolve import resolve
 from calculator.step.setups import DIVIDED, PRECISIONS, Setup
@@ -61,7 +62,8 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     named = model_or_config(flags.pop("model"), flags.pop("config"), read)
     if resolve(Setup(**named)).patch_size:
         raise BadSetup("The code of this command trains language models; give one of them.")
-    if named.get("model") in PRESETS.keys() - HUB.keys():
+    source = hub_id(named["model"]) if "model" in named else "path/to/the/model"
+    if source is None:
         raise BadSetup(
             f"No weights of {named['model']} are published, so there is nothing to load; give another model."
         )
@@ -73,7 +75,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     setup = _first_setup(device, **named, **flags)
     setup, judged, changed = best(setup, device)
     techniques, costs = (changed.techniques, changed.costs) if changed else ((), "")
-    code = training_code(setup, HUB.get(setup.model, "path/to/the/model"))
+    code = training_code(setup, source)
     if as_json:
         settings = {name: value for name, value in asdict(setup).items() if value is not None}
         told = {"setup": settings, "techniques": techniques, "costs": costs, "verdict": judged.as_dict()}

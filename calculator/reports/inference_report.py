@@ -9,18 +9,19 @@ from dataclasses import asdict, replace
 
 from calculator.choose.devices import device_named
 from calculator.choose.inference import ITEMSIZES, PROMPT, inference_memory, largest_batch, longest_context, model_of
-from calculator.choose.names import gpu_of, preset_of
-from calculator.choose.stored import STORED
+from calculator.choose.names import gpu_of
+from calculator.choose.stored import FP8, NF4, STORED, can_be_stored
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
+from calculator.models.names import Named, named
 from calculator.reports.units import show_bytes
 from calculator.step.setups import Setup
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the two flags that name a model; `model_or_config` accepts one of them."""
-    parser.add_argument("model", nargs="?", type=preset_of, help="a preset, or its name on the Hugging Face Hub")
+    parser.add_argument("model", nargs="?", help="a preset, or its name on the Hugging Face Hub")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
 
 
@@ -40,7 +41,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
     parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
-    parser.add_argument("--weights", choices=STORED, default="bf16", help="type of weights; nf4 is bitsandbytes' 4 bit")
+    parser.add_argument(
+        "--weights", choices=STORED, help="type of weights (bf16, or as the name says); nf4 is bitsandbytes' 4 bit"
+    )
     parser.add_argument("--cache", choices=ITEMSIZES, default="bf16", help="type of cached keys and values")
     parser.add_argument("--block", type=int, default=1, metavar="N", help="tokens of a paged block, such as vLLM's 16")
     parser.add_argument(
@@ -61,7 +64,10 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     """
     as_json, gpu = flags.pop("json"), flags.pop("gpu")
     setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
-    answer = answered(model_of(setup), gpu, **flags) | {"notes": notes(setup.config)}
+    model = model_of(setup)
+    name = named(setup.model) if setup.model else None
+    flags["weights"] = flags["weights"] or usual_weights(model, name)
+    answer = answered(model, gpu, **flags) | {"notes": notes(setup.config, name)}
     return json.dumps(answer) if as_json else _report(answer)
 
 
@@ -84,9 +90,21 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
     }
 
 
-def notes(config: Mapping[str, object] | None) -> list[str]:
-    """Sentences about what is not counted."""
+def usual_weights(architecture: Architecture, name: Named | None) -> str:
+    """The type of weights if no other is given: as a quantized copy's name says, as far as that is counted."""
+    quantized = {4: NF4, 8: FP8}.get(name.bits) if name else None
+    return quantized if quantized and can_be_stored(architecture, quantized) else "bf16"
+
+
+def notes(config: Mapping[str, object] | None, name: Named | None = None) -> list[str]:
+    """Sentences about the prompt, and about quantized weights."""
     found = [PROMPT]
+    if name and name.quantization:
+        counted = {4: f"as {NF4}", 8: f"as {FP8}"}.get(name.bits, "as bf16")
+        found.append(
+            f"The name says that its weights are quantized ({name.quantization}): they count {counted} unless "
+            "--weights says otherwise."
+        )
     if method := quantization_of(config):
         found.append(
             f"The config says that its weights are quantized ({method}). That is not read: they count as "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from calculator.choose.devices import DEVICES
-from calculator.choose.names import gpu_of, preset_of
+from calculator.choose.names import gpu_of
 from calculator.errors import BadSetup
 from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import OPTIMIZERS
@@ -34,9 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     # Only for its defaults.
     one = Collaboration(volunteers=())
-    parser.add_argument(
-        "--model", type=preset_of, default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b"
-    )
+    parser.add_argument("--model", default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of a model")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="peers train and exchange adapters of this rank")
     parser.add_argument("--lora-targets", default=ALL_LINEAR, metavar="NAMES", help="q_proj,v_proj or others")

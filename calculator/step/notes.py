@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
+from calculator.models.names import named
 from calculator.parts.adapters import Lora
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import Training, itemsize_of
@@ -59,6 +60,12 @@ def _model_notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         notes.append(
             f"The config says that its weights are quantized ({method}). That is not read: weights count in the "
             "precision that is asked for."
+        )
+    if (name := setup.model and named(setup.model)) and name.quantization:
+        bits = "; --lora-rank 16 --base-bits 4 counts them in 4 bits" if name.bits == 4 else ""
+        notes.append(
+            f"The name says that its weights are quantized ({name.quantization}). Weights count in the precision that "
+            f"is asked for{bits}."
         )
     if sees_pictures(setup):
         notes.append("Only the text model is counted, not the vision tower that is published with it.")

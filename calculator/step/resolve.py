@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from calculator.errors import BadSetup
 from calculator.families.registry import family_of
-from calculator.models.architectures import PRESETS, Architecture, from_config
+from calculator.models.architectures import Architecture, from_config
+from calculator.models.names import preset
 from calculator.models.picture_models import LARGEST_PICTURE, with_picture
 from calculator.parts.adapters import Lora, chosen_modules
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS, Optimizer, chosen
@@ -55,8 +55,7 @@ def resolve(setup: Setup) -> Architecture:
             raise BadSetup("Give either model or config, not both.")
         architecture = from_config(setup.config)
     else:
-        _check_model(setup.model)
-        architecture = PRESETS[setup.model]
+        architecture = preset(setup.model)
     family = family_of(architecture)
     if family.forward is None:
         raise BadSetup(
@@ -89,17 +88,6 @@ def resolve(setup: Setup) -> Architecture:
     for check in CHECKS:
         check(setup, architecture)
     return architecture
-
-
-def _check_model(name: object) -> None:
-    if isinstance(name, str) and name in PRESETS:
-        return
-    near = get_close_matches(str(name).lower().rpartition("/")[2], PRESETS, n=2)
-    meant = f" The nearest: {' and '.join(near)}." if near else ""
-    raise BadSetup(
-        f"model is one of {', '.join(PRESETS)}, not {shown(name)}.{meant} "
-        "Of any other model, give its config.json as config."
-    )
 
 
 def itemsize_of(setup: Setup) -> int:

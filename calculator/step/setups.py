@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from calculator.errors import BadSetup
+from calculator.models.names import preset_of
 from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
@@ -66,7 +67,7 @@ class Setup:
     """A model and how it is trained. Every field is a flag of the command line and a key of a batch line."""
 
     model: str | None = None
-    """Name of a preset (see `calculator.models.architectures.PRESETS`); None if `config` is given."""
+    """Name of a preset, or of a model with its sizes (see `calculator.models.names`); None if `config` is given."""
     config: Mapping[str, object] | None = None
     """A Hugging Face `config.json` of a supported family, in place of `model`."""
     micro_batch_size: int = 1
@@ -165,7 +166,7 @@ WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
 
 def sees_pictures(setup: Setup) -> bool:
     """Returns True if the published model has a vision tower beside the text model that is counted."""
-    return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
+    return preset_of(setup.model) in WITH_PICTURES or "text_config" in (setup.config or {})
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,8 @@ from calculator.choose.devices import device_named
 from calculator.choose.flops import UTILISATION, samples_per_second
 from calculator.errors import BadSetup
 from calculator.models.architecture import ParameterTensor
-from calculator.models.architectures import PRESETS, Architecture, from_config
+from calculator.models.architectures import Architecture, from_config
+from calculator.models.names import preset
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.parts.parameters import parameter_tensors
@@ -109,7 +110,7 @@ class Collaboration(ExchangeSettings):
         """The model; None if only the number of parameters is given."""
         if self.config is not None:
             return from_config(self.config)
-        return None if self.model is None else PRESETS[self.model]
+        return None if self.model is None else preset(self.model)
 
     def kinds(self) -> list[Volunteers]:
         """The volunteers with their speeds."""
@@ -169,8 +170,6 @@ def collaboration_from(request: object) -> Collaboration:
         raise BadSetup("A collaboration has either a model, a config or a number of parameters.")
     if made.lora_rank is not None and made.parameters is not None:
         raise BadSetup("lora_rank needs a model or a config, beside which adapters stand; omit parameters.")
-    if made.model is not None and made.model not in PRESETS:
-        raise BadSetup(f"model is one of {', '.join(PRESETS)}, not {made.model!r:.60}.")
     if made.gradient_codec not in CODECS:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
     if made.optimizer is not None and made.optimizer not in OPTIMIZERS:

@@ -122,7 +122,7 @@ def test_a_batch_goes_on_after_a_line_that_is_no_text(programs):
     results = [json.loads(line) for line in output.splitlines()]
     assert errors == b"" and running.returncode == 0
     assert [result.get("model") for result in results] == ["gpt2", None, None, "bert-base"]
-    assert "not JSON" in results[1]["error"] and "model is one of" in results[2]["error"]
+    assert "not JSON" in results[1]["error"] and "The nearest to the model" in results[2]["error"]
 
 
 def test_browser_catalogue_names_every_choice_that_is_accepted():
@@ -149,5 +149,5 @@ def test_browser_refuses_in_words():
         assert json.loads(ask("[]"))["error"].startswith("A request is an object")
         assert json.loads(ask("[" * 100_000))["error"].startswith("This cannot be read")
         assert json.loads(ask(f'{{"setup": {"1" * 5000}}}'))["error"].startswith("This cannot be read")
-    assert json.loads(browser.answer('{"setup": {"model": "x"}}'))["error"].startswith("model is one of")
+    assert json.loads(browser.answer('{"setup": {"model": "x"}}'))["error"].startswith("The nearest to the model")
     assert json.loads(browser.answer('{"setup": {"model": "gpt2"}, "gpu": "voodoo2"}'))["error"].startswith("gpu is")

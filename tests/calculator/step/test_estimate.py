@@ -273,7 +273,7 @@ RECIPE = {
 }  # fmt: skip
 
 REFUSED = {
-    "model is one of": {"model": "gpt5"},
+    "The nearest to the model": {"model": "gpt5"},
     "Give either model or config": {"model": "gpt2", "config": {"model_type": "gpt2"}},
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
