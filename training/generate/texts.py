@@ -60,10 +60,10 @@ def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
 
     loaded = load_checkpoint(find_checkpoint(source))
     with TemporaryDirectory() as made:
-        tokenizer = Path(made, TOKENIZER_FILE)
-        tokenizer_of(loaded, shards).save(tokenizer)
+        tokenizer, file = tokenizer_of(loaded, shards), Path(made, TOKENIZER_FILE)
+        tokenizer.save(file)
         model = loaded.model if loaded.model.adapter is None else merged(loaded.model, loaded.config.seed)
-        export_folder(model, folder, tokenizer_file=tokenizer)
+        export_folder(model, folder, tokenizer_file=file, end_of_text=tokenizer.end_of_text)
 
 
 def continued(

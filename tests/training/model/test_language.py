@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from training.compute.choices import Wishes, _kernels
 from training.data.store.text_tokenizer import TextTokenizer
@@ -89,6 +89,15 @@ def plain_loss(network, texts: list[torch.Tensor]) -> torch.Tensor:
     return sum(sums) / sum(len(text) - 1 for text in texts)
 
 
+def larger(model: LanguageModel) -> LanguageModel:
+    """The model with larger weights: with its first ones, texts repeat a single id."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter *= 5
+    return model
+
+
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
@@ -142,11 +151,7 @@ def test_recomputed_layers_give_the_same_gradients(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_that_of_transformers_and_of_the_model_without_a_cache(family):
-    model = build_language_model(recipe(family), seed=2)
-    with torch.no_grad():
-        for parameter in model.parameters():  # larger weights: at the first ones, texts repeat a single id
-            if parameter.ndim > 1:
-                parameter *= 5
+    model = larger(build_language_model(recipe(family), seed=2))
     ids = [5, 90, 7, 33, 61, 8, 2]
     found = list(model.continue_text(ids, new_tokens=12, top_k=1))
     network, start = model.network.eval(), torch.tensor([ids])
@@ -345,6 +350,45 @@ def test_an_exported_folder_has_its_tokenizer(tmp_path):
     read = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert read.encode(text, add_special_tokens=False) == list(tokenizer.encode([text])[0])
     assert read.decode(read.encode(text)) == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_folder_ends_texts_where_the_run_does(family, tmp_path):
+    """The family's own default, such as 2, is another token in the run's vocabulary."""
+    tokenizer = TextTokenizer.train(["one two three, two three four"] * 3, 270)
+    sizes = {"model_type": family} | ARCHITECTURES[family] | {"vocab_size": 270}
+    model = larger(build_language_model(recipe(family, architecture=sizes), seed=2))
+    prompt = "one two"
+    begun = tokenizer.encode([prompt])[0].tolist()
+    drawn = list(model.continue_text(begun, new_tokens=24, top_k=1))
+    # `transformers` looks for special tokens in the text itself.
+    ends = [one for one in drawn if tokenizer.decode([one]).strip() not in prompt]
+    end = next((one for one in ends if one != drawn[0]), drawn[0])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    export_folder(model, tmp_path / "out", tokenizer_file=tmp_path / "tokenizer.json", end_of_text=end)
+    until = list(model.continue_text(begun, new_tokens=24, top_k=1, stop_id=end))
+    assert len(until) < len(drawn)
+    generate = pipeline("text-generation", model=str(tmp_path / "out"), device="cpu")
+    found = generate(prompt, max_new_tokens=24, do_sample=False, return_tensors=True)[0]["generated_token_ids"]
+    assert found == [*begun, *until, end]
+    read = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert read.eos_token_id == read.pad_token_id == end
+    padded = read([prompt, "one two three, two"], padding=True)["input_ids"]
+    assert len(padded[0]) == len(padded[1]) and padded[0][0] == end and padded[0][-len(begun) :] == begun
+
+
+def test_a_head_that_differs_from_the_embeddings_is_exported_as_untied(tmp_path):
+    """Also if config.json of the folder that was read says that they are tied."""
+    folder = tmp_path / "tied"
+    export_folder(build_language_model(recipe("qwen2"), seed=4), folder, tokenizer_file=None)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn(VOCABULARY, 32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = build_language_model(LanguageModelConfig(**{"from": str(folder), "block_length": LENGTH}), seed=0)
+    export_folder(model, tmp_path / "out", tokenizer_file=None)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(network.get_output_embeddings().weight, tensors["lm_head.weight"])
 
 
 def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):

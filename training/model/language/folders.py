@@ -69,13 +69,16 @@ def build_language_model(config: LanguageModelConfig, seed: int, adapter: Adapte
     return LanguageModel(config, network, adapter=adapter, adapted=add_adapters(network, adapter, seed))
 
 
-def export_folder(model: LanguageModel, folder: Path, *, tokenizer_file: Path | None) -> None:
+def export_folder(
+    model: LanguageModel, folder: Path, *, tokenizer_file: Path | None, end_of_text: int | None = None
+) -> None:
     """Writes the model for `transformers.AutoModelForCausalLM.from_pretrained`: the whole folder or nothing.
 
     Args:
-        model: Its weights stay as they are.
-        folder: Where it goes; an older one there is replaced.
+        model: The model; it stays as it is.
+        folder: Folder to write; an older one is replaced.
         tokenizer_file: The run's tokenizer.json, so that `AutoTokenizer` finds it.
+        end_of_text: Id that ends a text in that tokenizer. Without it, the family's default would end texts.
 
     Raises:
         BadInput: If the tokenizer cannot be read.
@@ -87,11 +90,37 @@ def export_folder(model: LanguageModel, folder: Path, *, tokenizer_file: Path | 
         # One file: it is easier to copy, and 50 GB, where `transformers` begins to part it, is beyond these models.
         with _without_bars():
             model.network.save_pretrained(draft, max_shard_size="1000GB")
+        if end_of_text is not None:
+            _write_ends(model, draft, end_of_text)
         if tokenizer_file is not None:
             shutil.copyfile(tokenizer_file, draft / "tokenizer.json")
-            # Without it, `AutoTokenizer` would take the class of the architecture, which may split texts otherwise.
-            facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq_len}
-            (draft / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            _write_tokenizer_config(model, draft, end_of_text)
+
+
+def _write_ends(model: LanguageModel, draft: Path, end_of_text: int) -> None:
+    """Names the id that ends a text, and pads, in the files that `generate` of `transformers` reads.
+
+    Documents of a run begin with no token of their own, so the end of the last one begins the next, as in GPT-2.
+    """
+    ends = {"eos_token_id": end_of_text, "pad_token_id": end_of_text}
+    if model.config.pretrained is None:
+        ends["bos_token_id"] = end_of_text
+    for name in ("config.json", "generation_config.json"):
+        path = draft / name
+        facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path.write_text(json.dumps(facts | ends, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer_config(model: LanguageModel, draft: Path, end_of_text: int | None) -> None:
+    from tokenizers import Tokenizer
+
+    # Without the class, `AutoTokenizer` would take that of the architecture, which may split texts otherwise.
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq_len}
+    if end_of_text is not None:
+        name = Tokenizer.from_file(str(draft / "tokenizer.json")).id_to_token(end_of_text)
+        # Texts of a batch are padded on the left, so that each is continued at its own end.
+        facts |= {"eos_token": name, "pad_token": name, "padding_side": "left"}
+    (draft / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def merged(model: LanguageModel, seed: int) -> LanguageModel:
@@ -178,6 +207,9 @@ def _loaded(
             f"The weights of {named} lack {len(lacking)} tensors of its config.json, among them {lacking[0]}.",
             cure="Choose weights of a whole model.",
         )
+    # `transformers` does not tie a head that differs from the embeddings, and its config goes on saying that it does.
+    head, embeddings = network.get_output_embeddings(), network.get_input_embeddings()
+    network.config.tie_word_embeddings = head.weight is embeddings.weight
     for parameter in network.parameters():
         # Files are mapped into memory: a copy stays as it is when the file changes.
         parameter.data = parameter.data.to(dtype, copy=True).contiguous()
