@@ -151,12 +151,12 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     """The most tokens per sequence that fit, with everything else unchanged; 0 if not even one does.
 
     None if the model's length is fixed. For a model with two stacks it is the encoder's length. Lengths that are
-    refused do not fit.
+    refused do not fit, and those for which the model was not trained are not tried, unless the setup has one.
     """
     architecture = resolve(setup)
     if architecture.fixed_length:
         return None
-    most = architecture.max_positions or LONGEST
+    most = max(architecture.max_positions or LONGEST, setup.sequence_length or 0)
     step = setup.gpus if setup.sharding == "tensor-sequence" else 1  # each GPU has as many tokens of a sequence
     if setup.fp8:
         step = tokens_at_once(setup.micro_batch_size)

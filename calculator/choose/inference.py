@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from calculator.choose.devices import Device
 from calculator.choose.stored import stored_bytes
 from calculator.errors import BadSetup
+from calculator.families.lengths import most_tokens
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import from_config
@@ -141,7 +142,7 @@ def inference_memory(
         BadSetup: If a number is out of range, or the model does not generate text with one stack.
     """
     _check_generates(architecture)
-    longest = architecture.max_positions or MOST_SEQUENCES
+    longest = most_tokens(architecture)
     for name, value, most in (("batch", batch, MOST_SEQUENCES), ("length", length, longest), ("block", block, 65_536)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadSetup(f"{name} is a whole number from 1 to {most}, not {value!r:.60}.")
@@ -161,8 +162,7 @@ def _check_generates(architecture: Architecture) -> None:
 
 def longest_context(architecture: Architecture, device: Device, **options: object) -> int:
     """The most tokens per sequence that fit; 0 if not even one does. Options as for `inference_memory`."""
-    most = architecture.max_positions or MOST_SEQUENCES
-    return _most(lambda length: _fits(architecture, device, length=length, **options), most)
+    return _most(lambda length: _fits(architecture, device, length=length, **options), most_tokens(architecture))
 
 
 def largest_batch(architecture: Architecture, device: Device, **options: object) -> int:

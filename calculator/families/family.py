@@ -102,6 +102,8 @@ class Family:
     """Whether GPUs may divide its matrices as torchtitan divides Llama's."""
     reversible: bool = False
     """Whether its layers may be reversible."""
+    position_table: bool = False
+    """Whether positions are rows of a table, so that there are no more than `Architecture.max_positions`."""
     own_trainer: bool = False
     """Whether only this project's trainer trains it: with weights in 32 bits, and an attention of its own."""
 

@@ -89,7 +89,7 @@ class Architecture:
     sequence_length: int
     """Tokens per sequence, unless a setup says otherwise; of the encoder, if there are two stacks."""
     max_positions: int = 0
-    """Rows of the learned or precomputed position table; 0 where positions have no limit."""
+    """Rows of the position table; of models without one, the tokens for which they were trained, 0 if any number."""
     num_decoder_layers: int = 0
     """Layers of the decoder (T5)."""
     target_length: int = 0

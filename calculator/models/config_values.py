@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from calculator.errors import BadSetup
 
-LARGEST_SIZE, MOST_LAYERS = 10_000_000, 10_000
-"""The largest accepted size, and number of layers. Layers are counted one by one: millions would take minutes."""
+LARGEST_SIZE, MOST_LAYERS, MOST_POSITIONS = 10_000_000, 10_000, 1_000_000_000
+"""Largest accepted numbers. Layers are counted one by one: millions would take minutes."""
 
 
 def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
@@ -18,13 +18,37 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
         if value is None:
             continue
         # bool first, since true is a whole number to Python.
-        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
+        most = MOST_LAYERS if "layer" in name else MOST_POSITIONS if "position" in name else LARGEST_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadSetup(f"{name} in config is a whole number from 1 to {most}, not {value!r:.60}.")
         return value
     if default is None:
         raise BadSetup(f"config has no {names[0]}.")
     return default
+
+
+def trained_length(config: Mapping[str, object], default: int) -> int:
+    """Reads for how many tokens a model with rotary embeddings was trained, or was extended by scaling them.
+
+    Configs have the scaling under `rope_scaling` or `rope_parameters`, its kind under `type` or `rope_type`. As in vLLM
+    (config/model.py, _get_and_verify_max_len), YaRN multiplies the original length, linear and dynamic scaling multiply
+    the config's length; with other kinds, the config's length is the extended one.
+
+    >>> scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    >>> trained_length({"max_position_embeddings": 32_768, "rope_scaling": scaling}, 2048)
+    131072
+    """
+    positions = size(config, default, "max_position_embeddings")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return positions
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind not in ("yarn", "linear", "dynamic") or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return positions
+    if not 1 <= factor <= LARGEST_SIZE:
+        raise BadSetup(f"factor of the rotary embeddings in config is a number from 1 to {LARGEST_SIZE}, not {factor}.")
+    original = size(scaling, positions, "original_max_position_embeddings") if kind == "yarn" else positions
+    return min(max(positions, int(original * factor)), MOST_POSITIONS)
 
 
 def even(config: Mapping[str, object], default: int | None, name: str) -> int:

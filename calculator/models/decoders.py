@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture
-from calculator.models.config_values import activation_of, even, flag, head_width, share, size, switched_off, tied
+from calculator.models.config_values import (
+    activation_of,
+    even,
+    flag,
+    head_width,
+    share,
+    size,
+    switched_off,
+    tied,
+    trained_length,
+)
 
 USUAL_LENGTH = 4096
 """Tokens per sequence if a setup gives none. These models accept up to a million, but are rarely trained at that."""
@@ -227,7 +237,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
     num_heads, key_heads = grouped_heads(config, 32, 4 if newer else 8)
     own = config.get("head_dim") is not None
     head_dim = even(config, None, "head_dim") if own else head_width(hidden_size, num_heads)
-    positions = size(config, 32_768 if newer else 131_072, "max_position_embeddings")
+    positions = trained_length(config, 32_768 if newer else 131_072)
     window = config.get("sliding_window", 4096 if newer else None)
     slides = window is not None and (not newer or flag(config, False, "use_sliding_window"))
     inner = size(config, 6144 if newer else 14_336, "intermediate_size")
@@ -272,7 +282,7 @@ def deepseek_config(config: Mapping[str, object]) -> Architecture:
     num_heads = size(config, 128, "num_attention_heads")
     switched_off(config, num_key_value_heads=num_heads)
     turned = even(config, 64, "qk_rope_head_dim")
-    positions = size(config, 4096, "max_position_embeddings")
+    positions = trained_length(config, 4096)
     number, chosen = size(config, 256, "n_routed_experts", "num_local_experts"), size(config, 8, "num_experts_per_tok")
     groups, opened = size(config, 8, "n_group"), size(config, 4, "topk_group")
     if number % groups or number // groups < 2 or opened > groups or chosen > number // groups * opened:
@@ -353,7 +363,7 @@ def llama_config(config: Mapping[str, object]) -> Architecture:
     hidden_size = size(config, default["hidden"], "hidden_size")
     num_layers = size(config, default["layers"], "num_hidden_layers")
     biased = kind == "qwen2" or (kind in ("llama", "qwen3", "smollm3") and flag(config, False, "attention_bias"))
-    positions = size(config, default["positions"], "max_position_embeddings")
+    positions = trained_length(config, default["positions"])
     num_heads, key_heads, head_dim = _heads(config, kind, hidden_size)
     cycle = cycle_of(_kinds(config, kind, num_layers))
     return Architecture(

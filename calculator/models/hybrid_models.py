@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture, LinearAttention
-from calculator.models.config_values import activation_of, even, flag, share, size, tied
+from calculator.models.config_values import activation_of, even, flag, share, size, tied, trained_length
 from calculator.models.decoders import (
     USUAL_LENGTH,
     cycle_of,
@@ -39,7 +39,7 @@ def hybrid_config(config: Mapping[str, object]) -> Architecture:
     layers = size(config, default["layers"], "num_hidden_layers")
     num_heads, key_heads = grouped_heads(config, 16, default["keys"])
     head_dim = even(config, 256, "head_dim")
-    positions = size(config, 32_768, "max_position_embeddings")
+    positions = trained_length(config, 32_768)
     biased = flag(config, False, "attention_bias")
     kinds = zip(_attention_kinds(config, layers), _feed_forward_kinds(config, kind, layers), strict=True)
     return Architecture(

@@ -8,6 +8,7 @@ from calculator.choose.devices import Device, smallest_first
 from calculator.choose.inference import PROMPT, InferenceMemory, inference_memory, largest_batch, longest_context
 from calculator.choose.stored import unpacked_bytes
 from calculator.errors import BadSetup
+from calculator.families.lengths import beyond_training, most_tokens
 from calculator.models.architecture import Architecture
 from calculator.reports.units import show_bytes, show_count, show_left
 
@@ -38,7 +39,7 @@ def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
     memory = inference_memory(architecture, **asked)
     unpacked = unpacked_bytes(architecture, asked["weights"])
     return {
-        "note": _note(asked, memory, unpacked),
+        "note": " ".join(filter(None, [_note(asked, memory, unpacked), _trained(architecture, asked["length"])])),
         "rows": [_row(architecture, device, asked, memory) for device in smallest_first()],
     }
 
@@ -59,6 +60,16 @@ def _note(asked: Mapping[str, object], memory: InferenceMemory, unpacked: int) -
         f"{show_bytes(memory.weights)}, cached keys and values {show_bytes(memory.cache)}, and CUDA itself "
         f"{show_bytes(memory.overhead)}.{more} {PROMPT}"
     )
+
+
+def _trained(architecture: Architecture, length: int) -> str:
+    """A sentence on the length for which a model was trained, if it accepts more."""
+    if sentence := beyond_training(architecture, length):
+        return sentence
+    trained = architecture.max_positions
+    if not trained or trained == most_tokens(architecture):
+        return ""
+    return f"Longer contexts than the {show_count(trained)} tokens for which the model was trained are counted too."
 
 
 def _row(architecture: Architecture, device: Device, asked: dict, memory: InferenceMemory) -> dict:

@@ -78,7 +78,7 @@ def _values(setup: Setup, along: str) -> list[int]:
         side = model.image_height or 1
         return [side * step // 8 for step in range(1, 17)]
     own = setup.sequence_length or model.sequence_length
-    longest = model.max_positions or 4 * own
+    longest = max(model.max_positions or 4 * own, own)
     return _spread(max(1, longest // POINTS), longest)
 
 

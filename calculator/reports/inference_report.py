@@ -12,6 +12,7 @@ from calculator.choose.inference import ITEMSIZES, PROMPT, inference_memory, lar
 from calculator.choose.names import gpu_of
 from calculator.choose.stored import FP8, NF4, STORED, can_be_stored
 from calculator.errors import BadSetup
+from calculator.families.lengths import beyond_training
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
 from calculator.models.names import Named, named
@@ -67,7 +68,9 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     model = model_of(setup)
     name = named(setup.model) if setup.model else None
     flags["weights"] = flags["weights"] or usual_weights(model, name)
-    answer = answered(model, gpu, **flags) | {"notes": notes(setup.config, name)}
+    answer = answered(model, gpu, **flags)
+    beyond = beyond_training(model, max(answer["length"], answer.get("longest_context", 0)))
+    answer["notes"] = [*notes(setup.config, name), *filter(None, [beyond])]
     return json.dumps(answer) if as_json else _report(answer)
 
 

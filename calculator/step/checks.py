@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calculator.errors import BadSetup
 from calculator.families.blocks.attention import WIDEST_FLASH_HEAD
+from calculator.families.lengths import most_tokens
 from calculator.families.registry import FAMILIES, family_of, models_with
 from calculator.models.architecture import Architecture
 from calculator.parts.adapters import ALL_LINEAR, chosen_modules, modules_of
@@ -106,7 +107,7 @@ def shortest_sequence(setup: Setup) -> int:
 
 
 def check_lengths(setup: Setup, architecture: Architecture) -> None:
-    longest = architecture.max_positions or 1_000_000
+    longest = most_tokens(architecture)
     if architecture.fixed_length and not architecture.diffuses:
         longest = architecture.sequence_length
         if setup.sequence_length not in (None, longest):

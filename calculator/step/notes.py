@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calculator.families.lengths import beyond_training
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
@@ -56,6 +57,8 @@ def _model_notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
             "Tokens are sorted by expert, so that the most uneven routing takes as much memory as an even one "
             "(transformers' grouped_mm)."
         )
+    if sentence := beyond_training(architecture, setup.sequence_length or 0):
+        notes.append(sentence)
     if method := quantization_of(setup.config):
         notes.append(
             f"The config says that its weights are quantized ({method}). That is not read: weights count in the "

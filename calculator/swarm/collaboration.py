@@ -10,6 +10,7 @@ from typing import Any
 from calculator.choose.devices import device_named
 from calculator.choose.flops import UTILISATION, samples_per_second
 from calculator.errors import BadSetup
+from calculator.families.lengths import most_tokens
 from calculator.models.architecture import ParameterTensor
 from calculator.models.architectures import Architecture, from_config
 from calculator.models.names import preset
@@ -186,7 +187,7 @@ def _check_length(collaboration: Collaboration) -> None:
         return
     if architecture is None or (architecture.fixed_length and not architecture.diffuses):
         raise BadSetup("sequence_length is for language models; omit it.")
-    longest = architecture.max_positions or 1_000_000
+    longest = most_tokens(architecture)
     if not 1 <= length <= longest:
         raise BadSetup(f"sequence_length is a whole number from 1 to {longest}, not {length}.")
 

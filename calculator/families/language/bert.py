@@ -140,6 +140,7 @@ FAMILY = Family(
     parameters=parameters,
     buffer_bytes=buffer_bytes,
     forward=forward,
+    position_table=True,
     modules=lambda a: MODULES,
     holds_embeddings=True,
     last_outside=("head.weight",),

@@ -121,6 +121,7 @@ FAMILY = Family(
     models=("GPT-2",),
     parameters=parameters,
     forward=forward,
+    position_table=True,
     forward_flops=decoder_flops,
     generates=True,
     modules=lambda a: MODULES,

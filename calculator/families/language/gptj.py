@@ -141,6 +141,7 @@ FAMILY = Family(
     parameters=parameters,
     buffer_bytes=buffer_bytes,
     forward=forward,
+    position_table=True,
     forward_flops=decoder_flops,
     generates=True,
     modules=lambda a: MODULES,

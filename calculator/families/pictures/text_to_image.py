@@ -573,6 +573,7 @@ FAMILY = Family(
     parameters=parameters,
     buffer_bytes=buffer_bytes,
     forward=forward,
+    position_table=True,
     input_bytes=_input_bytes,
     forward_flops=_flops,
     reversible=True,

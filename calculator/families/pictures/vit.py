@@ -171,6 +171,7 @@ FAMILY = Family(
     models=("ViT",),
     parameters=parameters,
     forward=forward,
+    position_table=True,
     input_bytes=_input_bytes,
     forward_flops=_flops,
     more_gradient_bytes=_more_gradient_bytes,

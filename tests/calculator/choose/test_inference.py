@@ -9,6 +9,7 @@ from calculator import BadSetup, Setup, estimate
 from calculator.__main__ import main
 from calculator.choose.devices import device_named
 from calculator.choose.inference import cache_bytes, inference_memory, largest_batch, longest_context
+from calculator.families.lengths import most_tokens
 from calculator.models.architectures import PRESETS, from_config
 from calculator.parts.parameters import count_parameters
 from tests.calculator.generating import CASES, HYBRIDS, QWEN3_5_27B, QWEN3_NEXT, drawn_hybrid
@@ -133,7 +134,7 @@ def test_the_most_that_fits_is_the_most(name):
     assert inference_memory(model, batch=batch + 1, length=1000).total > device.usable_bytes
     length = longest_context(model, device, batch=64)
     assert inference_memory(model, batch=64, length=length).total <= device.usable_bytes
-    if length < model.max_positions:
+    if length < most_tokens(model):
         assert inference_memory(model, batch=64, length=length + 1).total > device.usable_bytes
     assert largest_batch(PRESETS["llama-3.1-70b"], device, length=1) == 0
 
@@ -177,3 +178,46 @@ def test_command_line_says_what_fits(capsys, tmp_path):
     assert "length is a whole number from 1 to 1024, not 0." in capsys.readouterr().err
     assert main(["inference"]) == 2
     assert "Give a model or --config FILE" in capsys.readouterr().err
+
+
+YARN = {"model_type": "qwen2", **CASES["qwen2"], "use_sliding_window": False, "max_position_embeddings": 32_768}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "trained"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}}, 131_072),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}}, 131_072),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}, 131_072),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 65_536),
+        ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, 262_144),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 32_768),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, 32_768),
+        ({"rope_scaling": None}, 32_768),
+        ({"max_position_embeddings": 10_485_760}, 10_485_760),
+    ],
+)
+def test_rotary_models_have_no_limit_but_a_trained_length(scaling, trained):
+    """vLLM's rule for the length; transformers rotates any position."""
+    config = YARN | scaling
+    model = from_config(config)
+    assert model.max_positions == trained
+    assert inference_memory(model, length=trained + 1).cache > inference_memory(model, length=trained).cache
+    assert longest_context(model, device_named("b200")) > trained
+    beyond = {length: estimate(Setup(config=config, sequence_length=length)).notes for length in (trained, trained + 1)}
+    assert len(beyond[trained + 1]) == len(beyond[trained]) + 1 and f"{trained:,}" in " ".join(beyond[trained + 1])
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gpt-j-6b", "bert-base"])
+def test_a_table_of_positions_is_a_limit(model):
+    longest = PRESETS[model].max_positions
+    assert estimate(Setup(model=model, sequence_length=longest)).gpu.total > 0
+    with pytest.raises(BadSetup, match=f"from 1 to {longest}"):
+        estimate(Setup(model=model, sequence_length=longest + 1))
+
+
+def test_a_context_beyond_the_trained_one_is_said(capsys):
+    assert main(["inference", "llama-2-7b", "--length", "4097", "--json"]) == 0
+    longer = json.loads(capsys.readouterr().out)["notes"]
+    assert main(["inference", "llama-2-7b", "--length", "4096", "--json"]) == 0
+    assert len(longer) == len(json.loads(capsys.readouterr().out)["notes"]) + 1 and "4,096" in longer[-1]
