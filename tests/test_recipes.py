@@ -101,6 +101,17 @@ def test_a_recipe_that_would_take_python_long_is_refused_soon(text, said):
     assert time.process_time() - began < 4
 
 
+@pytest.mark.parametrize(
+    "line", [r'description = "\u001b[2J"', r'description = "\u202eevil"', r'"\u001b[2J" = 1', r'data = ["\u0007"]']
+)
+def test_no_text_of_a_recipe_commands_a_terminal(line):
+    text = "\n".join(one for one in DEMO.splitlines() if not one.startswith("description"))
+    with pytest.raises(BadInput) as refused:
+        parse_recipe(f"{line}\n{text}")
+    assert refused.value.args[0].isprintable()
+    assert parse_recipe(f'description = "\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c"\n{text}').description
+
+
 def test_a_recipe_without_membership_is_open():
     assert parse_recipe(DEMO).membership.open and not parse_recipe(DEMO + MEMBERS).membership.open
     assert parse_recipe(DEMO + MEMBERS).membership.key == KEY

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -36,6 +36,8 @@ LARGEST_RECIPE_BYTES, DEEPEST = 1 << 14, 20
 takes a second for the worst recipe of this size, and half an hour for a dotted key of 1 MiB."""
 RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
 """Within the first a recipe must have come; after the second a server that sends nothing is given up."""
+KEPT_CHARACTERS = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+"""Characters that a recipe's texts may have beside the printable ones; Persian, Hindi and emoji need the last two."""
 NOT_IN_DIGEST = {
     "title": True,
     "description": True,
@@ -258,7 +260,25 @@ def _fields(text: str, source: str) -> dict[str, Any]:
         ) from None
     if _is_deep(fields):  # messages quote a field's text, which Python cannot make of such a value
         raise too_deep
+    if (unprintable := next(filter(_is_unprintable, _texts(fields)), None)) is not None:
+        raise BadInput(
+            f"{source} has a text with a control character: {unprintable!a:.60}.",
+            cure="Remove that character; terminals would obey it.",
+        )
     return fields
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yields all texts of a recipe, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
+def _is_unprintable(text: str) -> bool:
+    return not all(character.isprintable() or character in KEPT_CHARACTERS for character in text)
 
 
 def _is_deep(fields: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from training.cli import COMMANDS, build_app
+from training.commands.options import Invitation
 from training.errors import BadInput
 
 APP = build_app()
@@ -36,3 +37,27 @@ def test_help_says_what_every_command_does():
 def test_a_monitor_of_no_run_is_refused_at_once(tmp_path):
     ended = CliRunner().invoke(APP, ["monitor", "--run-dir", str(tmp_path)])
     assert isinstance(ended.exception, BadInput) and "Give --initial-peers" in str(ended.exception)
+
+
+def test_an_invitation_comes_from_a_file_or_a_question(tmp_path):
+    """Other users of a machine see what stands on a command line."""
+    app = typer.Typer()
+
+    @app.command()
+    def tell(invitation: Invitation = None):
+        print(f"code={invitation}")
+
+    file = tmp_path / "code.txt"
+    file.write_text("abc-def\n")
+    run = CliRunner().invoke
+    for given, typed in (
+        (["--invitation", "abc-def"], None),
+        (["--invitation", f"@{file}"], None),
+        (
+            ["--invitation", "-"],
+            "abc-def\n",
+        ),
+    ):
+        assert "code=abc-def" in run(app, given, input=typed).output
+    assert "code=abc-def" in run(app, [], env={"TRAINING_INVITATION": "abc-def"}).output
+    assert isinstance(run(app, ["--invitation", f"@{file}.none"]).exception, BadInput)

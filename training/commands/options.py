@@ -8,15 +8,35 @@ from typing import Annotated
 
 import typer
 
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
+
+
+def _read_invitation(given: str) -> str:
+    """Reads the code of an invitation as an option gives it: the code itself, @FILE, or - for a question.
+
+    Raises:
+        BadInput: If the file cannot be read.
+    """
+    if given == "-":
+        return typer.prompt("Code of the invitation", hide_input=True).strip()
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{given[1:]} of --invitation cannot be read: {reason_of(error)}.") from None
+
 
 Invitation = Annotated[
     str | None,
     typer.Option(
         envvar="TRAINING_INVITATION",
         show_envvar=False,
-        help="Code of an invitation, for a run that admits members only; TRAINING_INVITATION in the environment does "
-        "the same. Later starts in the same folder need none.",
+        parser=_read_invitation,
+        metavar="CODE|@FILE|-",
+        help="Invitation, for a run that admits members only: its code, a file that holds it, or - to be asked for it, "
+        "since other users of this machine see the code in the list of processes. TRAINING_INVITATION in the "
+        "environment does the same. Later starts in the same folder need none.",
     ),
 ]
 Checkpoint = Annotated[
