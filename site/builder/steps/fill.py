@@ -32,7 +32,7 @@ from builder.learn import (
     tutorial,
 )
 from builder.markup.links import site_link
-from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
+from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
 from calculator.reports.units import show_count
 from training.data.store.cache import CACHE_GB
 from training.trust.server.policy import BANS_EVERY_SECONDS, Policy
@@ -114,11 +114,8 @@ def _calls() -> dict:
         "dalle": recipes.recipe("dalle-2021").model,
         "docstring": docstrings.docstring,
         "exit_codes": messages.exit_codes,
-        "failure_count": messages.failure_count,
-        "failure_sections": messages.failure_sections,
-        "fault_count": faults.fault_count,
-        "fault_table": faults.fault_table,
-        "failure_table": messages.failure_table,
+        "fault_count": messages.fault_count,
+        "fault_table": messages.fault_table,
         "figure": figures.figure_html,
         "gallery": results.gallery,
         "gallery_caption": results.gallery_caption,
