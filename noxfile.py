@@ -111,14 +111,14 @@ def container(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --seconds 600`."""
+    """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --guided 600`."""
     if platform.system() != "Linux":
         session.error(
-            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/attacks/malformed.py needs none."
+            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/attacks/attacks.py malformed needs none."
         )
     _install(session, *ALL)
     session.install(*_tool("fuzz"))
-    session.run("python", "benchmarks/attacks/guided.py", *session.posargs)
+    session.run("python", "benchmarks/attacks/attacks.py", "malformed", "--guided", "60", *session.posargs)
 
 
 @nox.session

@@ -79,6 +79,23 @@ def record(path: Path, name: str, versions: dict[str, str], results: list[dict],
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def replaced(
+    earlier: Sequence[dict], results: Sequence[dict], *, figure: Callable[[dict], str] = lambda row: row["metric"]
+) -> list[dict]:
+    """Puts results in the place of earlier ones of the same figures; the others stay.
+
+    Args:
+        earlier: Results of a record.
+        results: As made by `result`.
+        figure: Names the figure of a result.
+    """
+    figures = {figure(row) for row in results}
+    places = [at for at, row in enumerate(earlier) if figure(row) in figures]
+    first = min(places, default=len(earlier))
+    others = [row for row in earlier if figure(row) not in figures]
+    return [*others[:first], *results, *others[first:]]
+
+
 def renew(
     path: Path,
     results: list[dict],
@@ -96,10 +113,6 @@ def renew(
     """
     now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 2)}
     kept = json.loads(path.read_text(encoding="utf-8"))
-    figures = {figure(row) for row in results}
-    places = [at for at, row in enumerate(kept["results"]) if figure(row) in figures]
-    first = min(places, default=len(kept["results"]))
-    others = [row for row in kept["results"] if figure(row) not in figures]
     kept["versions"] |= versions
-    kept["results"] = [*others[:first], *(row | now for row in results), *others[first:]]
+    kept["results"] = replaced(kept["results"], [row | now for row in results], figure=figure)
     path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

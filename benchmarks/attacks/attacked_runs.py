@@ -1,9 +1,9 @@
 """Three runs that the same hostile volunteer attacks: with the mean, with CenteredClip, and with tickets.
 
-    python benchmarks/attacks/attacked_runs.py --json benchmarks/results/attacked_runs.json  (a quarter of an hour)
+    python benchmarks/attacks/attacks.py attacked_runs --json benchmarks/results/attacked_runs.json
 
 Each run is of the programs that people start: a bootstrap peer and four volunteers, who train a small language model
-on the demo's stories. One of them, mallory, is changed: from `ATTACK_EPOCH` on, it sends its gradients times -1000. The
+on the demo's stories. One of them, mallory, is changed: from one epoch on, it sends its gradients times -1000. The
 first run averages by the mean and the second by CenteredClip. In the third one, which averages by the mean as well,
 only members take part. A volunteer without an invitation tries to join. This program plays the maintainer: when the
 loss of the honest volunteers has risen by `NOTICED_RISE`, it bans mallory and takes the run back to the last checkpoint
@@ -14,16 +14,13 @@ The record has the losses of the honest after each update, and what happened at 
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -32,20 +29,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.record import record, result
+from benchmarks.record import result
 from tests.ports import free_port
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.demo.children import Part, read_events, sweep
 from training.recipe import read_recipe
 
+PACKAGES = ("torch", "hivemind")
 HONEST, HOSTILE, STRANGER = ("ada", "ben", "cleo"), "mallory", "eve"
-ATTACK_EPOCH = 30
 FACTOR = -1000.0
 """What mallory multiplies its gradients with."""
 NOTICED_RISE = 0.5
-"""The maintainer acts when the honest lose so much more than they did at best, in nats a token."""
-LAST_UPDATE = 100
-STORIES, MICRO_BATCH = 20_000, 8
+"""The maintainer acts when the loss of the honest is above its lowest value by this, in nats a token."""
+MICRO_BATCH = 8
 READY_SECONDS, RUN_SECONDS = 240.0, 1500.0
 PROGRAM = (sys.executable, "-m", "training")
 LOOPBACK = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
@@ -58,7 +54,17 @@ SMALL = {
     "pictures_every_epochs = 10": "pictures_every_epochs = 1000\nkeep_last = 20",
 }
 """Changes of the recipe `stories`: a smaller model and batch, so that four volunteers on one machine are quick."""
-MEAN, CLIP, TICKETS = KINDS = ("mean", "centered-clip", "tickets")
+MEAN, CLIP, TICKETS = SCENARIOS = ("mean", "centered-clip", "tickets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How long the runs are."""
+
+    attack_epoch: int = 30
+    """The first epoch of the attack."""
+    last_update: int = 100
+    stories: int = 20_000
 
 
 def be_hostile(first_epoch: int) -> None:
@@ -89,6 +95,7 @@ class Run:
 
     folder: Path
     shards: Path
+    sizes: Sizes
     parts: list[Part] = field(default_factory=list)
 
     @property
@@ -111,7 +118,7 @@ class Run:
 
     def volunteers(self, known: Sequence[str], words_of: Callable[[str], Sequence[str]]) -> None:
         """Starts the honest and mallory; returns when all have joined."""
-        hostile = (sys.executable, __file__, "--hostile", str(ATTACK_EPOCH), "--")
+        hostile = (sys.executable, __file__, str(self.sizes.attack_epoch))
         for name in (*HONEST, HOSTILE):
             self.join(name, known, *words_of(name), program=hostile if name == HOSTILE else PROGRAM)
         for name in (*HONEST, HOSTILE):
@@ -173,12 +180,12 @@ def _update(branch: int, epoch: int, events: Sequence[dict]) -> dict:
 
 
 @contextmanager
-def run_in(shards: Path, aggregation: str, changes: Mapping[str, str] = SMALL) -> Iterator[Run]:
+def run_in(shards: Path, aggregation: str, sizes: Sizes) -> Iterator[Run]:
     """A run of the recipe `stories` with some changes that averages so; its programs end with the block."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), shards)
+        run = Run(Path(folder), shards, sizes)
         text = read_recipe("stories")
-        for before, after in {**changes, 'aggregation = "mean"': f'aggregation = "{aggregation}"'}.items():
+        for before, after in {**SMALL, 'aggregation = "mean"': f'aggregation = "{aggregation}"'}.items():
             if before not in text:
                 raise SystemExit(f"The recipe has no line {before!r}; change this program.")
             text = text.replace(before, after)
@@ -192,19 +199,19 @@ def run_in(shards: Path, aggregation: str, changes: Mapping[str, str] = SMALL) -
 # -- the three runs ----------------------------------------------------------------------------------------------------
 
 
-def open_run(shards: Path, aggregation: str) -> dict:
-    """A run that anyone may join, with four volunteers of whom one is hostile."""
-    with run_in(shards, aggregation) as run:
+def open_run(shards: Path, aggregation: str, sizes: Sizes) -> dict:
+    """A run that anyone may join, with four volunteers, one of them hostile."""
+    with run_in(shards, aggregation, sizes) as run:
         run.start("bootstrap", "bootstrap", "--recipe", run.recipe, "--state-dir", run.folder / "bootstrap", *LOOPBACK)
         run.volunteers(run.await_event("bootstrap", "ready")["addresses"], lambda name: ())
-        until(lambda: len(run.updates()) >= LAST_UPDATE, run)
+        until(lambda: len(run.updates()) >= sizes.last_update, run)
         updates = run.updates()
-        return told(aggregation, updates, [attack_of(updates)])
+        return summary_of(aggregation, updates, [attack_of(updates, sizes)], sizes)
 
 
-def members_run(shards: Path) -> dict:
+def members_run(shards: Path, sizes: Sizes) -> dict:
     """A run that admits members only, whose maintainer bans the hostile one and goes back."""
-    with run_in(shards, MEAN) as run:
+    with run_in(shards, MEAN, sizes) as run:
         members = Members(run)
         bootstrap_dir, monitor_dir = run.folder / "bootstrap", run.folder / "monitor"
         code = members.invite("bootstrap")
@@ -218,19 +225,19 @@ def members_run(shards: Path) -> dict:
         stranger = run.join(STRANGER, known, "--invitation", "made-up")
         stranger.process.wait(READY_SECONDS)
         run.volunteers(known, lambda name: ("--invitation", members.invite(name)))
-        until(lambda: has_risen(run.updates()), run)
+        until(lambda: has_risen(run.updates(), sizes), run)
         noticed = time.time()
-        before = [epoch for epoch in checkpoint_epochs(monitor_dir) if epoch <= ATTACK_EPOCH]
+        before = [epoch for epoch in checkpoint_epochs(monitor_dir) if epoch <= sizes.attack_epoch]
         back = ("--revert-to", max(before), "--run-dir", monitor_dir, "--bootstrap-dir", bootstrap_dir)
         banned = members.ban("--reason", "reversed gradients", *back)
-        until(lambda: len(run.updates()) >= LAST_UPDATE and run.updates()[-1]["branch"], run)
+        until(lambda: len(run.updates()) >= sizes.last_update and run.updates()[-1]["branch"], run)
         updates = run.updates()
         refused = {"kind": "refused", "who": STRANGER, "update": 0, "exit_code": stranger.exit_code}
         went_back = {"kind": "back", "to_epoch": max(before), "update": _first(updates, lambda one: one["branch"])}
         went_back["time"] = updates[went_back["update"] - 1]["time"]
         notice = {"kind": "noticed", "time": noticed, "update": _count_before(updates, noticed)}
         ban = {"kind": "banned", "time": banned, "update": _count_before(updates, banned)}
-        return told(TICKETS, updates, [refused, attack_of(updates), notice, ban, went_back])
+        return summary_of(TICKETS, updates, [refused, attack_of(updates, sizes), notice, ban, went_back], sizes)
 
 
 class Members:
@@ -283,15 +290,15 @@ def checkpoint_epochs(monitor_dir: Path) -> list[int]:
     return [checkpoint_epoch(path) for path in list_checkpoints(monitor_dir / "checkpoints")]
 
 
-def has_risen(updates: Sequence[dict]) -> bool:
+def has_risen(updates: Sequence[dict], sizes: Sizes) -> bool:
     """Whether the last two losses are above the lowest by `NOTICED_RISE`."""
     losses = [update["loss"] for update in updates]
-    return len(losses) > ATTACK_EPOCH and min(losses[-2:]) > min(losses) + NOTICED_RISE
+    return len(losses) > sizes.attack_epoch and min(losses[-2:]) > min(losses) + NOTICED_RISE
 
 
-def attack_of(updates: Sequence[dict]) -> dict:
+def attack_of(updates: Sequence[dict], sizes: Sizes) -> dict:
     """The event that the attack begins."""
-    update = _first(updates, lambda one: one["epoch"] >= ATTACK_EPOCH)
+    update = _first(updates, lambda one: one["epoch"] >= sizes.attack_epoch)
     return {"kind": "attack", "update": update, "time": updates[update - 1]["time"]}
 
 
@@ -307,10 +314,10 @@ def _count_before(updates: Sequence[dict], moment: float) -> int:
 # -- the record --------------------------------------------------------------------------------------------------------
 
 
-def told(name: str, updates: Sequence[dict], events: Sequence[dict]) -> dict:
+def summary_of(name: str, updates: Sequence[dict], events: Sequence[dict], sizes: Sizes) -> dict:
     """A run for the record; times are seconds since the attack began."""
     began = next(event["time"] for event in events if event["kind"] == "attack")
-    shown = updates[:LAST_UPDATE]
+    shown = updates[: sizes.last_update]
     for event in events:
         if "time" in event:
             event["seconds"] = round(event.pop("time") - began, 1)
@@ -334,49 +341,33 @@ def figures(runs: Sequence[dict]) -> list[dict]:
     return results
 
 
-def make_shards(folder: Path) -> Path:
+def make_shards(folder: Path, stories_count: int) -> Path:
     """Stories, and shards of them."""
     stories, shards = folder / "stories", folder / "shards"
     sizes = ("--vocabulary", "640", "--block-length", "128")
     for words in (
-        ("stories", "--out", stories, "--count", STORIES),
+        ("stories", "--out", stories, "--count", stories_count),
         ("prepare", "--text", stories, *sizes, "--out", shards),
     ):
         subprocess.run([*PROGRAM, *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return shards
 
 
-def main() -> None:
-    """Runs the three, prints their losses, and writes the record if asked, after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="these runs")
-    parser.add_argument("--json", type=Path, help="write the record here; it keeps what it has of other runs")
-    parser.add_argument("--hostile", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.hostile is not None:
-        from training.cli import main as trainer
-
-        be_hostile(flags.hostile)
-        sys.argv = ["training", *flags.rest]
-        trainer()
-        return
-    kept = json.loads(flags.json.read_text(encoding="utf-8"))["courses"] if flags.json and flags.json.exists() else []
-    runs = {run["run"]: run for run in kept}
+def measure(scenarios: Sequence[str], earlier: dict, *, small: bool, processes: int) -> dict:
+    """Runs scenarios one after the other; results beside the earlier runs."""
+    sizes = Sizes(attack_epoch=4, last_update=12, stories=2000) if small else Sizes()
+    runs = {run["run"]: run for run in earlier.get("courses", ())}
     with tempfile.TemporaryDirectory() as folder:
-        shards = make_shards(Path(folder))
-        for kind in flags.only:
-            runs[kind] = members_run(shards) if kind == TICKETS else open_run(shards, kind)
-            if flags.json:
-                write(flags.json, [runs[one] for one in KINDS if one in runs])
+        shards = make_shards(Path(folder), sizes.stories)
+        for kind in scenarios:
+            runs[kind] = members_run(shards, sizes) if kind == TICKETS else open_run(shards, kind, sizes)
+    courses = [runs[one] for one in SCENARIOS if one in runs]
+    return {"results": figures(courses), "volunteers": len(HONEST) + 1, "factor": FACTOR, "courses": courses}
 
 
-def write(path: Path, runs: Sequence[dict]) -> None:
-    """Writes the record of the runs that there are."""
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "hivemind")}
-    facts = {"volunteers": len(HONEST) + 1, "factor": FACTOR}
-    record(path, "attacked_runs", versions, figures(runs), **facts, courses=list(runs))
+if __name__ == "__main__":  # a hostile volunteer's program
+    from training.cli import main as trainer
 
-
-if __name__ == "__main__":
-    main()
+    be_hostile(int(sys.argv[1]))
+    sys.argv = ["training", *sys.argv[2:]]
+    trainer()

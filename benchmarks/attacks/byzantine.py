@@ -1,7 +1,7 @@
-"""Loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and this trainer's own.
+"""Hostile peers in a swarm that trains: its loss by the weighted mean and by CenteredClip.
 
     pip install --no-deps byzfl==0.0.11
-    python benchmarks/attacks/byzantine.py --json benchmarks/results/byzantine.json
+    python benchmarks/attacks/attacks.py byzantine --json benchmarks/results/byzantine.json
 
 Peers of one process train a small text-to-image transformer with the trainer's own parts: gradients and their momentum,
 codecs, reducers and the update. What they send has gone through the block-wise 8-bit codec; each tensor is one part, as
@@ -9,18 +9,18 @@ in the trainer, where no part spans two tensors. Hostile peers know all that the
 vector, made by byzfl 0.0.11 (https://github.com/LPD-EPFL/byzfl, MIT) or as in the attacks that were tried on this
 trainer. Each run is compared with one of the same seed in which nobody is hostile and the mean is used.
 
-Against hostile peers that answer wrongly as reducers, averages do not help. There the peers average by the trainer's
-own all-reduce (`in_process.py`), with signatures and checks of reducers beside CenteredClip, with none beside the mean.
-Hostile peers send what an honest peer sends; each averages as large a share of the vector as any other, and answers all
-peers alike. Whoever is caught is left out for as long as the trainer does it, if an update takes `UPDATE_SECONDS`.
+Averages do not help against hostile peers that answer wrongly as reducers. There the peers average by the trainer's
+own all-reduce (`in_process`), with signatures and checks of reducers beside CenteredClip, with none beside the mean.
+Hostile peers then send what an honest peer sends, and answer all peers alike. A reducer that is caught is left out for
+as long as the trainer does it, if an update takes `UPDATE_SECONDS`.
 
 The samples are those of `swarm/samples.py` with fewer captions, so that the loss is near its least when a run ends.
-`--reference FILE` writes what byzfl makes of small vectors, for tests/training/swarm/defence/test_clipping.py.
+This file, run with the name of a FILE, writes what byzfl makes of small vectors there, for
+tests/training/swarm/defence/test_clipping.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import json
@@ -30,7 +30,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,34 +40,29 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from benchmarks.record import record, result
+from benchmarks.record import replaced, result
 from benchmarks.swarm.samples import held_out_loss, samples
 from training.model.config import ModelConfig
 from training.recipe import RunConfig, load_recipe
 from training.swarm.epoch.strategies.momentum import peer_momentum
 
+PACKAGES = ("torch", "hivemind", "byzfl")
 BYZFL_VERSION = "0.0.11"
-CAPTIONS, HELD_OUT, BATCH, SEEDS = 8, 512, 8, (0, 1, 2)
-"""Captions, held-out samples, samples of a peer in each update, and seeds."""
-MANY_SEEDS, MANY_SEEDS_OF = range(10), ("mimic", "copied", "infinite")
-"""With `--many-seeds`; those who send infinity count for nothing, as if they were not there."""
-STEPS, LOOK_EVERY, PEAK_LEARNING_RATE = 40, 5, 1e-1
+CAPTIONS, HELD_OUT, BATCH = 8, 512, 8
+"""Captions, held-out samples, and samples of a peer in each update."""
+LOOK_EVERY, PEAK_LEARNING_RATE = 5, 1e-1
 STATE_EVERY, DRIFT = 5, 3e-4
 """Updates between rounds of parameters in the attack on these, and how far honest peers' weights differ before one: as
 much as an average in 16 bits leaves (`SwarmConfig.state_bits`)."""
-ATTACKED = range(10, 30)
-"""Updates in which seven of sixteen attack; afterwards they are silent."""
-LONG_STEPS, LONGEST_STEPS = 80, 230
-"""Updates of these runs; the one in which seven peers send what an honest one sends takes longer to recover."""
 RECOVERED = 1.03
-"""A run is back on the clean curve when its loss is at most so many times that of the clean run at the same update."""
+"""A run is back on the clean curve when its loss is at most this multiple of the clean run's at the same update."""
 CLAIM = 1e9
 """Weight that a hostile peer claims where it does."""
 UPDATE_SECONDS = 60.0
-"""Of the run that these ones stand for: how long a peer is left out counts in seconds. In updates that is less, the
-longer they take."""
+"""Time of an update in the run that these runs stand for: a peer is left out for some seconds, not updates."""
 HIDDEN = 1.5
 """Standard deviations by which a reducer's answer is off that hides among the honest vectors, as in ALIE."""
+COST_STEPS, COST_ROUNDS = 10, 5
 MODEL = ModelConfig(
     hidden_size=32,
     num_layers=2,
@@ -84,60 +79,65 @@ MODEL = ModelConfig(
 )
 EIGHT_BIT_FROM = 2048
 """Tensors of so many values travel in 8 bit, and have 8-bit moments; this model has few of a recipe's 65 536."""
-
-BYZFL_ATTACKS = ("sign flip", "IPM", "IPM, best", "ALIE", "ALIE, best", "mimic", "Gaussian", "infinite", "label flip")
-OWN_ATTACKS = ("not a number", "weight 1e9", "copied", "times -1000", "parameters")
-SILENT, ALTERNATING = "reducer, silent", "reducer, every other time"
-REDUCER_ATTACKS = ("reducer", "reducer, hidden", SILENT, ALTERNATING)
-ATTACKS = (*BYZFL_ATTACKS, *OWN_ATTACKS, *REDUCER_ATTACKS)
 MEAN, CLIP = "mean", "centered-clip"
 
-Attack = Callable[[torch.Tensor], torch.Tensor]
-"""From the honest peers' vectors, one a row, to that of each hostile peer."""
+
+# -- the attacks -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One run."""
+class Attack:
+    """What hostile peers do."""
 
-    attack: str | None
-    """One of `ATTACKS`; None: nobody is hostile."""
-    aggregation: str
-    peers: int
-    hostile: int
-    seed: int
-    steps: int = STEPS
-    attacked: range | None = None
-    """Updates in which they attack; None: in all."""
+    byzfl: str | None = None
+    """byzfl's class that makes the vector that they send."""
+    best: bool = False
+    """byzfl searches the strength that harms the average most."""
+    sends: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
+    """Makes that vector of the honest peers' vectors, one a row, and of the last average."""
     claims: bool = False
-    """Whether hostile peers claim a weight of `CLAIM`."""
-    clip_weight: float | None = None
-    """As in a recipe; None: the default."""
-    momentum: bool = True
-    """Whether peers have momentum of their own, with CenteredClip."""
+    """They claim a weight of `CLAIM`."""
+    wrong_codes: bool = False
+    """They send honest gradients of wrong picture codes."""
+    parameters: bool = False
+    """They send 0.5 for all parameters, with a weight of `CLAIM`."""
+    answers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """What they answer as reducers, made of the average of a part and all senders' parts, one a row."""
+    hides: bool = False
+    """They show nothing of what they have averaged when they lie."""
+    every_other: bool = False
+    """They lie in every other average only."""
 
 
-def recipe(case: Case) -> RunConfig:
-    """The demo's recipe with this program's small model and schedule."""
-    run = load_recipe("demo")
-    swarm = {"aggregation": case.aggregation, "clip_weight": case.clip_weight or run.swarm.clip_weight}
-    schedule = {"peak_learning_rate": PEAK_LEARNING_RATE, "warmup_epochs": 10, "total_epochs": case.steps}
-    return run.model_copy(
-        update={
-            "model": MODEL,
-            "optimizer": run.optimizer.model_copy(update={"min_8bit_size": EIGHT_BIT_FROM}),
-            "schedule": run.schedule.model_copy(update=schedule),
-            "swarm": run.swarm.model_copy(update=swarm),
-        }
-    )
-
-
-# -- hostile peers -----------------------------------------------------------------------------------------------------
+ATTACKS = {
+    "sign flip": Attack(byzfl="SignFlipping"),
+    "IPM": Attack(byzfl="InnerProductManipulation"),
+    "IPM, best": Attack(byzfl="Optimal_InnerProductManipulation", best=True),
+    "ALIE": Attack(byzfl="ALittleIsEnough"),
+    "ALIE, best": Attack(byzfl="Optimal_ALittleIsEnough", best=True),
+    "mimic": Attack(byzfl="Mimic"),
+    "Gaussian": Attack(byzfl="Gaussian"),
+    "infinite": Attack(byzfl="Inf"),
+    "label flip": Attack(wrong_codes=True),
+    "not a number": Attack(sends=lambda honest, last: torch.full_like(honest[0], torch.nan)),
+    "weight 1e9": Attack(sends=lambda honest, last: -honest.mean(0), claims=True),
+    "copied": Attack(sends=lambda honest, last: honest[0] if last is None else last),
+    "times -1000": Attack(sends=lambda honest, last: -1000 * honest.mean(0)),
+    "parameters": Attack(parameters=True),
+    "reducer": Attack(answers=lambda average, parts: -1000 * average),
+    "reducer, hidden": Attack(answers=lambda average, parts: average - HIDDEN * parts.std(0)),
+    "reducer, silent": Attack(answers=lambda average, parts: -average, hides=True),
+    "reducer, every other time": Attack(answers=lambda average, parts: -average, hides=True, every_other=True),
+}
+CLAIMED, NO_MOMENTUM, MANY_SEEDS, NOBODY = "clip_weight 2", "without momentum", "many seeds", "nobody hostile"
+SCENARIOS = (*ATTACKS, CLAIMED, NO_MOMENTUM, MANY_SEEDS, NOBODY)
+SEEN_WITH_MANY_SEEDS = ("mimic", "copied", "infinite")
+"""Attacks whose cost is as small as the differences of seeds; peers that send infinity count for nothing."""
 
 
 @cache
 def byzfl(module: str) -> types.ModuleType:
-    """A module of byzfl, without the rest of it, which needs torchvision and libraries for drawing."""
+    """Imports a module of byzfl, without the rest of it, which needs torchvision and libraries for drawing."""
     if "byzfl" not in sys.modules:
         found = importlib.util.find_spec("byzfl")
         if found is None:
@@ -148,51 +148,46 @@ def byzfl(module: str) -> types.ModuleType:
     return importlib.import_module(f"byzfl.{module}")
 
 
-def byzfl_attacks(aggregate: Callable, hostile: int) -> dict[str, Callable]:
-    """byzfl's attacks on gradients with its own strengths; the best ones search the strength that harms `aggregate`
-    most."""
-    attacks = byzfl("attacks.attacks")
-    search = {"agg": aggregate, "pre_agg_list": [], "f": hostile}
-    return {
-        "sign flip": attacks.SignFlipping(),
-        "IPM": attacks.InnerProductManipulation(),
-        "IPM, best": attacks.Optimal_InnerProductManipulation(**search),
-        "ALIE": attacks.ALittleIsEnough(),
-        "ALIE, best": attacks.Optimal_ALittleIsEnough(**search),
-        "mimic": attacks.Mimic(),
-        "Gaussian": attacks.Gaussian(),
-        "infinite": attacks.Inf(),
-    }
-
-
-def attack_of(case: Case, run: RunConfig, last_average: list[torch.Tensor]) -> Attack:
-    """What the hostile peers send. `last_average` holds the flat average of the last update, if there was one."""
-    from training.swarm.defence.clipping import centered_clip, clipping_of_gradients
-
-    def against(vectors: torch.Tensor) -> torch.Tensor:
-        clipping = clipping_of_gradients(run.swarm)
-        return vectors.mean(0) if clipping is None else centered_clip(list(vectors), [1.0] * len(vectors), clipping)
-
-    own = {
-        "not a number": lambda honest: torch.full_like(honest[0], torch.nan),
-        "weight 1e9": lambda honest: -honest.mean(0),
-        "copied": lambda honest: last_average[-1] if last_average else honest[0],
-        "times -1000": lambda honest: -1000 * honest.mean(0),
-        "parameters": lambda honest: honest[0],
-    }
-    return own[case.attack] if case.attack in own else byzfl_attacks(against, case.hostile)[case.attack]
-
-
-def lie_of(attack: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """What hostile reducers answer, from the average of a part and all senders' parts, one a row."""
-    return {
-        "reducer": lambda average, parts: -1000 * average,
-        "reducer, hidden": lambda average, parts: average - HIDDEN * parts.std(0),
-        **dict.fromkeys((SILENT, ALTERNATING), lambda average, parts: -average),
-    }[attack]
+def of_byzfl(attack: Attack, aggregate: Callable, hostile: int) -> Callable:
+    """Makes byzfl's attack on gradients with its own strength, or the one that harms `aggregate` most."""
+    search = {"agg": aggregate, "pre_agg_list": [], "f": hostile} if attack.best else {}
+    return getattr(byzfl("attacks.attacks"), attack.byzfl)(**search)
 
 
 # -- the swarm ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run."""
+
+    attack: str | None
+    """A key of `ATTACKS`; None: nobody is hostile."""
+    aggregation: str
+    peers: int
+    hostile: int
+    seed: int
+    steps: int
+    attacked: range | None = None
+    """Updates in which they attack; None: in all. Afterwards they send nothing."""
+    claims: bool = False
+    """Whether hostile peers claim a weight of `CLAIM`."""
+    clip_weight: float | None = None
+    """As in a recipe; None: the default."""
+    momentum: bool = True
+    """Whether peers have momentum of their own, with CenteredClip."""
+
+
+def recipe(case: Case) -> RunConfig:
+    """Changes the demo's recipe: this program's small model and schedule."""
+    run = load_recipe("demo")
+    changes = {
+        "optimizer": {"min_8bit_size": EIGHT_BIT_FROM},
+        "schedule": {"peak_learning_rate": PEAK_LEARNING_RATE, "warmup_epochs": 10, "total_epochs": case.steps},
+        "swarm": {"aggregation": case.aggregation, "clip_weight": case.clip_weight or run.swarm.clip_weight},
+    }
+    sections = {name: getattr(run, name).model_copy(update=values) for name, values in changes.items()}
+    return run.model_copy(update={"model": MODEL, **sections})
 
 
 class Swarm:
@@ -208,86 +203,85 @@ class Swarm:
         from training.swarm.round.pipe import AveragerSettings
 
         engine.prepare()
-        self.case, run = case, recipe(case)
-        if not case.momentum:  # then the optimizer keeps it, as with the mean
-            run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"aggregation": MEAN})})
-        self.run = recipe(case)
+        self.case, swarm = case, recipe(case).swarm
+        # Without momentum of the peers, the optimizer keeps it, as with the mean.
+        run = recipe(case if case.momentum else replace(case, aggregation=MEAN))
         self.model = build_model(MODEL, case.seed)
         self.master = Awaited.make_master(self.model, run)
-        settings = AveragerSettings(prefix="benchmark")
-        momentum = peer_momentum(run)
+        given = {"dht": None, "settings": AveragerSettings(prefix="benchmark"), "start": False}
         self.averagers = [
-            GradientAverager(self.master.model_parameters, dht=None, settings=settings, momentum=momentum, start=False)
+            GradientAverager(self.master.model_parameters, momentum=peer_momentum(run), **given)
             for _ in range(case.peers)
         ]
         self.batches = [samples(MODEL, 1000 * case.seed + n + 1, BATCH, captions=CAPTIONS) for n in range(case.peers)]
-        self.clipping = {
-            "gradients": clipping_of_gradients(self.run.swarm),
-            "parameters": clipping_of_parameters(self.run.swarm),
-        }
-        self.codec = {
-            "gradients": exchange_codec(EIGHT_BIT_FROM, self.run.swarm.gradient_codec),
-            "parameters": exchange_codec(EIGHT_BIT_FROM, "float16"),
-        }
+        self.clipping = {"gradients": clipping_of_gradients(swarm), "parameters": clipping_of_parameters(swarm)}
+        codecs = {"gradients": swarm.gradient_codec, "parameters": "float16"}
+        self.codec = {kind: exchange_codec(EIGHT_BIT_FROM, codec) for kind, codec in codecs.items()}
         self.noise = torch.Generator().manual_seed(case.seed)
-        self.last_average: list[torch.Tensor] = []
-        self.attack = attack_of(case, self.run, self.last_average) if self._invents else None
+        self.last_average: torch.Tensor | None = None
+        self.attack = ATTACKS.get(case.attack, Attack())
+        self.vector = self.attack.sends
+        if self.attack.byzfl:
+            made = of_byzfl(self.attack, self._harmed, case.hostile)
+            self.vector = lambda honest, last: made(honest)
         self.left_out_at: dict[int, int] = {}
         """The update before which each lying reducer was left out first."""
         self.lies = False
-        self.reducers = self._make_reducers() if case.attack in REDUCER_ATTACKS else None
+        self.reducers = self._make_reducers(swarm) if self.attack.answers else None
 
-    @property
-    def _invents(self) -> bool:
-        return self.case.attack not in (None, "label flip", *REDUCER_ATTACKS)
+    def _harmed(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The average of all vectors, for attacks that search the strength that harms it most."""
+        from training.swarm.defence.clipping import centered_clip
 
-    def _make_reducers(self) -> object:
+        clipping = self.clipping["gradients"]
+        return vectors.mean(0) if clipping is None else centered_clip(list(vectors), [1.0] * len(vectors), clipping)
+
+    def _make_reducers(self, swarm: object) -> object:
         from benchmarks.attacks.in_process import Peers
 
-        case, lie = self.case, lie_of(self.case.attack)
+        case, attack = self.case, self.attack
         return Peers(
             case.peers,
             case.hostile,
-            self.run.swarm,
+            swarm,
             values=sum(parameter.numel() for parameter in self.master.parameters),
             smallest=EIGHT_BIT_FROM,
-            lie=lambda average, parts: lie(average, parts) if self.lies else average,
-            hides={SILENT: lambda: True, ALTERNATING: lambda: self.lies}.get(case.attack),
+            lie=lambda average, parts, place: attack.answers(average, parts) if self.lies else average,
+            # Reducers that lie in all averages also hide before their attack begins.
+            hides=(lambda: self.lies or not attack.every_other) if attack.hides else None,
             audits=case.aggregation == CLIP,
             update_seconds=UPDATE_SECONDS,
             seed=case.seed,
         )
 
-    def attacks_at(self, step: int) -> bool:
-        """Whether hostile peers attack in this update."""
-        case = self.case
-        return case.attack is not None and (case.attacked is None or step in case.attacked)
-
     def step(self, step: int) -> None:
-        """One update."""
-        attacks = self.attacks_at(step)
+        """Takes one update."""
+        case, attack = self.case, self.attack
+        attacks = case.attack is not None and (case.attacked is None or step in case.attacked)
         if self.reducers is not None:
             self._update(self._average_by_reducers(step, attacks), step)
             self.master.copy_to_model()
             return
-        honest = self.case.peers - (self.case.hostile if self.case.attack else 0)
+        honest = case.peers - (case.hostile if case.attack else 0)
         sent = [self._gradients(peer, step) for peer in range(honest)]
         weights = [float(BATCH)] * honest
-        if attacks and self.case.attack != "parameters":
-            if self._invents:
-                vector = self.attack(torch.stack([flat(parts) for parts in sent])).float()
-                bad = [like(vector, sent[0]) for _ in range(self.case.hostile)]
-            else:
-                bad = [self._gradients(peer, step, wrong=True) for peer in range(honest, self.case.peers)]
-            sent += bad
-            claims = self.case.claims or self.case.attack == "weight 1e9"
-            weights += [CLAIM if claims else float(BATCH)] * self.case.hostile
+        if attacks and not attack.parameters:
+            sent += self._hostile(sent, step)
+            weights += [CLAIM if case.claims or attack.claims else float(BATCH)] * case.hostile
         average = self._average(sent, weights, "gradients")
-        self.last_average[:] = [flat(average)]
+        self.last_average = flat(average)
         self._update(average, step)
-        if attacks and self.case.attack == "parameters" and step % STATE_EVERY == 0:
+        if attacks and attack.parameters and step % STATE_EVERY == 0:
             self._round_of_parameters(honest)
         self.master.copy_to_model()
+
+    def _hostile(self, sent: list[list[torch.Tensor]], step: int) -> list[list[torch.Tensor]]:
+        """What hostile peers send, from what the honest ones have sent."""
+        hostile = self.case.hostile
+        if self.attack.wrong_codes:
+            return [self._gradients(peer, step, wrong=True) for peer in range(len(sent), len(sent) + hostile)]
+        vector = self.vector(torch.stack([flat(parts) for parts in sent]), self.last_average).float()
+        return [like(vector, sent[0]) for _ in range(hostile)]
 
     def _update(self, average: Sequence[torch.Tensor], step: int) -> None:
         self.master.use_gradients([part.view(p.shape) for part, p in zip(average, self.master.parameters, strict=True)])
@@ -295,7 +289,7 @@ class Swarm:
 
     def _average_by_reducers(self, step: int, attacks: bool) -> list[torch.Tensor]:
         """What an honest peer has after an average by the trainer's all-reduce."""
-        self.lies = attacks and (self.case.attack != ALTERNATING or step % 2 == 0)
+        self.lies = attacks and (not self.attack.every_other or step % 2 == 0)
         group = self.reducers.group()
         out = set(range(self.case.peers)) - set(group)
         self.left_out_at |= {peer: step for peer in out - self.left_out_at.keys()}
@@ -321,9 +315,8 @@ class Swarm:
             codes = MODEL.image_vocab_size - 1 - codes
         self.model.zero_grad()
         self.model(text, codes).loss.backward()
-        averager = self.averagers[peer]
-        averager.add_gradients(BATCH, step)
-        averager.load_mean()
+        self.averagers[peer].add_gradients(BATCH, step)
+        self.averagers[peer].load_mean()
 
     def _received(self, tensors: Sequence[torch.Tensor], kind: str) -> list[torch.Tensor]:
         from hivemind.compression import CompressionInfo
@@ -347,13 +340,7 @@ class Swarm:
         self.master.load([part.view(one.shape) for part, one in zip(average, own, strict=True)], self.master.epoch)
 
     def _average(self, sent: list[list[torch.Tensor]], weights: list[float], kind: str) -> list[torch.Tensor]:
-        clipping = self.clipping[kind]
-        return asyncio.run(average_parts(sent, weights, clipping))[0]
-
-    @torch.no_grad()
-    def loss(self) -> float:
-        """On held-out samples."""
-        return held_out_loss(self.model, MODEL, HELD_OUT, captions=CAPTIONS)
+        return asyncio.run(average_parts(sent, weights, self.clipping[kind]))[0]
 
 
 async def average_parts(sent: list[list[torch.Tensor]], weights: list[float], clipping: object) -> list:
@@ -379,60 +366,86 @@ def like(vector: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def train(case: Case) -> dict:
-    """The case's losses after every `LOOK_EVERY` updates, and CPU seconds of the whole run."""
+    """Trains; the losses after every `LOOK_EVERY` updates, and CPU seconds of the whole run."""
     torch.set_num_threads(1)
     torch.manual_seed(case.seed)  # byzfl's Gaussian attack draws from it
     began, swarm, course = time.process_time(), Swarm(case), []
     for step in range(case.steps):
         swarm.step(step)
         if (step + 1) % LOOK_EVERY == 0:
-            course.append(swarm.loss())
+            with torch.no_grad():
+                course.append(held_out_loss(swarm.model, MODEL, HELD_OUT, captions=CAPTIONS))
     if swarm.reducers is not None:
         swarm.reducers.close()
     left_out = sorted(swarm.left_out_at.values())
     return {"course": course, "cpu_seconds": time.process_time() - began, "left_out": left_out}
 
 
-# -- the cases and what comes of them ----------------------------------------------------------------------------------
-
-QUARTER = {"peers": 25, "hostile": 5}
-TWELVE_OF_53 = {"peers": 53, "hostile": 12}
-SEVEN_OF_16 = {"peers": 16, "hostile": 7, "steps": LONG_STEPS}
+# -- the cases and their figures ---------------------------------------------------------------------------------------
 
 
-def many_cases() -> list[Case]:
-    """For attacks whose cost is as small as what a run happens to end with: enough seeds to tell the two apart."""
-    attacks = (*MANY_SEEDS_OF, None)
-    clip = [Case(attack=attack, aggregation=CLIP, seed=seed, **QUARTER) for seed in MANY_SEEDS for attack in attacks]
-    return clip + [Case(attack=None, aggregation=MEAN, seed=seed, **QUARTER) for seed in MANY_SEEDS]
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How large the runs are."""
+
+    quarter: tuple[int, int] = (25, 5)
+    """Peers, and the hostile ones among them,"""
+    large: tuple[int, int] = (53, 12)
+    half: tuple[int, int] = (16, 7)
+    """which attack in `attacked` only."""
+    steps: int = 40
+    long_steps: int = 80
+    longest_steps: int = 230
+    """Updates of the runs that must recover; from mimic, which sends what an honest peer sends, they take longer."""
+    attacked: range = range(10, 30)
+    seeds: Sequence[int] = (0, 1, 2)
+    many_seeds: Sequence[int] = tuple(range(10))
+
+    def case(self, attack: str | None, aggregation: str, group: str = "quarter", seed: int = 0, **more: object) -> Case:
+        """One run of a group."""
+        peers, hostile = getattr(self, group)
+        given = {"attack": attack, "aggregation": aggregation, "peers": peers, "hostile": hostile, "seed": seed}
+        return Case(**{"steps": self.steps, **given, **more})
+
+    def recovering(self, attack: str) -> Case:
+        """The run of a group that is attacked for a while."""
+        steps = self.longest_steps if attack == "mimic" else self.long_steps
+        return self.case(attack, CLIP, "half", steps=steps, attacked=self.attacked)
 
 
-def all_cases() -> list[Case]:
-    """The long ones first, so that two processes end at about the same time."""
-    clean = (TWELVE_OF_53, SEVEN_OF_16, seven_of_16("mimic"))
-    cases = [Case(attack=None, aggregation=MEAN, seed=0, **group) for group in clean]
-    for attack in ATTACKS:
-        cases.append(Case(attack=attack, aggregation=CLIP, seed=0, **TWELVE_OF_53))
-        cases.append(Case(attack=attack, aggregation=CLIP, seed=0, attacked=ATTACKED, **seven_of_16(attack)))
-        cases += [Case(attack=attack, aggregation=CLIP, seed=seed, **QUARTER) for seed in SEEDS]
-        cases.append(Case(attack=attack, aggregation=MEAN, seed=0, **QUARTER))
-    cases += [Case(attack=None, aggregation=kind, seed=seed, **QUARTER) for kind in (MEAN, CLIP) for seed in SEEDS]
-    claim = {"claims": True, "clip_weight": 2.0}
-    claiming = [Case(attack=attack, aggregation=CLIP, seed=0, **claim, **QUARTER) for attack in ("ALIE", "mimic")]
-    without = [Case(attack=attack, aggregation=CLIP, seed=0, momentum=False, **QUARTER) for attack in ("ALIE", "mimic")]
-    return sorted([*cases, *claiming, *without], key=lambda case: -case.peers * case.steps)
+FULL = Sizes()
+SMALL = Sizes(
+    **{"quarter": (5, 1), "large": (6, 1), "half": (4, 1), "steps": 5, "long_steps": 10, "longest_steps": 10},
+    **{"attacked": range(5), "seeds": (0,), "many_seeds": (0, 1)},
+)
 
 
-def seven_of_16(attack: str) -> dict:
-    """The peers of these runs, and their updates."""
-    return {**SEVEN_OF_16, "steps": LONGEST_STEPS} if attack == "mimic" else SEVEN_OF_16
+def cases_of(scenario: str, sizes: Sizes) -> list[Case]:
+    """The runs of a scenario, without the clean ones that they are compared with."""
+    if scenario in ATTACKS:
+        clips = [sizes.case(scenario, CLIP, seed=seed) for seed in sizes.seeds]
+        others = [sizes.case(scenario, MEAN), sizes.case(scenario, CLIP, "large"), sizes.recovering(scenario)]
+        return clips + others
+    return {
+        CLAIMED: lambda: [sizes.case("ALIE", CLIP), sizes.case("ALIE", CLIP, claims=True, clip_weight=2.0)],
+        NO_MOMENTUM: lambda: [sizes.case("ALIE", CLIP), sizes.case("ALIE", CLIP, momentum=False)],
+        MANY_SEEDS: lambda: [
+            sizes.case(attack, CLIP, seed=seed) for attack in (*SEEN_WITH_MANY_SEEDS, None) for seed in sizes.many_seeds
+        ],
+        NOBODY: lambda: [sizes.case(None, kind, seed=seed) for kind in (CLIP, MEAN) for seed in sizes.seeds],
+    }[scenario]()
 
 
-def run_all(cases: Sequence[Case], processes: int) -> dict[Case, dict]:
-    """Trains each case; prints its losses."""
-    runs = {}
+def clean_of(case: Case) -> Case:
+    """The run of the same peers and seed in which nobody is hostile and the mean is used."""
+    return replace(case, attack=None, aggregation=MEAN, attacked=None, claims=False, clip_weight=None, momentum=True)
+
+
+def run_all(cases: Iterable[Case], processes: int) -> dict[Case, dict]:
+    """Trains each case, the long ones first; prints its losses."""
+    ordered, runs = sorted(cases, key=lambda case: -case.peers * case.steps), {}
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for case, run in zip(cases, pool.imap(train, cases), strict=True):
+        for case, run in zip(ordered, pool.imap(train, ordered), strict=True):
             runs[case] = run
             losses = " ".join(f"{loss:.3f}" for loss in run["course"])
             print(f"{case.hostile} of {case.peers}, {case.attack}, {case.aggregation}, seed {case.seed}: {losses}")
@@ -440,161 +453,112 @@ def run_all(cases: Sequence[Case], processes: int) -> dict[Case, dict]:
     return runs
 
 
-def clean_of(case: Case, runs: dict[Case, dict]) -> list[float]:
-    """Losses of the run of the same peers and seed in which nobody is hostile and the mean is used."""
-    clean = replace(case, attack=None, aggregation=MEAN, attacked=None, claims=False, clip_weight=None, momentum=True)
-    return runs[clean]["course"]
-
-
 def over_clean(case: Case, runs: dict[Case, dict]) -> float:
-    """Its last loss over that of the clean run."""
-    return runs[case]["course"][-1] / clean_of(case, runs)[-1]
+    """Divides its last loss by that of the clean run."""
+    return runs[case]["course"][-1] / runs[clean_of(case)]["course"][-1]
 
 
-def steps_until_back(case: Case, runs: dict[Case, dict]) -> int:
-    """Updates from the attack's end until the loss is on the clean curve."""
-    for number, (loss, clean) in enumerate(zip(runs[case]["course"], clean_of(case, runs), strict=True)):
+def updates_until_back(case: Case, runs: dict[Case, dict]) -> int:
+    """Counts updates from the attack's end until the loss is on the clean curve."""
+    for number, (loss, clean) in enumerate(zip(runs[case]["course"], runs[clean_of(case)]["course"], strict=True)):
         step = (number + 1) * LOOK_EVERY
         if step >= case.attacked.stop and loss <= RECOVERED * clean:
             return step - case.attacked.stop
     return case.steps
 
 
-def figures(runs: dict[Case, dict], attacks: Sequence[str] = ATTACKS) -> list[dict]:
-    """The record's results for these attacks."""
-    results = []
-    for attack in attacks:
-        of_attack = [case for case in runs if case.attack == attack and case.momentum and not case.claims]
-        seeds = [case for case in of_attack if case.peers == 25 and case.aggregation == CLIP]
+def figures_of(scenario: str, sizes: Sizes, runs: dict[Case, dict]) -> list[dict]:
+    """Makes the results of a scenario."""
+    cases, of = cases_of(scenario, sizes), "loss over clean"
+    group = f"{sizes.quarter[1]} of {sizes.quarter[0]} hostile"
+    if scenario in ATTACKS:
+        *seeds, mean, large, half = cases
         ours = [over_clean(case, runs) for case in seeds]
-        mean = next(over_clean(case, runs) for case in of_attack if case.aggregation == MEAN)
         spread = {"runs": len(ours), "min": min(ours), "max": max(ours), **left_out(seeds, runs)}
-        compared = {"peer": mean, "peer_name": "weighted mean"}
-        name = f"loss over clean, 5 of 25 hostile: {attack}"
-        results.append(result(name, "", statistics.median(ours), **compared, **spread))
-    for attack in attacks:
-        case = next(case for case in runs if case.attack == attack and case.peers == 53)
-        name = f"loss over clean, 12 of 53 hostile: {attack}"
-        results.append(result(name, "", over_clean(case, runs), **left_out([case], runs)))
-    for attack in attacks:
-        case = next(case for case in runs if case.attack == attack and case.peers == 16)
-        worst, back = max(runs[case]["course"][ATTACKED.start // LOOK_EVERY :]), steps_until_back(case, runs)
-        name = f"updates until back on the clean curve, 7 of 16 hostile for {len(ATTACKED)} updates: {attack}"
-        results.append(result(name, "updates", back, **left_out([case], runs)))
-        results.append(result(f"highest loss since the attack began, 7 of 16 hostile: {attack}", "nats", worst))
-    return results
+        spread |= {"peer": over_clean(mean, runs), "peer_name": "weighted mean"}
+        back = f"updates until back on the clean curve, {half.hostile} of {half.peers} hostile for {len(half.attacked)}"
+        return [
+            result(f"{of}, {group}: {scenario}", "", statistics.median(ours), **spread),
+            result(
+                f"{of}, {large.hostile} of {large.peers} hostile: {scenario}",
+                *("", over_clean(large, runs)),
+                **left_out([large], runs),
+            ),
+            result(f"{back} updates: {scenario}", "updates", updates_until_back(half, runs), **left_out([half], runs)),
+        ]
+    if scenario in (CLAIMED, NO_MOMENTUM):
+        name, other = {
+            CLAIMED: ("with clip_weight 2 and a claimed weight", "with clip_weight 1"),
+            NO_MOMENTUM: ("without momentum at the peers", "with momentum"),
+        }[scenario]
+        usual, changed = (over_clean(case, runs) for case in cases)
+        return [result(f"{of} {name}: ALIE", "", changed, peer=usual, peer_name=other)]
+    return (many_seeds if scenario == MANY_SEEDS else costs)(cases, group, sizes, runs)
 
 
-def left_out(cases: Sequence[Case], runs: dict[Case, dict]) -> dict:
-    """Of lying reducers: for each run, after how many updates each was left out first; some may never have been."""
-    found = [runs[case].get("left_out", []) for case in cases]
-    return {"left_out_after": found} if cases[0].attack in REDUCER_ATTACKS else {}
-
-
-def many_figures(runs: dict[Case, dict]) -> list[dict]:
-    """Of the runs with many seeds: means, with their standard errors."""
+def many_seeds(cases: Sequence[Case], group: str, sizes: Sizes, runs: dict[Case, dict]) -> list[dict]:
+    """Means over many seeds, with their standard errors."""
     results = []
-    for attack in (*MANY_SEEDS_OF, None):
-        cases = [case for case in runs if case.attack == attack and case.aggregation == CLIP]
-        over = [over_clean(case, runs) for case in cases]
+    for attack in dict.fromkeys(case.attack for case in cases):
+        over = [over_clean(case, runs) for case in cases if case.attack == attack]
         error = statistics.stdev(over) / math.sqrt(len(over))
         spread = {"runs": len(over), "min": min(over), "max": max(over), "error": error, "seeds": over}
-        name = f"loss over clean, 5 of 25 hostile, mean of many seeds: {attack or 'nobody hostile'}"
+        name = f"loss over clean, {group}, mean of many seeds: {attack or 'nobody hostile'}"
         results.append(result(name, "", statistics.fmean(over), **spread))
     return results
 
 
-def limits(runs: dict[Case, dict]) -> list[dict]:
-    """What momentum is worth, and what a claim of weight adds if peers may count twice as much as the median one."""
-    usual = {case.attack: over_clean(case, runs) for case in runs if case.aggregation == CLIP and _is_usual(case)}
-    results = []
-    for case in runs:
-        if not case.momentum:
-            name, other = f"loss over clean without momentum at the peers: {case.attack}", "with momentum"
-        elif case.claims:
-            name, other = (
-                f"loss over clean with clip_weight 2 and a claimed weight: {case.attack}",
-                "with clip_weight 1",
-            )
-        else:
-            continue
-        results.append(result(name, "", over_clean(case, runs), peer=usual[case.attack], peer_name=other))
-    return results
-
-
-def _is_usual(case: Case) -> bool:
-    return case.peers == 25 and case.seed == 0 and case.momentum and not case.claims
-
-
-def costs(runs: dict[Case, dict]) -> list[dict]:
-    """What CenteredClip costs if nobody is hostile."""
-    clean = {kind: [run for case, run in runs.items() if _is_clean(case, kind)] for kind in (MEAN, CLIP)}
-    losses = {kind: statistics.median(run["course"][-1] for run in clean[kind]) for kind in clean}
-    name = {"peer_name": "weighted mean"}
-    seconds = updates_cost()
-    parts = {kind: one_part(kind) for kind in (MEAN, CLIP)}
+def costs(cases: Sequence[Case], group: str, sizes: Sizes, runs: dict[Case, dict]) -> list[dict]:
+    """What CenteredClip costs if nobody is hostile: loss, and the least CPU seconds of some updates, in turn."""
+    losses, seconds = ({CLIP: [], MEAN: []} for _ in range(2))
+    for case in cases:
+        losses[case.aggregation].append(runs[case]["course"][-1])
+    for _ in range(COST_ROUNDS):
+        for kind, taken in seconds.items():
+            taken.append(train(sizes.case(None, kind, steps=COST_STEPS))["cpu_seconds"])
+    loss, mean = (statistics.median(losses[kind]) for kind in (CLIP, MEAN))
+    other = {"peer_name": "weighted mean"}
+    name = f"CPU seconds of {COST_STEPS} updates"
     return [
-        result("loss with nobody hostile", "nats", losses[CLIP], peer=losses[MEAN], runs=len(SEEDS), **name),
-        result(
-            f"CPU seconds of {COST_STEPS} updates", "s", seconds[CLIP], peer=seconds[MEAN], runs=COST_ROUNDS, **name
-        ),
-        *(result(what, unit, parts[CLIP][what], peer=parts[MEAN][what], **name) for what, unit in PART_UNITS.items()),
+        result("loss with nobody hostile", "nats", loss, peer=mean, runs=len(sizes.seeds), **other),
+        result(name, "s", min(seconds[CLIP]), peer=min(seconds[MEAN]), runs=COST_ROUNDS, **other),
     ]
 
 
-def updates_cost() -> dict[str, float]:
-    """The least CPU seconds of some updates of 25 honest peers; both take turns, as the machine may do other work."""
-    seconds = {MEAN: [], CLIP: []}
-    for _ in range(COST_ROUNDS):
-        for kind, taken in seconds.items():
-            taken.append(train(Case(attack=None, aggregation=kind, seed=0, steps=COST_STEPS, **QUARTER))["cpu_seconds"])
-    return {kind: min(taken) for kind, taken in seconds.items()}
+def left_out(cases: Sequence[Case], runs: dict[Case, dict]) -> dict:
+    """For each run with lying reducers, after how many updates each was left out first; some may never have been."""
+    lie = ATTACKS[cases[0].attack].answers is not None
+    return {"left_out_after": [runs[case]["left_out"] for case in cases]} if lie else {}
 
 
-def _is_clean(case: Case, kind: str) -> bool:
-    return case.attack is None and case.aggregation == kind and case.peers == 25
+def measure(scenarios: Sequence[str], earlier: dict, *, small: bool, processes: int) -> dict:
+    """Runs scenarios; results and losses, beside the earlier ones of other scenarios."""
+    sizes = SMALL if small else FULL
+    cases = [case for scenario in scenarios for case in cases_of(scenario, sizes)]
+    runs = run_all({*cases, *map(clean_of, cases)}, processes)
+    results = [one for scenario in scenarios for one in figures_of(scenario, sizes, runs)]
+    courses = {_key(one): one for one in earlier.get("courses", ())}
+    for case, run in runs.items():
+        if case.momentum and not case.claims and (MANY_SEEDS not in scenarios or case.seed in sizes.seeds):
+            one = {name: getattr(case, name) for name in COURSE_KEY}
+            one["losses"] = [round(loss, 4) for loss in run["course"]]
+            courses[_key(one)] = one
+    results = replaced(earlier.get("results", ()), results)
+    return {"results": results, "look_every": LOOK_EVERY, "courses": list(courses.values())}
 
 
-COST_STEPS, COST_ROUNDS = 10, 5
-PART_VALUES, PART_SENDERS, PART_ROUNDS = 1 << 19, 25, 5
-PART_UNITS = {
-    "CPU seconds of a reducer for a part of 2^19 values from 25 senders, with decoding and encoding": "s",
-    "most memory of a reducer of such a part": "bytes",
-}
+COURSE_KEY = ("attack", "aggregation", "peers", "hostile", "seed")
 
 
-def one_part(kind: str) -> dict[str, float]:
-    """What a reducer takes for one of the longest parts, in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure_part, (kind,))
+def _key(course: dict) -> tuple:
+    return (*(course[name] for name in COURSE_KEY), len(course["losses"]))
 
 
-def _measure_part(kind: str) -> dict[str, float]:
-    import resource
-
-    from training.swarm.defence.clipping import clipping_of_gradients
-    from training.swarm.engine import engine
-    from training.swarm.engine.codecs import BlockwiseCodec, decode
-
-    torch.set_num_threads(1)
-    engine.prepare()
-    codec = BlockwiseCodec()
-    clipping = clipping_of_gradients(load_recipe("demo").swarm.model_copy(update={"aggregation": kind}))
-    messages = [codec.compress(torch.randn(PART_VALUES), None) for _ in range(PART_SENDERS)]
-    before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
-    for _ in range(PART_ROUNDS):
-        began = time.process_time()
-        sent = [[decode(message)] for message in messages]
-        answers = asyncio.run(average_parts(sent, [1.0] * PART_SENDERS, clipping))
-        for (part,), (answer,) in zip(sent, answers, strict=True):
-            codec.compress(answer - part, None)
-        seconds.append(time.process_time() - began)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return dict(zip(PART_UNITS, (statistics.median(seconds), 1024 * (after - before)), strict=True))
+# -- byzfl's results for a test ----------------------------------------------------------------------------------------
 
 
 def write_reference(path: Path) -> None:
-    """byzfl's attacks on small vectors, and its CenteredClipping from the first estimate that the trainer uses."""
+    """Writes byzfl's attacks on small vectors, and its CenteredClipping from the trainer's first estimate."""
     import numpy
 
     aggregators = byzfl("aggregators.aggregators")
@@ -602,9 +566,9 @@ def write_reference(path: Path) -> None:
     signal = torch.randn(8, generator=generator)
     honest = numpy.array([(signal + torch.randn(8, generator=generator)).tolist() for _ in range(11)]).round(4)
     cases = []
-    for name, attack in byzfl_attacks(aggregators.TrMean(f=hostile), hostile).items():
-        bad = attack(honest)
-        if not numpy.isfinite(bad).all():  # a reducer refuses it
+    for name, attack in ATTACKS.items():
+        bad = of_byzfl(attack, aggregators.TrMean(f=hostile), hostile)(honest) if attack.byzfl else None
+        if bad is None or not numpy.isfinite(bad).all():  # a reducer refuses infinity
             continue
         vectors = numpy.vstack([honest, *[bad] * hostile])
         distances = [_majority_distance(vector, vectors) for vector in vectors]
@@ -613,9 +577,8 @@ def write_reference(path: Path) -> None:
             radii.append(float(_majority_distance(estimate, vectors)))
             # byzfl starts from zeros, so everything is moved there and back.
             estimate = estimate + aggregators.CenteredClipping(L=1, tau=radii[-1])(vectors - estimate)
-        cases.append(
-            {"attack": name, "hostile": [bad.tolist()] * hostile, "radii": radii, "estimate": estimate.tolist()}
-        )
+        sent = [bad.tolist()] * hostile
+        cases.append({"attack": name, "hostile": sent, "radii": radii, "estimate": estimate.tolist()})
     path.write_text(json.dumps({"honest": honest.tolist(), "cases": cases}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -623,76 +586,5 @@ def _majority_distance(point: object, vectors: object) -> float:
     return sorted(math.dist(point, vector) for vector in vectors)[len(vectors) // 2]
 
 
-def courses(runs: dict[Case, dict]) -> list[dict]:
-    """The losses of each run with the recipe's defaults."""
-    named = ("attack", "aggregation", "peers", "hostile", "seed")
-    return [
-        {**{name: getattr(case, name) for name in named}, "losses": [round(loss, 4) for loss in run["course"]]}
-        for case, run in runs.items()
-        if case.momentum and not case.claims
-    ]
-
-
-def recorded_runs(content: dict, cases: Sequence[Case]) -> dict[Case, dict]:
-    """The clean runs among these cases, from a record: runs of these attacks are compared with those."""
-    runs = {}
-    for case in cases:
-        for one in content["courses"]:
-            is_same = all(getattr(case, name) == one[name] for name in ("attack", "aggregation", "peers", "seed"))
-            if case.attack is None and is_same and len(one["losses"]) == case.steps // LOOK_EVERY:
-                runs[case] = {"course": one["losses"]}
-    return runs
-
-
-def run_some(path: Path, attacks: Sequence[str], processes: int) -> tuple[list[dict], list[dict]]:
-    """Runs the cases of these attacks; results and courses of the record, whose others stay."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    cases = all_cases()
-    known = recorded_runs(content, cases)
-    new = run_all([case for case in cases if case.attack in attacks], processes)
-    results = [one for one in content["results"] if one["metric"].rpartition(": ")[2] not in attacks]
-    kept = [one for one in content["courses"] if one["attack"] not in attacks]
-    return results + figures(known | new, attacks), kept + courses(new)
-
-
-def run_many_seeds(path: Path, processes: int) -> tuple[list[dict], list[dict]]:
-    """The same of the runs with many seeds; their courses are in no record."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    results = [one for one in content["results"] if "mean of many seeds" not in one["metric"]]
-    return results + many_figures(run_all(many_cases(), processes)), content["courses"]
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs all cases, prints the figures, and writes the JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time")
-    parser.add_argument("--only", nargs="*", choices=ATTACKS, help="these attacks, for the record in FILE")
-    parser.add_argument("--many-seeds", action="store_true", help="ten seeds of some, for the record in FILE")
-    parser.add_argument(
-        "--reference", type=Path, metavar="FILE", help="write byzfl's results on small vectors, and end"
-    )
-    flags = parser.parse_args(arguments)
-    if flags.reference:
-        write_reference(flags.reference)
-        return 0
-    if flags.only:
-        results, losses = run_some(flags.json, flags.only, flags.processes)
-    elif flags.many_seeds:
-        results, losses = run_many_seeds(flags.json, flags.processes)
-    else:
-        runs = run_all(all_cases(), flags.processes)
-        results, losses = figures(runs) + limits(runs) + costs(runs), courses(runs)
-    for one in results:
-        peer = "" if one["peer"] is None else f"{one['peer']:14.4g} {one['peer_name']}"
-        print(f"{one['metric']:<110}{one['ours']:12.4g}{peer}")
-    if flags.json:
-        import hivemind
-
-        versions = {"torch": torch.__version__, "hivemind": hivemind.__version__, "byzfl": BYZFL_VERSION}
-        record(flags.json, "byzantine", versions, results, look_every=LOOK_EVERY, courses=losses)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    write_reference(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Peers of one process that average by the trainer's own all-reduce; only their network is replaced.
 
 Groups, parts, codecs, signatures, agreements, checks of reducers, proofs, and who is left out for how long: all of that
-is the code that volunteers run. `Network` stands in for hivemind's network daemon: it hands messages over within the
+is the code that volunteers run. `Connection` stands in for hivemind's network daemon: it hands messages over within the
 process. There is no search for groups: whoever most honest peers do not leave out is in the group. Time-outs count as
 if each peer had a processor of its own, so that a busy machine changes nothing.
 """
@@ -44,8 +44,8 @@ QUIET_SECONDS, LOOKS = 0.05, 3
 _QUEUE = 4
 """Messages of a stream that are under way."""
 
-Lie = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From a part's average and all senders' parts, one a row, to what the reducer answers instead."""
+Lie = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""From a part's average, all senders' parts, one a row, and the place of a sender to what the reducer answers it."""
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -79,21 +79,14 @@ class _Selector(selectors.DefaultSelector):
         return events
 
 
-class Network:
-    """What carries calls between the peers; `connection` gives a peer's end of it."""
-
-    def __init__(self):
-        self._handlers: dict[tuple[PeerID, str], Callable] = {}
-
-    def connection(self, peer_id: PeerID) -> Connection:
-        """As hivemind's `P2P` of this peer."""
-        return Connection(self._handlers, peer_id)
+Handlers = dict[tuple[PeerID, str], Callable]
+"""The network: what answers a call to a peer."""
 
 
 class Connection:
     """The part of hivemind's `P2P` that averaging uses."""
 
-    def __init__(self, handlers: dict[tuple[PeerID, str], Callable], peer_id: PeerID):
+    def __init__(self, handlers: Handlers, peer_id: PeerID):
         self._handlers, self.peer_id = handlers, peer_id
 
     async def add_protobuf_handler(self, name: str, handler: Callable, *_: object, **__: object) -> None:
@@ -175,7 +168,8 @@ class LyingAllReduces(AllReduces):
             sent = parts.setdefault(reducer.averaged, {})
             sent[sender] = part
             update = await take(sender, part, weight)  # now all senders' parts have come
-            return lie(part + update, torch.stack([sent[peer] for peer in group.peers])) - part
+            parts_sent = torch.stack([sent[peer] for peer in group.peers])
+            return lie(part + update, parts_sent, group.peers.index(sender)) - part
 
         reducer.take = lying
         return super()._begin(group, one, **given)
@@ -213,17 +207,23 @@ def key_of(number: int) -> RSAPrivateKey:
 class Member:
     """One peer."""
 
-    def __init__(self, number: int, network: Network, swarm: SwarmConfig, clock: Callable[[], float]):
+    def __init__(self, number: int, handlers: Handlers, swarm: SwarmConfig, clock: Callable[[], float]):
         key = key_of(number)
         public = key.get_public_key().to_bytes()
         self.peer_id = peer_id_of(b"[owner:" + public + b"]")
-        self.connection = network.connection(self.peer_id)
+        self.connection = Connection(handlers, self.peer_id)
         self.left_out: frozenset[str] = frozenset()
+        self.caught: set[str] = set()
+        """Peers that it has proof against, or that have evaded its checks."""
         self.standing = Standing(self._leave_out, clock=clock)
         self._swarm, self._signer, self._clock = swarm, Signer(public, key.sign), clock
 
     def _leave_out(self, peers: frozenset[str]) -> None:
         self.left_out = peers
+
+    def _note_caught(self, peer: str, weight: float, deed: str) -> None:
+        self.caught.add(peer)
+        self.standing.note_caught(peer, weight, deed)
 
     async def open(self, lie: Lie | None, *, hides: Callable[[], bool] | None, audits: bool) -> None:
         """From now on others can call it."""
@@ -231,7 +231,7 @@ class Member:
         auditor = None
         if audits:
             facts = {"signer": self._signer, "share": swarm.audit_share, "clipping": clipping}
-            noting = {"caught": self.standing.note_caught, "clock": self._clock}
+            noting = {"caught": self._note_caught, "clock": self._clock}
             made = Auditor if hides is None else partial(SilentAuditor, hides=hides)
             auditor = made(self.connection, PREFIX, **facts, **noting)
             await auditor.open()
@@ -278,8 +278,8 @@ class Peers:
         update_seconds: float,
         seed: int,
     ):
-        network, self._now, self._update_seconds = Network(), 0.0, update_seconds
-        self.members = [Member(number, network, swarm, lambda: self._now) for number in range(count)]
+        handlers, self._now, self._update_seconds = {}, 0.0, update_seconds
+        self.members = [Member(number, handlers, swarm, lambda: self._now) for number in range(count)]
         self._honest, self._order, self._count = self.members[: count - liars], random.Random(seed), 0
         self._lie, self._hides, self._audits = lie, hides, audits
         self._travel = Travel(

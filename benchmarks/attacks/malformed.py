@@ -1,24 +1,24 @@
 """Malformed inputs for each reader of what others send: how many were tried, and what broke.
 
-    python benchmarks/attacks/malformed.py --json benchmarks/results/malformed.json      (about an hour; `nice -n 19`)
+    nice -n 19 python benchmarks/attacks/attacks.py malformed --json benchmarks/results/malformed.json    (an hour)
+    nox -s fuzz -- --guided 60      (coverage guides the inputs: atheris, which is libFuzzer for Python)
 
 Each reader gets random bytes, and valid inputs with random changes: flipped, cut, doubled, swapped and inserted bytes,
 extreme numbers, pieces of other valid inputs; messages of msgpack are also made of random objects in each other. A
-reader may refuse an input by the error that it documents. Counted as broken are any other error, a result that is none,
-a process that dies or takes more than `MOST_BYTES` of memory, and an input that takes more than `HANG_SECONDS` of
+reader may refuse an input by the error that it documents. Counted as broken are any other error, a result of the wrong
+kind, a process that dies or takes more than `MOST_BYTES` of memory, and an input that takes more than `HANG_SECONDS` of
 computing.
 
-Each reader runs in a process of its own. The input that it is reading stands in a file, so that one that ends the
-process is known.
+Each reader runs in a process of its own. The input that it is reading stands in a file, so that an input that ends the
+process is known. With `--guided`, inputs that break a reader are written to build/fuzz/.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import json
 import mmap
 import random
+import re
 import resource
 import signal
 import struct
@@ -28,19 +28,27 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.attacks.message_readers import EXTREMES, READERS
-from benchmarks.record import record, result
+from benchmarks.record import replaced, result
 
+PACKAGES = ("torch", "hivemind", "msgpack", "pyarrow")
+SCENARIOS = tuple(READERS)
+SMALL_SHARE = 0.002
+"""Of the inputs of each reader, in a small run."""
 HANG_SECONDS = 10
 MOST_BYTES = 6 << 30
 """Of address space; what is imported takes 3."""
 LONGEST_INPUT = 1 << 20
+SEED = 0
 MOST_BROKEN_SHOWN = 5
+GUIDED_MOST_MIB, GUIDED_START_SECONDS = 3072, 120
+"""Memory, and time for imports, of a reader whose inputs coverage guides."""
 BROKEN = "broken by malformed inputs:"
 """Begins the names of the readers' results."""
 
@@ -82,13 +90,13 @@ def changed(seeds: Sequence[bytes], dice: random.Random) -> bytes:
 # -- one reader, in its process ----------------------------------------------------------------------------------------
 
 
-def try_reader(name: str, count: int, seed: int, folder: Path) -> None:
+def try_reader(name: str, count: int, folder: Path) -> None:
     """Gives a reader its inputs; prints a line of JSON at the end."""
     from training.swarm.engine import engine
 
     engine.prepare()
     make, _ = READERS[name]
-    reader, dice = make(), random.Random(seed)
+    reader, dice = make(), random.Random(SEED)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     with (folder / "input").open("w+b") as file:
         file.truncate(8 + LONGEST_INPUT)
@@ -111,23 +119,37 @@ def try_reader(name: str, count: int, seed: int, folder: Path) -> None:
     print(json.dumps({"tried": count, "refused": refused, "broken": broken, "slowest_seconds": slowest}), flush=True)
 
 
-def tried(name: str, count: int, seed: int) -> dict:
-    """What came of a reader's inputs."""
+def guide(name: str, options: Sequence[str]) -> None:
+    """Feeds a reader until libFuzzer's options end it; never returns."""
+    import atheris
+
+    with atheris.instrument_imports(include=["training"]):
+        from training.swarm.engine import engine
+
+        engine.prepare()
+        reader = READERS[name][0]()
+
+    def feed(raw: bytes) -> None:
+        with suppress(*reader.refuses):
+            reader.read(raw)
+
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(reader.seeds):
+            Path(corpus, str(number)).write_bytes(seed)
+        atheris.Setup([sys.argv[0], *options, corpus], feed)
+        atheris.Fuzz()
+
+
+# -- all readers -------------------------------------------------------------------------------------------------------
+
+
+def tried(name: str, count: int) -> dict:
+    """Tries a reader in a process of its own; prints and returns its result."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--reader", name, "--count", str(count), "--seed", str(seed)]
-        ended = subprocess.run([*command, "--folder", folder], capture_output=True, text=True)
+        command = [sys.executable, __file__, "try", name, str(count), folder]
+        ended = subprocess.run(command, capture_output=True, text=True)
         lines = [line for line in ended.stdout.splitlines() if line.startswith('{"tried"')]
-        if lines:
-            return json.loads(lines[-1])
-        raw = (Path(folder) / "input").read_bytes() if (Path(folder) / "input").is_file() else bytes(8)
-        (length,) = struct.unpack("<Q", raw[:8])
-        why = "took too long" if ended.returncode == -signal.SIGPROF else f"ended with {ended.returncode}"
-        broken = {"error": f"its process {why}: {ended.stderr[-300:]}", "input": raw[8 : 8 + length][:400].hex()}
-        return {"tried": 0, "refused": 0, "broken": [broken], "slowest_seconds": 0.0}
-
-
-def told(name: str, facts: dict) -> dict:
-    """Prints what came of a reader's inputs; the result for the record."""
+        facts = json.loads(lines[-1]) if lines else _broken_by(ended, Path(folder) / "input")
     print(f"{name:25} {facts['tried']:8} tried, {facts['refused']:8} refused, {len(facts['broken'])} broken, ", end="")
     print(f"slowest {facts['slowest_seconds']:.3f} s", flush=True)
     for one in facts["broken"][:MOST_BROKEN_SHOWN]:
@@ -136,40 +158,45 @@ def told(name: str, facts: dict) -> dict:
     return result(f"{BROKEN} {name}", "", len(facts["broken"]), **rest)
 
 
-def with_earlier(measured: list[dict], file: Path | None) -> list[dict]:
-    """Adds the results that a record has of readers which were not tried now; all in the readers' order."""
-    earlier = json.loads(file.read_text())["results"] if file is not None and file.is_file() else []
-    of_reader = {one["metric"]: one for one in (*earlier, *measured)}
-    return [of_reader[metric] for name in READERS if (metric := f"{BROKEN} {name}") in of_reader]
+def _broken_by(ended: subprocess.CompletedProcess, file: Path) -> dict:
+    """What ended a reader's process: the input that it was reading."""
+    raw = file.read_bytes() if file.is_file() else bytes(8)
+    (length,) = struct.unpack("<Q", raw[:8])
+    why = "took too long" if ended.returncode == -signal.SIGPROF else f"ended with {ended.returncode}"
+    broken = {"error": f"its process {why}: {ended.stderr[-300:]}", "input": raw[8 : 8 + length][:400].hex()}
+    return {"tried": 0, "refused": 0, "broken": [broken], "slowest_seconds": 0.0}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=1.0, help="of the inputs of each reader")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="readers that are tried at the same time")
-    parser.add_argument(
-        "--only", nargs="*", choices=READERS, default=list(READERS), help="the rest stays in the record"
-    )
-    parser.add_argument("--json", type=Path, help="write the record here")
-    for hidden, kind in (("--reader", str), ("--count", int), ("--folder", Path)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.reader:
-        try_reader(arguments.reader, arguments.count, arguments.seed, arguments.folder)
-        return
-    counts = {name: max(1, int(READERS[name][1] * arguments.share)) for name in arguments.only}
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        found = pool.map(lambda name: tried(name, counts[name], arguments.seed), counts)
-        measured = [told(name, facts) for name, facts in zip(counts, found, strict=True)]
-    measured = with_earlier(measured, arguments.json)
-    total, broken = sum(one["tried"] for one in measured), sum(one["ours"] for one in measured)
-    measured.insert(0, result("malformed inputs tried", "", total))
-    measured.insert(1, result("malformed inputs that broke a reader", "", broken))
-    if arguments.json:
-        versions = {name: importlib.metadata.version(name) for name in ("torch", "hivemind", "msgpack", "pyarrow")}
-        record(arguments.json, "malformed", versions, measured, seed=arguments.seed)
+def guided(name: str, seconds: int) -> bool:
+    """Tries inputs that coverage guides, in a process of its own; returns whether one broke the reader."""
+    out = ROOT / "build" / "fuzz"
+    out.mkdir(parents=True, exist_ok=True)
+    options = [f"-max_total_time={seconds}", f"-timeout={HANG_SECONDS}", f"-rss_limit_mb={GUIDED_MOST_MIB}"]
+    options += [f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={out / name.replace(' ', '-')}-"]
+    command = [sys.executable, __file__, "guide", name, *options, "-print_final_stats=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + GUIDED_START_SECONDS)
+    found = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    fault = "" if done.returncode == 0 else f"\n{done.stderr[-1500:]}"
+    count = int(found[1]) if found else 0
+    print(f"{name:25} {count:9} inputs, {'BROKEN' if fault else 'none broke it'}{fault}", flush=True)
+    return bool(fault)
 
 
-if __name__ == "__main__":
-    main()
+def measure(scenarios: Sequence[str], earlier: dict, *, small: bool, processes: int) -> dict:
+    """Tries readers; results beside the earlier ones of other readers, with their sums."""
+    counts = {name: max(1, int(READERS[name][1] * (SMALL_SHARE if small else 1))) for name in scenarios}
+    with ThreadPoolExecutor(processes) as pool:
+        measured = list(pool.map(tried, counts, counts.values()))
+    all_of = {one["metric"]: one for one in replaced(earlier.get("results", ()), measured)}
+    rows = [all_of[metric] for name in READERS if (metric := f"{BROKEN} {name}") in all_of]
+    total, broken = sum(one["tried"] for one in rows), sum(one["ours"] for one in rows)
+    sums = [result("malformed inputs tried", "", total), result("malformed inputs that broke a reader", "", broken)]
+    return {"results": [*sums, *rows], "seed": SEED}
+
+
+if __name__ == "__main__":  # one reader's process
+    kind, reader_name, *given = sys.argv[1:]
+    if kind == "guide":
+        guide(reader_name, given)
+    else:
+        try_reader(reader_name, int(given[0]), Path(given[1]))

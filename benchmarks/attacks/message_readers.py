@@ -1,4 +1,4 @@
-"""Readers of what others send, with valid inputs: what `malformed.py`, `guided.py` and the tests feed.
+"""Readers of what others send, with valid inputs: what `malformed.py` and the tests feed.
 
 A reader may refuse an input by the errors that it documents; anything else that it raises is a fault.
 """

@@ -24,10 +24,7 @@ last two, with PyTorch's CPU build (they pin old versions of other packages):
 
 MosaicML Streaming imports torchvision for its pictures only; later versions of it ask for their own build of PyTorch.
 
-The link is a server in this program's process: 50 Mbit/s for all connections together, and 25 ms for each request. The
-stream of 20 GB is a set of text, whose shards are all the same file under different names: blocks of 1024 random tokens
-of 16 bits, which nothing compresses, so that reading them takes a fifth of the CPU time of reading as many bytes of
-captions and codes. The cache treats both alike.
+The link is a server in this program's process: 50 Mbit/s for all connections together, and 25 ms for each request.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -47,7 +43,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +59,7 @@ LINK = {"bytes_per_second": 50e6 / 8, "latency_seconds": 0.025}
 RATE = 500
 """Samples a second of the trainer that waits."""
 WAITING_SAMPLES = 12_000
-LARGE_BYTES, LARGE_IDS, LARGE_BATCH = 20_000_000_000, 1 << 16, 256
-PARTS = ("whole", "first", "waiting", "killed", "large")
+PARTS = ("whole", "first", "waiting", "killed")
 PEERS_SAMPLES = 10_000
 """After its first batch; a peer needs minutes for the whole set."""
 PEERS_KILLED = 12_288
@@ -109,55 +103,6 @@ def make_set(folder: Path, samples: int) -> None:
         index={name: describe_shard(folder / name) for name in names},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
-
-
-def make_large_set(folder: Path, total_bytes: int) -> None:
-    """A manifest of many shards of text, which are all the one that is written: random tokens, one document a block."""
-    import numpy as np
-    import tokenizers
-    from tokenizers.models import WordLevel
-
-    from training.data.store.shards import SplitEntry, TextManifest, describe_file, describe_shard, write_text_shard
-
-    inner = tokenizers.Tokenizer(WordLevel({str(number): number for number in range(LARGE_IDS)}, unk_token="0"))
-    inner.save(str(folder / "tokenizer.json"))
-    tokens = np.random.default_rng(0).integers(0, LARGE_IDS, (ROWS_PER_SHARD, CODES), dtype=np.uint16)
-    starts = np.zeros(tokens.shape, bool)
-    starts[:, 0] = True
-    first = folder / "train-00000.parquet"
-    write_text_shard(first, tokens=tokens, starts=starts)
-    names = tuple(f"train-{number:05d}.parquet" for number in range(-(-total_bytes // first.stat().st_size)))
-    blocks = len(names) * len(tokens)
-    manifest = TextManifest(
-        input_digest="1" * 64,
-        block_length=CODES,
-        vocab_size=LARGE_IDS,
-        end_of_text=1,
-        documents=blocks,
-        left_over_tokens=0,
-        text_bytes=0,
-        document_lengths=(),
-        left_out={},
-        splits={"train": SplitEntry(samples=blocks, shards=names)},
-        files={
-            "tokenizer.json": describe_file(folder / "tokenizer.json"),
-            **dict.fromkeys(names, describe_file(first)),
-        },
-        index=dict.fromkeys(names, describe_shard(first)),
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
-
-
-class OneFileServer(ShardServer):
-    """Sends the first shard, which it has in memory, under every shard's name."""
-
-    @cached_property
-    def shard(self):
-        """The shard's bytes."""
-        return super().content_of("train-00000.parquet")
-
-    def content_of(self, name):
-        return self.shard if name.endswith(".parquet") else super().content_of(name)
 
 
 # -- the streams ----------------------------------------------------------------------------------------------------
@@ -248,32 +193,11 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
     return {"share": waited / (time.perf_counter() - began), "disk": _disk_bytes(Path(cache))}
 
 
-def measure_large(side: str, source: str, cache: str) -> dict:
-    """The most disk space that the cache takes while a large set is streamed, but for the tokenizer's file."""
-    from training.data.store.sets import open_shards
-    from training.data.stream.order import Place
-    from training.data.stream.stream import SampleStream, TextSet
-
-    shards = open_shards(source, cache=Path(cache), kind="text")
-    samples = TextSet(shards, block_length=CODES, vocab_size=LARGE_IDS, shuffle_buffer=MIXED)
-    stream = SampleStream(samples, place=Place(seed=1), micro_batch_size=LARGE_BATCH)
-    batches = stream.order.samples // LARGE_BATCH
-    most, looked, until = 0, 0.0, time.monotonic() + float(os.environ["LARGE_SECONDS"])
-    for number in range(1, batches + 1):
-        next(stream)
-        if time.monotonic() - looked > 1 or number == batches:
-            most, looked = max(most, _disk_bytes(Path(cache), but="tokenizer.json")), time.monotonic()
-            print(f"{number / batches:.4f} of the set, {most / 1e6:.1f} MB on disk", file=sys.stderr, flush=True)
-        if looked > until:
-            break
-    return {"disk": most, "samples": number * LARGE_BATCH}
-
-
-def _disk_bytes(folder: Path, *, but: str = "") -> int:
+def _disk_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # the cache has deleted it meanwhile
-            total += path.stat().st_size if path.is_file() and path.name != but else 0
+            total += path.stat().st_size if path.is_file() else 0
     return total
 
 
@@ -303,7 +227,6 @@ MEASUREMENTS = {
     "whole": measure_whole,
     "first": measure_first,
     "waiting": measure_waiting,
-    "large": measure_large,
     "killed": stream_until_killed,
     "make": make_peers_set,
 }
@@ -346,13 +269,11 @@ class Comparison:
             environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": temporary}
             python = sys.executable if side == "ours" else self.peer_python
             command = [python, __file__, "--measure", what, side, source, str(cache or temporary)]
-            # What a long measurement says of its progress is shown as it comes.
-            errors = None if what == "large" else subprocess.PIPE
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if what == "killed" and done.returncode == -signal.SIGKILL:
             return {}
         if done.returncode:
-            raise RuntimeError(f"{what} of {side} failed:\n{(done.stderr or '')[-2000:]}")
+            raise RuntimeError(f"{what} of {side} failed:\n{done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1]) or {}
 
     def compared(self, what: str, server: ShardServer | None = None) -> dict[str, dict[str, list[float]]]:
@@ -393,7 +314,7 @@ def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], fi
     ]
 
 
-def measured(comparison: Comparison, *, large_bytes: int, large_seconds: float, parts: Collection[str]) -> list[dict]:
+def measured(comparison: Comparison, parts: Collection[str]) -> list[dict]:
     """The results of some of `PARTS`."""
     comparison.small.mkdir()
     make_set(comparison.small, SAMPLES)
@@ -416,8 +337,6 @@ def measured(comparison: Comparison, *, large_bytes: int, large_seconds: float, 
             rows += rows_of(f"disk after {WAITING_SAMPLES:,} samples over HTTP", "bytes", waiting, "disk")
     if "killed" in parts:
         rows += rows_of_kills(comparison)
-    if "large" in parts:
-        rows.append(disk_of_large(comparison, large_bytes, large_seconds))
     return rows
 
 
@@ -436,37 +355,16 @@ def rows_of_kills(comparison: Comparison) -> list[dict]:
     ]
 
 
-def disk_of_large(comparison: Comparison, large_bytes: int, most_seconds: float) -> dict:
-    """The most disk space while a large set is streamed, or as much of it as the time suffices for."""
-    folder = comparison.folder / "large"
-    folder.mkdir()
-    make_large_set(folder, large_bytes)
-    with shard_server(folder, kind=OneFileServer) as server:
-        streamed = comparison.measure("large", "ours", server.url, LARGE_SECONDS=str(most_seconds))
-        sent = server.sent_bytes
-    name = f"disk while {sent / 1e9:.1f} GB are streamed, limit 1 GB"
-    return result(name, "bytes", streamed["disk"], sent_bytes=sent, samples=streamed["samples"])
-
-
 def versions_in(python: str, sides: list[str]) -> dict[str, str | None]:
     """Versions of the packages that peers need, in an environment; None for one that is missing."""
     command = [python, str(ROOT / "benchmarks" / "data" / "stream_peers.py"), *sides]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
-def _figure(row: dict) -> str:
-    """Each peer's results are figures of their own; the large set's size, in its result's name, is none."""
-    return re.sub(r"[\d.]+ GB are streamed", "", row["metric"]) + f" {row['peer_name']}"
-
-
 def main() -> int:
     """Measures, prints and, if asked, records; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements of each stream (3)")
-    large = "bytes of the large set"
-    arguments.add_argument("--large-bytes", type=int, default=LARGE_BYTES, metavar="N", help=large)
-    seconds = "end the stream of the large set after so long (an hour); its result says how much was streamed"
-    arguments.add_argument("--large-seconds", type=float, default=3600, metavar="S", help=seconds)
     some = "measure these parts alone, and keep the record's other results"
     arguments.add_argument("--only", nargs="+", choices=PARTS, help=some)
     peers = "measure these peers (all)"
@@ -500,13 +398,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         sides = ["ours", *peers]
         comparison = Comparison(sides=sides, rounds=chosen.rounds, peer_python=chosen.peer_python, folder=Path(folder))
-        large = {"large_bytes": chosen.large_bytes, "large_seconds": chosen.large_seconds}
-        rows = measured(comparison, **large, parts=chosen.only or PARTS)
+        rows = measured(comparison, chosen.only or PARTS)
     for row in rows:
         peer = "" if row["peer"] is None else f"{row['peer']:>14,.2f}  {row['peer_name']}"
         print(f"{row['metric']:<52} {row['ours']:>16,.2f} {peer:<40} {row['unit']}")
     if chosen.json and chosen.only:
-        renew(Path(chosen.json), rows, found, figure=_figure)
+        renew(Path(chosen.json), rows, found, figure=lambda row: f"{row['metric']} {row['peer_name']}")
     elif chosen.json:
         import pyarrow
 

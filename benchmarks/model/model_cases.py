@@ -1,4 +1,4 @@
-"""What `model_step.py` and `sampling.py` share: the models, their FLOPs, and a process for each measurement."""
+"""What the programs of this folder share: the models, their FLOPs, and a process for each measurement."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from itertools import cycle, islice
 from types import ModuleType, SimpleNamespace
 
-import torch
 from torch import nn
 
 from training.model.config import ModelConfig
@@ -39,12 +38,11 @@ def is_installed() -> bool:
     return find_spec("dalle_pytorch") is not None
 
 
-def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
+def build(config: ModelConfig) -> nn.Module:
     """dalle-pytorch's `DALLE` of these sizes; its weights are drawn with torch's global seed.
 
     Args:
         config: Must have no `text_padding_mask` and a `conv_kernel_size` of 5.
-        for_sampling: Sets `optimize_for_inference`: row and column attention use dense masks, which allow caching.
     """
     _stand_in_for_unused()
     from dalle_pytorch.dalle_pytorch import DALLE
@@ -81,31 +79,7 @@ def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
         shift_tokens=config.shift_tokens,
         loss_img_weight=IMAGE_LOSS_WEIGHT,
         share_input_output_emb=config.tied_embeddings,
-        optimize_for_inference=for_sampling,
     )
-
-
-def mend_cache(model: nn.Module) -> None:
-    """Makes sampling use its cache; the released `forward_with_cond_scale` does not pass it on if `cond_scale` is 1."""
-    released = model.forward_with_cond_scale
-
-    def mended(*args, cond_scale=1, cache=None, **kwargs):
-        if cond_scale == 1:
-            return model(*args, cache=cache, **kwargs)
-        return released(*args, cond_scale=cond_scale, cache=cache, **kwargs)
-
-    model.forward_with_cond_scale = mended
-
-
-@torch.no_grad()
-def sample(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
-    """Codes of shape (B, image tokens) from `generate_images` with its cache.
-
-    Args:
-        model: From `build` with `for_sampling`, after `mend_cache`.
-        text: Of shape (B, text tokens).
-    """
-    return model.generate_images(text, use_cache=True)
 
 
 def _stand_in_for_unused() -> None:

@@ -14,6 +14,13 @@ OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the pa
 """Records that another page shows, and the sentence that replaces the table."""
 
 DESCRIPTIONS = {
+    "attacked_runs": "Three runs of real programs that one volunteer attacks: by the mean, with CenteredClip, and with "
+    "tickets and a ban.",
+    "audits": "Checks of reducers: their cost for four peers of one process, none of which lies, and after how many "
+    "averages a reducer that lies in each is named.",
+    "byzantine": "The loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and this "
+    "trainer's own.",
+    "malformed": "Malformed inputs for each reader of what others send: how many were tried, and what broke.",
     "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of "
     "an epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
     "same_run_text": "The same with the language model of the recipe `stories` (`--model text`).",
@@ -35,7 +42,6 @@ MAIN_FIGURES = {
     "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
     "dashboard": "is opened, CPU time alone",
-    "figures": "all figures: new drawing",
     "malformed": "inputs that broke",
     "memory_accuracy": "peak on the GPU: worst error",
     "simulation": "worst error of a case",

@@ -60,6 +60,8 @@ def test_the_table_shows_the_recorded_runs(open_page):
         assert back >= 0
 
 
+ATTACKED_FROM = 10
+"""The update from which seven of 16 attack."""
 HARD_TO_CATCH = "reducer, silent"
 """Nobody can prove that these have lied."""
 SELDOM = "reducer, every other time"
@@ -74,9 +76,9 @@ def test_the_record_keeps_what_is_asked_of_centered_clip():
     for result in RECORD["results"]:
         if result["metric"].startswith("updates until back"):
             assert result["ours"] <= 200, result["metric"]
-        if result["metric"].startswith("highest loss since the attack"):
-            first = next(run["losses"][0] for run in RECORD["courses"] if run["peers"] == 16)
-            assert result["ours"] < first, result["metric"]
+    attacked = [run["losses"] for run in RECORD["courses"] if run["peers"] == 16 and run["attack"]]
+    begun = ATTACKED_FROM // RECORD["look_every"]
+    assert len(attacked) == len(attacks) and all(max(losses[begun:]) < losses[0] for losses in attacked)
 
 
 def recorded(metric: str) -> dict:
@@ -123,8 +125,6 @@ def test_the_record_of_checks_keeps_what_the_page_says(open_page):
     assert checked("honest peers that were accused")["ours"] == 0
     assert checked("honest answers: distance over the limit")["ours"] < 0.5
     assert checked("bytes of checks")["ours"] <= 0.05
-    memory = checked("memory of an honest average")
-    assert 1024 * (memory["ours"] - memory["peer"]) <= 100e6
     for lies_to in ("all", "one"):
         assert checked(f"averages until a reducer that lies to {lies_to}")["innocent_named"] == 0
     text = open_page("challenges/security/", scripts=False).locator("main").text_content()

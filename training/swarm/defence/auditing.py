@@ -7,7 +7,7 @@ nothing.
 
 An answer has gone through a codec, and other processors round otherwise: a number between two codes may become either
 one. So a number of an answer may be as far from the right one as the codec's own error; what is beyond that adds up.
-benchmarks/attacks/audits.py measures how far honest answers are.
+`benchmarks/attacks/attacks.py audits` measures how far honest answers are.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ left out for eight minutes at first. Large parts must be shown at once, which sl
 MOST_TOLD, TOLD_SHARE, MOST_TOLD_BY_ONE = 4, 1 / 4, 2
 """Reducers that a peer checks because others say that these evade checks, or such a share of a group if that is more;
 only where parts are kept. 12 of 53 that evade checks raised the loss by 5.8 % if it was four at a time, by 3.1 % if a
-quarter of the group (`benchmarks/attacks/byzantine.py`). One peer is believed for so many of them at a time."""
+quarter of the group (`benchmarks/attacks/attacks.py byzantine`). One peer is believed for so many of them at a time."""
 LIE_WEIGHT = 9.0
 """What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
 `standing`). No accident signs a wrong average."""

@@ -37,7 +37,7 @@ KEPT_SECONDS = 60.0
 LEAST_CHECKED_BYTES = 1 << 16
 """A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
 10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
-were named (`benchmarks/attacks/byzantine.py`)."""
+were named (`benchmarks/attacks/attacks.py byzantine`)."""
 DTYPE = "float32"
 """Of all parts, whatever their codec. Which other types can be read depends on the versions of libraries: what one peer
 reads and averages would look like a lie to another one."""

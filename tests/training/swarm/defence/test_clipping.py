@@ -14,7 +14,7 @@ from calculator.figures.rules import averaging
 from training.swarm.defence.clipping import Clipping, centered_clip
 
 BYZFL = json.loads((Path(__file__).parent / "byzfl.json").read_text(encoding="utf-8"))
-"""What byzfl 0.0.11 (PyPI) makes of the same vectors; by `benchmarks/attacks/byzantine.py --reference FILE`."""
+"""What byzfl 0.0.11 (PyPI) makes of the same vectors; by `benchmarks/attacks/byzantine.py FILE`."""
 ITERATIONS = 5
 CLIPPING = Clipping(radius=1.0, iterations=ITERATIONS, weight_over_median=2.0)
 

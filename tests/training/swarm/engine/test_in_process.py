@@ -25,7 +25,7 @@ def swarm_with(share: float):
 def peers_of():
     made = []
 
-    def make(share=0.0, lie=lambda average, parts: average, **given):
+    def make(share=0.0, lie=lambda average, parts, place: average, **given):
         values = sum(torch.Size(shape).numel() for shape in SHAPES)
         settings = {"values": values, "smallest": 1 << 20, "update_seconds": 60.0, "seed": 0, "hides": None}
         settings |= {"audits": share > 0, "lie": lie, **given}
@@ -58,7 +58,7 @@ def test_they_average_by_centered_clip_part_by_part(peers_of):
 
 
 def test_a_lie_reaches_all_and_its_reducer_is_soon_left_out(peers_of):
-    peers = peers_of(share=0.5, lie=lambda average, parts: average + 100.0)
+    peers = peers_of(share=0.5, lie=lambda average, parts, place: average + 100.0)
     assert peers.group() == list(range(COUNT))
     wrong = average_once(peers)
     assert all((tensors[0].max() > 50) or (tensors[1].max() > 50) for tensors in wrong.values())
@@ -74,7 +74,7 @@ def test_a_reducer_that_lies_and_hides_it_every_other_time_is_soon_left_out(peer
     """With so many tensors, it averages some in each update, and is checked in each."""
     updates = []
     lies = lambda: len(updates) % 2 == 0  # noqa: E731
-    peers = peers_of(share=0.5, lie=lambda average, parts: average + 100.0 * lies(), hides=lies)
+    peers = peers_of(share=0.5, lie=lambda average, parts, place: average + 100.0 * lies(), hides=lies)
     while len(updates) < MOST_UPDATES and LIAR in peers.group():
         average_once(peers, times=4)
         updates.append(None)

@@ -2,7 +2,7 @@
 
 The inputs are drawn by hypothesis, which shrinks one that breaks a reader: bytes, valid inputs with other bytes in some
 places, and valid messages, JSON and recipes of which one value is another.
-`benchmarks/attacks/malformed.py` tries many more, and `nox -s fuzz` lets coverage guide them.
+`benchmarks/attacks/attacks.py malformed` tries many more, and `nox -s fuzz` lets coverage guide them.
 """
 
 from __future__ import annotations
