@@ -28,7 +28,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.memory.real_models import build, can_run, inputs, loss_of
+import torch
+
+from benchmarks.memory.models import build, can_run, dtype_of, inputs, loss_of, made_on
+from benchmarks.memory.optimizers import optimizer_of
 from benchmarks.record import error_percent, summary
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.fit import FP8_CAPABILITY
@@ -37,17 +40,20 @@ from calculator.step.resolve import resolve
 SIZES = {
     "bert": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072},
     "gpt2": {"n_embd": 768, "n_layer": 6, "n_head": 12, "n_positions": 1024},
-    "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 8, "rotary_dim": 64, "n_positions": 1024, "vocab_size": 50_400},
-    "t5": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 12},
+    "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 8, "rotary_dim": 64, "n_positions": 1024, "vocab_size": 50_400}
+    | {"tie_word_embeddings": False},
+    "t5": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 12}
+    | {"decoder_start_token_id": 0},
 }
 """Real widths and vocabularies, but few layers, so that a case takes seconds."""
 SMALL = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     | {"vocab_size": 200, "max_position_embeddings": 16},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 200},
-    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8, "n_positions": 16, "vocab_size": 200},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8, "n_positions": 16, "vocab_size": 200}
+    | {"tie_word_embeddings": False},
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
-    | {"vocab_size": 200, "n_positions": 16},
+    | {"vocab_size": 200, "n_positions": 16, "decoder_start_token_id": 0},
 }
 """Small models of the same families, for a CPU."""
 _NARROW = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 2048}
@@ -134,7 +140,8 @@ def matrix(*, small: bool, usable_bytes: int, cases: int | None, seed: int = 0) 
     for family, precision, attention, checkpointing, (optimizer, impl), groups, offload in itertools.product(
         sizes, ("fp32", "amp-bf16", "bf16"), ("eager", "sdpa"), (False, True), optimizers, (None, 2), (False, True)
     ):
-        if offload and optimizer != "adamw":
+        # The code of GPT-J has no fused attention.
+        if (offload and optimizer != "adamw") or (family == "gptj" and attention == "sdpa"):
             continue
         if small and optimizer in CUDA_ONLY:
             continue
@@ -206,91 +213,6 @@ def _sized(setup: Setup, usable_bytes: int) -> Iterator[Setup]:
             yield larger
 
 
-def make_optimizer(setup: Setup, parameters: Iterable):
-    """The optimizer of a setup."""
-    import torch
-
-    parameters = list(parameters)
-    if setup.optimizer == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=1e-4, foreach=setup.optimizer_impl == "foreach", fused=setup.optimizer_impl == "fused"
-        )
-    if setup.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
-    if setup.optimizer == "adafactor":
-        from transformers.optimization import Adafactor
-
-        return Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
-    import bitsandbytes
-
-    classes = {
-        "adamw8bit": bitsandbytes.optim.AdamW8bit,
-        "paged-adamw8bit": bitsandbytes.optim.PagedAdamW8bit,
-        "lamb8bit": bitsandbytes.optim.LAMB8bit,
-        "lion8bit": bitsandbytes.optim.Lion8bit,
-    }
-    return classes[setup.optimizer](parameters, lr=1e-4)
-
-
-class Muon:
-    """PyTorch's Muon of the hidden matrices, and its AdamW of all else.
-
-    Args:
-        named: All parameters, by their names in the model.
-    """
-
-    def __init__(self, named: dict) -> None:
-        import torch
-
-        hidden = {name for name, parameter in named.items() if parameter.ndim == 2 and not _is_outside(name)}
-        self.muon = torch.optim.Muon([named[name] for name in named if name in hidden])
-        # "foreach" is its default for tensors on a GPU, but not for fake ones.
-        self.adamw = torch.optim.AdamW([named[name] for name in named if name not in hidden], foreach=True)
-
-    def step(self) -> None:
-        """Updates the matrices, then all else."""
-        self.muon.step()
-        self.adamw.step()
-
-    @property
-    def state(self) -> dict:
-        """The state of each parameter."""
-        return {**self.muon.state, **self.adamw.state}
-
-
-def _is_outside(name: str) -> bool:
-    return "embed" in name or "lm_head" in name
-
-
-class Offloaded:
-    """An optimizer on the host over 32-bit copies; the device keeps parameters and gradients."""
-
-    def __init__(self, setup: Setup, parameters: Iterable) -> None:
-        import torch
-
-        self.on_device = list(parameters)
-        self.copies = [torch.nn.Parameter(p.detach().to("cpu", torch.float32, copy=True)) for p in self.on_device]
-        for copy in self.copies:
-            copy.grad = torch.zeros_like(copy)
-        self.optimizer = make_optimizer(setup, self.copies)
-
-    @property
-    def state(self) -> dict:
-        """The state of the optimizer on the host."""
-        return self.optimizer.state
-
-    def step(self) -> None:
-        """Copies gradients to the host, updates the copies there, and copies them back to the device."""
-        import torch
-
-        with torch.no_grad():
-            for copy, parameter in zip(self.copies, self.on_device, strict=True):
-                copy.grad.copy_(parameter.grad)
-            self.optimizer.step()
-            for copy, parameter in zip(self.copies, self.on_device, strict=True):
-                parameter.copy_(copy)
-
-
 def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tuple[int, int]:
     """Takes two training steps; returns the bytes in use after them on the device and on the host.
 
@@ -299,15 +221,11 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
         device: "cpu" or "cuda".
         before_last: Called between the steps, so that a peak can be measured without that of the first step.
     """
-    import torch
-
-    model, given = build(setup, device), inputs(setup, device)
-    everything = list(model.parameters())
-    parameters = [parameter for parameter in everything if parameter.requires_grad]
-    if setup.optimizer == "muon":
-        optimizer = Muon(dict(model.named_parameters()))
-    else:
-        optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
+    with made_on(device, dtype_of(setup)):
+        model = build(setup)
+    given, everything = inputs(setup, device), list(model.parameters())
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters, optimizer = list(named.values()), optimizer_of(setup, named)
     moving = torch.autograd.graph.save_on_cpu() if setup.offload_activations else nullcontext()
     half = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}.get(setup.precision)
     for last in (False, True):
@@ -328,8 +246,7 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
         and (name != "step" or setup.optimizer_impl == "fused" or setup.offload_optimizer)
     ]
     if setup.offload_optimizer:
-        copies = [value for copy in optimizer.copies for value in (copy, copy.grad)]
-        return _allocated(left), _allocated(copies + states)
+        return _allocated(left), _allocated(optimizer.on_host + states)
     return _allocated(left + states), 0
 
 
@@ -350,8 +267,6 @@ def _allocated(tensors: Iterable) -> int:
 
 def judge(setup: Setup, device: str) -> dict:
     """One row of the table: predicted and measured bytes of a setup."""
-    import torch
-
     on_gpu = device == "cuda"
     gc.collect()
     if on_gpu:
@@ -409,7 +324,6 @@ def _resident() -> int:
 
 
 def _versions(on_gpu: bool) -> dict[str, str]:
-    import torch
     import transformers
 
     card = torch.cuda.get_device_name() if on_gpu else f"none ({platform.machine()})"
@@ -431,8 +345,6 @@ def main(arguments: list[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     usable = 16 * 2**30
     if not flags.dry_run and not flags.list:
-        import torch
-
         if not torch.cuda.is_available():
             parser.exit(2, "PyTorch finds no NVIDIA GPU here; use --dry-run to try the program on a CPU.\n")
         usable = torch.cuda.mem_get_info()[0]

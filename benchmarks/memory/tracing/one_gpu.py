@@ -16,11 +16,10 @@ from benchmarks.memory.tracing import fake_cuda
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.memory.real_models import dtype_of, half_of, loss_of, of_pictures
+from benchmarks.memory.models import build, dtype_of, half_of, loss_of, made_on, of_pictures
+from benchmarks.memory.optimizers import OF_BITSANDBYTES, optimizer_of, run_bitsandbytes_without_kernels
 from benchmarks.memory.tracing.held import Held, address_of, device_of, tensors_in, total
 from benchmarks.memory.tracing.liger import without_kernels
-from benchmarks.memory.tracing.models import build
-from benchmarks.memory.tracing.optimizers import optimizer_of
 from calculator.step.setups import Setup
 from calculator.tape.autograd import rounded
 
@@ -74,6 +73,8 @@ class OnGpu(Held):
 def trace(setup: Setup) -> dict:
     """Counts what the device holds in a step of a setup."""
     fake_cuda.prepare()
+    if setup.optimizer in OF_BITSANDBYTES:
+        run_bitsandbytes_without_kernels()
     launches = without_kernels() if setup.loss == "liger" else nullcontext()
     with patch.object(fake_cuda, "packs_samples", [setup.packed]), launches:
         return _traced(setup)
@@ -81,10 +82,8 @@ def trace(setup: Setup) -> dict:
 
 def _traced(setup: Setup) -> dict:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        with torch.device("cuda"):
-            torch.set_default_dtype(dtype_of(setup))
+        with made_on("cuda", dtype_of(setup)):
             model, given = build(setup), _inputs(setup)
-            torch.set_default_dtype(torch.float32)
         everything = list(model.parameters())
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         parameters = list(named.values())
@@ -108,11 +107,16 @@ def _traced(setup: Setup) -> dict:
         "autocast_weight_copies": copies,
         "gradient_bytes": gradients,
         "optimizer_state_bytes": total(tensors_in(dict(optimizer.state)), "cuda"),
-        "host_total": (optimizer.host_bytes if setup.offload_optimizer else 0) + held.on_host,
+        "host_total": held.on_host + _on_host(setup, optimizer),
         "peak": held.peak,
         "peak_phase": held.peak_phase,
         "peaks": {phase: held.peaks[phase] for phase in PHASES},
     }
+
+
+def _on_host(setup: Setup, optimizer) -> int:
+    """Bytes of an optimizer on the host."""
+    return total([*optimizer.on_host, *tensors_in(optimizer.state)], "cpu") if setup.offload_optimizer else 0
 
 
 def _inputs(setup: Setup) -> dict[str, torch.Tensor]:

@@ -13,9 +13,10 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.memory.models import HALF, build, layers_of
+from benchmarks.memory.optimizers import kind_of
 from benchmarks.memory.tracing.held import Held
 from benchmarks.memory.tracing.liger import take_cpu_for_gpu, without_kernels
-from benchmarks.memory.tracing.models import HALF, build, layers_of
 from calculator.step.resolve import resolve
 from calculator.step.setups import Setup
 from calculator.tape.autograd import rounded
@@ -143,17 +144,14 @@ def replicated(model: torch.nn.Module) -> torch.nn.Module:
     return wrapped
 
 
-def make_optimizer(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
-    """The optimizer of a setup."""
-    kind, flags = torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9, "foreach": True}
-    if setup.optimizer == "adamw":
-        kind, implementation = torch.optim.AdamW, setup.optimizer_impl
-        flags = {"lr": 1e-4, "foreach": implementation == "foreach", "fused": implementation == "fused"}
+def optimizer_of(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
+    """Makes the optimizer of a setup, divided if it says so."""
+    kind, given = kind_of(setup)
     if setup.sharding != "zero-1":
-        return kind(parameters, **flags)
+        return kind(parameters, **given)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **flags)
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **given)
 
 
 def most_loaded(setup: Setup) -> int:
@@ -161,7 +159,7 @@ def most_loaded(setup: Setup) -> int:
     if setup.sharding != "zero-1":
         return 0
     with group_of(setup.gpus):
-        parts = make_optimizer(setup, trained_by(build(setup)))._partition_parameters()
+        parts = optimizer_of(setup, trained_by(build(setup)))._partition_parameters()
     # Parts with as many values take different numbers of blocks, and fused AdamW counts each tensor's steps on the GPU.
     moments = 2 if setup.optimizer == "adamw" else 1
     counted = rounded(4) if setup.optimizer == "adamw" and setup.optimizer_impl == "fused" else 0
@@ -200,7 +198,7 @@ def _traced(setup: Setup) -> dict:
         else:
             run = replicated(model)
         trained = trained_by(model)
-        optimizer = make_optimizer(setup, in_groups(trained) if together else trained)
+        optimizer = optimizer_of(setup, in_groups(trained) if together else trained)
         length = setup.sequence_length or architecture.sequence_length
         held.phase = "before"
         for last in (False, True):

@@ -56,7 +56,8 @@ def attacked_runs() -> str:
         f'<div class="figure__narrow">{narrow}</div></div></div>'
         f'<ul class="replay__runs">{names}</ul><ol class="replay__steps">{steps}</ol>'
         '<p class="figure__source">Source: runs of the programs that volunteers start, on one machine '
-        "(<code>benchmarks/attacks/attacks.py attacked_runs</code>); losses in nats per token, of the honest.</p></figure>"
+        "(<code>benchmarks/attacks/attacks.py attacked_runs</code>); losses in nats per token, of the honest."
+        "</p></figure>"
     )
 
 

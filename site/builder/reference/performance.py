@@ -18,8 +18,8 @@ DESCRIPTIONS = {
     "tickets and a ban.",
     "audits": "Checks of reducers: their cost for four peers of one process, none of which lies, and after how many "
     "averages a reducer that lies in each is named.",
-    "byzantine": "The loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and this "
-    "trainer's own.",
+    "byzantine": "The loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and "
+    "this trainer's own.",
     "malformed": "Malformed inputs for each reader of what others send: how many were tried, and what broke.",
     "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of "
     "an epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",

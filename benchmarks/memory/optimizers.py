@@ -1,4 +1,4 @@
-"""The optimizers of steps that are traced on one GPU: PyTorch's, bitsandbytes', and those of low rank.
+"""The optimizers of measured and traced steps: PyTorch's, bitsandbytes', and those of low rank.
 
 Every traced update of GaLore and APOLLO finds new projections, as otherwise every 200th does: it is the update that
 takes the most. Nothing is drawn or decomposed. The limiter of APOLLO's updates always acts; where it does not, a step
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.memory.memory_on_gpu import Muon
-from benchmarks.memory.tracing.held import tensors_in, total
 from calculator.parts.adapters import modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import resolve
@@ -22,6 +20,13 @@ SETTINGS = {
     "apollo-mini": {"proj": "random", "scale_type": "tensor", "scale": 128.0},
 }
 """The settings that the packages' own examples give to a group of matrices."""
+OF_BITSANDBYTES = {
+    "adamw8bit": "AdamW8bit",
+    "paged-adamw8bit": "PagedAdamW8bit",
+    "lamb": "LAMB",
+    "lamb8bit": "LAMB8bit",
+    "lion8bit": "Lion8bit",
+}
 
 
 def optimizer_of(setup: Setup, named: dict[str, torch.nn.Parameter]):
@@ -34,50 +39,84 @@ def optimizer_of(setup: Setup, named: dict[str, torch.nn.Parameter]):
 
 
 class Offloaded:
-    """An optimizer on the host, which keeps copies of parameters and gradients there in 32 bits."""
+    """An optimizer on the host over 32-bit copies; the device keeps parameters and gradients."""
 
     def __init__(self, setup: Setup, parameters: list[torch.nn.Parameter]) -> None:
-        self.on_gpu = parameters
-        self.copies = [torch.nn.Parameter(torch.empty(p.shape, dtype=torch.float32)) for p in parameters]
+        self.on_device = parameters
+        self.copies = [torch.nn.Parameter(p.detach().to("cpu", torch.float32, copy=True)) for p in parameters]
         for copy in self.copies:
             copy.grad = torch.zeros_like(copy)
         self.optimizer = make_optimizer(setup, self.copies)
         self.state = self.optimizer.state
 
+    @property
+    def on_host(self) -> list[torch.Tensor]:
+        """Copies and their gradients, which are beside the state on the host."""
+        return [tensor for copy in self.copies for tensor in (copy, copy.grad)]
+
     @torch.no_grad()
     def step(self) -> None:
-        """Takes the gradients to the host, and what they change back."""
-        for copy, parameter in zip(self.copies, self.on_gpu, strict=True):
+        """Copies gradients to the host, updates the copies there, and copies them back to the device."""
+        for copy, parameter in zip(self.copies, self.on_device, strict=True):
             copy.grad.copy_(parameter.grad)
         self.optimizer.step()
-        for copy, parameter in zip(self.copies, self.on_gpu, strict=True):
+        for copy, parameter in zip(self.copies, self.on_device, strict=True):
             parameter.copy_(copy)
 
+
+class Muon:
+    """PyTorch's Muon of the hidden matrices, and its AdamW of all else.
+
+    Args:
+        named: All parameters, by their names in the model.
+    """
+
+    def __init__(self, named: dict) -> None:
+        hidden = {name for name, parameter in named.items() if parameter.ndim == 2 and not _is_outside(name)}
+        self.muon = torch.optim.Muon([named[name] for name in named if name in hidden])
+        # "foreach" is its default for tensors on a GPU, but not for fake ones.
+        self.adamw = torch.optim.AdamW([named[name] for name in named if name not in hidden], foreach=True)
+
+    def step(self) -> None:
+        """Updates the matrices, then all else."""
+        self.muon.step()
+        self.adamw.step()
+
     @property
-    def host_bytes(self) -> int:
-        """Copies, gradients and state."""
-        kept = [tensor for copy in self.copies for tensor in (copy, copy.grad)]
-        return total([*kept, *tensors_in(self.state)], "cpu")
+    def state(self) -> dict:
+        """The state of each parameter."""
+        return {**self.muon.state, **self.adamw.state}
 
 
-def make_optimizer(setup: Setup, parameters: list[torch.nn.Parameter]):
-    """The optimizer of a setup."""
+def _is_outside(name: str) -> bool:
+    return "embed" in name or "lm_head" in name
+
+
+def kind_of(setup: Setup) -> tuple[type, dict]:
+    """Finds the class of the optimizer of a setup, and its arguments."""
     if setup.optimizer == "adamw":
         implementation = setup.optimizer_impl
-        return torch.optim.AdamW(
-            parameters, lr=1e-4, foreach=implementation == "foreach", fused=implementation == "fused"
-        )
+        given = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+        return torch.optim.AdamW, {"lr": 1e-4, **given}
     if setup.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, foreach=True)
+        return torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9, "foreach": True}
     if setup.optimizer == "adafactor":
         from transformers.optimization import Adafactor
 
-        return Adafactor(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
-    return _of_bitsandbytes(setup.optimizer, parameters)
+        return Adafactor, {"lr": 1e-4, "scale_parameter": False, "relative_step": False}
+    import bitsandbytes
+
+    return getattr(bitsandbytes.optim, OF_BITSANDBYTES[setup.optimizer]), {"lr": 1e-4}
 
 
-def _of_bitsandbytes(name: str, parameters: list[torch.nn.Parameter]):
-    """An optimizer of bitsandbytes: its own code, without launches of kernels and without values."""
+def make_optimizer(setup: Setup, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Makes the optimizer of a setup."""
+    kind, given = kind_of(setup)
+    return kind(parameters, **given)
+
+
+def run_bitsandbytes_without_kernels() -> None:
+    """Lets bitsandbytes' own code run without launches of kernels and without values."""
     import bitsandbytes
     from bitsandbytes import functional
 
@@ -94,8 +133,6 @@ def _of_bitsandbytes(name: str, parameters: list[torch.nn.Parameter]):
     if not hasattr(original, "faked"):
         update.faked = True
         functional.optimizer_update_32bit = update
-    kinds = {"adamw8bit": "AdamW8bit", "lamb": "LAMB", "lamb8bit": "LAMB8bit"}
-    return getattr(bitsandbytes.optim, kinds[name])(parameters, lr=1e-4)
 
 
 class LowRank:
