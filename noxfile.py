@@ -114,7 +114,8 @@ def fuzz(session: nox.Session) -> None:
     """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --guided 600`."""
     if platform.system() != "Linux":
         session.error(
-            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/attacks/attacks.py malformed needs none."
+            "atheris, which guides the inputs, has wheels for Linux only; "
+            "`benchmarks/attacks/attacks.py malformed` needs none."
         )
     _install(session, *ALL)
     session.install(*_tool("fuzz"))
