@@ -126,7 +126,8 @@ class Exchange:
 
     def _look_for_group(self, epoch: int) -> Round:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
-        is_due = self.parameters_wanted_at > epoch
+        # That round may be under way until the epoch ends with which it began.
+        is_due = self.parameters_wanted_at >= epoch
         self._standing.refresh()
         self._present = min(self._progress.lively_peers, self._swarm.max_group_size)
         expected = self.expected_peers

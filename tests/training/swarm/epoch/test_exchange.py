@@ -153,17 +153,17 @@ def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_apart):
     """And again if the round that they have heard of came to nothing."""
     asked = Announcement(7, True, 2)
     exchange, averager, alignment = exchange_of(
-        averaged(asked.packed()), averaged(), averaged(), averaged(), epochs_apart=epochs_apart
+        averaged(asked.packed()), *(averaged() for _ in range(4)), epochs_apart=epochs_apart
     )
     alignment.note(Event.AVERAGE_TORN)
-    for epoch in range(7, 11):
+    for epoch in range(7, 12):
         average(exchange, epoch)
     due = 8 + epochs_apart
     assert exchange.parameters_wanted_at == due
-    assert [one.wants_weights for one in averager.told] == [not 7 < epoch < due for epoch in range(7, 11)]
+    assert [one.wants_weights for one in averager.told] == [not 7 < epoch <= due for epoch in range(7, 12)]
     alignment.note(Event.PARAMETERS_AVERAGED)
     averager.outcomes.append(averaged())
-    average(exchange, 11)
+    average(exchange, 12)
     assert not averager.told[-1].wants_weights
 
 
