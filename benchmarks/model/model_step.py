@@ -38,8 +38,6 @@ MODES = {
     "kept": ", activations kept",
     "bf16": ", bf16 autocast",
     "bf16-kept": ", bf16 autocast, activations kept",
-    "bf16-compiled": ", bf16 autocast, compiled",
-    "bf16-kept-compiled": ", bf16 autocast, activations kept, compiled",
 }
 """Ways in which our model computes, and their words in the record; `plain` is fp32, as dalle-pytorch computes."""
 
@@ -67,8 +65,6 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
         from training.model.transformer import build_model, usual_activation_budget
 
         model = build_model(config, seed=0).to(device)
-        if "compiled" in side:
-            print(f"torch.compile: {model.compile_pointwise(dtype)}", flush=True)
         budget = None if "kept" in side else usual_activation_budget(config)
         stored_layers = model.stored_layers(batch_size, budget, dtype)
         facts = expected(model, batch_size, dtype, budget)

@@ -48,14 +48,6 @@ Precision = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     _advanced(help="Type in which layers compute; 16 bits take less memory. Default: chosen."),
 ]
-Compiled = Annotated[
-    bool,
-    _advanced(
-        "--compile",
-        help="Let torch.compile fuse the operations between matrix multiplications: for GPUs; it takes some time at "
-        "the start.",
-    ),
-]
 Device = Annotated[str | None, _advanced(help="cpu, cuda, cuda:1 and so on. Default: the first GPU, if there is one.")]
 Threads = Annotated[int | None, _advanced(min=1, help="Threads that compute. Default: one per core.")]
 Epochs = Annotated[int | None, _advanced(min=1, help="Leave once the run has done this many epochs (updates).")]
@@ -120,7 +112,6 @@ def run(
     micro_batch_size: MicroBatchSize = None,
     checkpointing: Checkpointing = None,
     precision: Precision = None,
-    compiled: Compiled = False,
     device: Device = None,
     threads: Threads = None,
     epochs: Epochs = None,
@@ -147,7 +138,7 @@ def run(
 
     config, text = _checked_recipe(recipe, invitation=invitation, state_dir=state_dir)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
-    wishes |= {"checkpointing": checkpointing, "compiled": compiled}
+    wishes["checkpointing"] = checkpointing
     settings = {
         "initial_peers": tuple(initial_peers),
         "site": site_of(recipe),

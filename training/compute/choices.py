@@ -19,7 +19,6 @@ from training.compute.machine import this_machine, torch_device
 from training.compute.plan import PRECISIONS, Precision, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.errors import BadInput
-from training.model.kernels.pointwise import PLAIN
 from training.model.trained import count_trained
 from training.processes.notices import Setting
 from training.swarm.config import SwarmConfig
@@ -47,8 +46,6 @@ class Wishes:
     """Type in which layers compute."""
     checkpointing: bool | None = None
     """True: activations are recomputed in backward; False: all are kept."""
-    compiled: bool = False
-    """Whether `torch.compile` fuses the operations between matrix multiplications."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,7 @@ def choose(
         settings=(
             _setting("device", machine.title, wishes.device, free),
             _setting("precision", precision, wishes.precision, why_precision),
-            *(_kernels(build(), precision, wishes) if build else []),
+            *([_kernels(build(), precision)] if build else []),
             _setting("micro-batch", f"{samples} sample{'s' * (samples > 1)}", wishes.micro_batch_size, why_samples),
             _setting(
                 "activations",
@@ -210,16 +207,10 @@ def _according_to(choice: Choice) -> str:
     return f"according to {'a traced step' if choice.traced else 'the calculator'}"
 
 
-def _kernels(model: TrainedModel, precision: Precision, wishes: Wishes) -> list[Setting]:
-    dtype = getattr(torch, precision)
-    choice = model.kernel_choice(dtype)
+def _kernels(model: TrainedModel, precision: Precision) -> Setting:
+    choice = model.kernel_choice(getattr(torch, precision))
     words = {"fused": "fused kernels", "products": "separate matrix multiplications"}
-    choices = [Setting(name="attention", value=words[choice.kernels], reason=choice.reason)]
-    if wishes.compiled:
-        outcome = model.compile_pointwise(dtype)
-        used = "not used" if model.pointwise is PLAIN else "used"
-        choices.append(_setting("torch.compile", used, True, outcome))
-    return choices
+    return Setting(name="attention", value=words[choice.kernels], reason=choice.reason)
 
 
 def _micro_batch(

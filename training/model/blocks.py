@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from training.model.attention import AttentionPattern
-from training.model.kernels.pointwise import PLAIN, Pointwise
+from training.model.kernels.pointwise import gated, gated_backward, norm_and_shift, norm_and_shift_backward, turned
 from training.model.layout import Layout
 
 
@@ -39,24 +39,22 @@ class FeedForwardBlock:
     Args:
         shift: Layout for the token shift, or None for no shift.
         dtype: In which to compute.
-        pointwise: What computes between products of matrices.
     """
 
-    def __init__(self, shift: Layout | None, dtype: torch.dtype, pointwise: Pointwise = PLAIN):
+    def __init__(self, shift: Layout | None, dtype: torch.dtype):
         self.shift = shift
         self.dtype = dtype
-        self.pointwise = pointwise
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
         norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
-        normed, *norms = self.pointwise.norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        normed, *norms = norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         # Two products instead of one whose result is split: both results are contiguous.
         value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
         value_bias, gate_bias = inner_bias.to(self.dtype).chunk(2)
         values = torch.addmm(value_bias, normed, value_weight.t())
         gates = torch.addmm(gate_bias, normed, gate_weight.t())
-        gate, product = self.pointwise.gated(values, gates)
+        gate, product = gated(values, gates)
         out = _scaled_output(product, out_weight, out_bias, scale)
         return out.view_as(hidden), (normed, hidden, *norms, values, gates, gate, product)
 
@@ -69,7 +67,7 @@ class FeedForwardBlock:
         flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
         grad_product = flat @ (out_weight * scale[:, None]).to(self.dtype)
         output_grads = _output_grads(flat, product, out_weight, out_bias, scale)
-        grad_values, grad_gates = self.pointwise.gated_backward(grad_product, values, gates, gate)
+        grad_values, grad_gates = gated_backward(grad_product, values, gates, gate)
         grad_inner, grad_bias = torch.empty_like(inner_weight), torch.empty_like(inner_bias)
         value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
         for part, weight_rows, bias_rows in zip(
@@ -78,7 +76,7 @@ class FeedForwardBlock:
             weight_grad(part, normed, out=weight_rows)
             torch.sum(part, 0, dtype=bias_rows.dtype, out=bias_rows)
         grad_normed = torch.mm(grad_values, value_weight).addmm_(grad_gates, gate_weight)
-        grad_hidden, *norm_grads = self.pointwise.norm_and_shift_backward(
+        grad_hidden, *norm_grads = norm_and_shift_backward(
             grad_normed, hidden, mean, inverse, norm_weight, norm_bias, self.shift
         )
         return grad_hidden, (*norm_grads, grad_inner, grad_bias, *output_grads)
@@ -96,7 +94,6 @@ class AttentionBlock:
         num_heads: N.
         text_key_bias: (B * N, 1, X), -inf at padding, or None.
         dtype: Type in which to compute; that of the pattern and of `text_key_bias`.
-        pointwise: What computes between products of matrices.
     """
 
     def __init__(
@@ -107,10 +104,8 @@ class AttentionBlock:
         num_heads: int,
         text_key_bias: Tensor | None,
         dtype: torch.dtype,
-        pointwise: Pointwise = PLAIN,
     ):
         self.dtype = dtype
-        self.pointwise = pointwise
         self.pattern = pattern
         self.shift = shift
         self.num_heads = num_heads
@@ -122,7 +117,7 @@ class AttentionBlock:
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
         norm_weight, norm_bias, qkv_weight, out_weight, out_bias, scale = weights
-        normed, *norms = self.pointwise.norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        normed, *norms = norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         qkv = (normed @ qkv_weight.to(self.dtype).t()).view(*hidden.shape[:2], -1)
         text, image = self._turn(qkv)
         text_out, image_out, *probabilities = self.pattern.attend(text, image, self.text_key_bias)
@@ -146,7 +141,7 @@ class AttentionBlock:
         text, image = self.pattern.backward(text, image, tuple(probabilities), grad_text, grad_image)
         grad_qkv = self._turn_back(text, image, grad)
         grad_normed = grad_qkv @ qkv_weight.to(self.dtype)
-        grad_hidden, *norm_grads = self.pointwise.norm_and_shift_backward(
+        grad_hidden, *norm_grads = norm_and_shift_backward(
             grad_normed, hidden, mean, inverse, norm_weight, norm_bias, self.shift
         )
         grad_weight = weight_grad(grad_qkv, normed, out=torch.empty_like(qkv_weight))
@@ -160,7 +155,7 @@ class AttentionBlock:
         """Rotated queries, keys and values: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
         layout, batch = self.pattern.layout, qkv.shape[0]
         split = qkv.view(batch, qkv.shape[1], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        text = self.pointwise.turned(split[..., : layout.text_len, :], self._text_turn).view(
+        text = turned(split[..., : layout.text_len, :], self._text_turn).view(
             3, batch * self.num_heads, -1, split.shape[-1]
         )
         if qkv.shape[1] == layout.text_len:
@@ -168,23 +163,21 @@ class AttentionBlock:
         grid = (layout.grid, layout.grid)
         image = self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid))
         turn = self.pattern.image_order(self._image_turn.unflatten(3, grid))
-        return text, self.pointwise.turned(image, turn).view(
-            3, batch * self.num_heads, layout.image_len, split.shape[-1]
-        )
+        return text, turned(image, turn).view(3, batch * self.num_heads, layout.image_len, split.shape[-1])
 
     def _turn_back(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
         """The reverse of `_turn` for gradients: (B * T, 3NH)."""
         layout, (batch, length, _) = self.pattern.layout, like.shape
         qkv = text.new_empty(batch, length, 3, self.num_heads, text.shape[-1])
         split = qkv.permute(2, 0, 3, 1, 4)
-        self.pointwise.turned(
+        turned(
             text.view(3, batch, self.num_heads, layout.text_len, -1),
             self._text_turn.conj(),
             out=split[..., : layout.text_len, :],
         )
         if image is not None:
             grid = (layout.grid, layout.grid)
-            self.pointwise.turned(
+            turned(
                 image.view(3, batch, self.num_heads, *grid, -1),
                 self.pattern.image_order(self._image_turn.unflatten(3, grid)).conj(),
                 out=self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid)),

@@ -18,8 +18,8 @@ from training.model.attention import AttentionPattern
 from training.model.blocks import AttentionBlock, FeedForwardBlock
 from training.model.config import AttentionType, ModelConfig
 from training.model.kernels.fused import FusedPattern
-from training.model.kernels.kernel_choice import KernelChoice, Kernels, choose_kernels, compile_pointwise
-from training.model.kernels.pointwise import NORM_EPS, PLAIN, Pointwise
+from training.model.kernels.kernel_choice import KernelChoice, Kernels, choose_kernels
+from training.model.kernels.pointwise import NORM_EPS
 from training.model.layout import Layout
 from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
@@ -123,8 +123,6 @@ class TextToImageTransformer(nn.Module):
             self.text_positions = nn.Parameter(torch.randn(self.layout.text_len, width))
             self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
             self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
-        self.pointwise: Pointwise = PLAIN
-        """The functions between matrix products; see `compile_pointwise`."""
         self._kernel_choices: dict[tuple, KernelChoice] = {}
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
@@ -291,9 +289,9 @@ class TextToImageTransformer(nn.Module):
                     weights.append(tensor)
             return tuple(index_of[id(tensor)] for tensor in tensors)
 
-        feed_forward = FeedForwardBlock(shift, dtype, self.pointwise)
+        feed_forward = FeedForwardBlock(shift, dtype)
         attention = {
-            kind: AttentionBlock(pattern, shift, rotation, self.config.num_heads, bias, dtype, self.pointwise)
+            kind: AttentionBlock(pattern, shift, rotation, self.config.num_heads, bias, dtype)
             for kind, pattern in patterns.items()
         }
         layers = [
@@ -322,14 +320,6 @@ class TextToImageTransformer(nn.Module):
                     for kind in set(self.attention_kinds)
                 }
         return self._patterns[key]
-
-    def compile_pointwise(self, dtype: torch.dtype) -> str:
-        """Compiles the functions between matrix products, and says how it went; useful on a GPU."""
-        reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
-        self.pointwise, outcome = compile_pointwise(
-            reference, self.layout, hidden_size=config.hidden_size, head_dim=config.head_dim
-        )
-        return outcome
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
         """How attention is computed in this type on the weights' device; determined at the first call."""

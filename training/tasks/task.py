@@ -62,9 +62,6 @@ class TrainedModel(Protocol):
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
         """How attention is computed, and why."""
 
-    def compile_pointwise(self, dtype: torch.dtype) -> str:
-        """Has `torch.compile` fuse what it can; says in a sentence what came of it."""
-
 
 class Task(ABC):
     """What one run trains.

@@ -13,7 +13,6 @@ from torch import Tensor
 from training.model.attention import AttentionPattern
 from training.model.config import AttentionType
 from training.model.kernels.fused import FusedPattern
-from training.model.kernels.pointwise import PLAIN, Pointwise, compiled
 from training.model.layout import Layout
 
 Kernels = Literal["products", "fused"]
@@ -30,8 +29,6 @@ LEAST_ERROR = 1e-6
 """A relative error below which no kernel counts as inexact."""
 AS_FAST = 1.1
 """The largest time of fused kernels, relative to separate products, with which they are used: they take less memory."""
-ROUNDINGS = 8
-"""The largest difference of compiled functions, in roundings of their type, relative to the norm of all values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,50 +137,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def compile_pointwise(
-    reference: Tensor, layout: Layout, *, hidden_size: int, head_dim: int, backend: str = "inductor"
-) -> tuple[Pointwise, str]:
-    """The functions between matrix products, compiled if `torch.compile` works here and computes the same.
-
-    Args:
-        reference: A tensor on the device and of the type in which blocks compute; weights are float32.
-        layout: Order of the tokens.
-        hidden_size: D.
-        head_dim: H.
-        backend: See `training.model.kernels.pointwise.compiled`.
-
-    Returns:
-        The functions, and the end of a sentence that says how it went.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def made_up(*shape: int, dtype: torch.dtype = reference.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(reference.device, dtype)
-
-    hidden = made_up(1, layout.length, hidden_size, dtype=torch.float32)
-    weight, bias = (made_up(hidden_size, dtype=torch.float32) for _ in range(2))
-    grad, values, gates = (made_up(layout.length, hidden_size) for _ in range(3))
-    channels, angles = made_up(layout.length, head_dim), made_up(layout.length, head_dim // 2, dtype=torch.float32)
-    turn = torch.polar(torch.ones_like(angles), angles)
-
-    def run(pointwise: Pointwise) -> Tensor:
-        normed, mean, inverse = pointwise.norm_and_shift(hidden, weight, bias, layout, reference.dtype)
-        back = pointwise.norm_and_shift_backward(grad, hidden, mean, inverse, weight, bias, layout)
-        gate, product = pointwise.gated(values, gates)
-        # A clone, since the function overwrites its gradient.
-        gate_back = pointwise.gated_backward(grad.clone(), values, gates, gate)
-        results = (normed, *back, product, *gate_back, pointwise.turned(channels, turn.conj()))
-        return torch.cat([result.double().flatten() for result in results])
-
-    with torch.no_grad(), torch.autocast(reference.device.type, enabled=False):
-        expected, began = run(PLAIN), time.perf_counter()
-        try:
-            found = run(compiled(backend))
-        except Exception as error:  # whatever a compiler, or the lack of one, raises
-            return PLAIN, f"it fails here: {(str(error).splitlines() or [type(error).__name__])[0]}"
-    difference = float((found - expected).norm() / expected.norm())
-    if difference > ROUNDINGS * torch.finfo(reference.dtype).eps:
-        return PLAIN, f"its result is off by {difference:.2g}"
-    return compiled(backend), f"compiled in {time.perf_counter() - began:.0f} s"

@@ -1,14 +1,9 @@
 """The functions of a block between its matrix products: norm and token shift, rotation, gate, and their gradients.
 
-All of them are limited by memory bandwidth. `torch.compile` makes one kernel of each function, which pays off on a GPU;
-`PLAIN` computes the same without it and is the default.
+All of them are limited by memory bandwidth.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +13,6 @@ from training.model.layout import Layout, shift_tokens, shift_tokens_backward
 
 NORM_EPS = 1e-5
 """Added to the variance in layer norms (PyTorch's default, which dalle-pytorch uses)."""
-
-
-class Pointwise(NamedTuple):
-    """The functions of this module, plain or compiled."""
-
-    norm_and_shift: Callable
-    norm_and_shift_backward: Callable
-    turned: Callable
-    gated: Callable
-    gated_backward: Callable
 
 
 def norm_and_shift(
@@ -76,46 +61,6 @@ def gated_backward(grad: Tensor, values: Tensor, gates: Tensor, gate: Tensor) ->
     """Gradients of values and gates, from that of the product, which is overwritten."""
     grad_gates = torch.ops.aten.gelu_backward(grad * values, gates)
     return grad.mul_(gate), grad_gates
-
-
-MOST_FORMS = 32
-"""The most compiled variants of each function: text and image, both orders, forward and backward, each precision."""
-PLAIN = Pointwise(norm_and_shift, norm_and_shift_backward, turned, gated, gated_backward)
-
-
-@cache
-def compiled(backend: str = "inductor") -> Pointwise:
-    """The functions under `torch.compile`: each is compiled at its first call, and again for some other shapes.
-
-    Args:
-        backend: Backend of `torch.compile`; the default needs Triton on a GPU and a C++ compiler on a CPU.
-    """
-    # At its limit, torch.compile falls back to the plain function.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
-    others = (norm_and_shift, norm_and_shift_backward, gated, gated_backward, turn_by_parts)
-    norm, norm_backward, gate, gate_backward, turn = (torch.compile(function, backend=backend) for function in others)
-    return Pointwise(norm, norm_backward, by_parts(turn), gate, gate_backward)
-
-
-def by_parts(turn_parts: Callable) -> Callable:
-    """`turned`, implemented by `turn_by_parts` or its compiled form."""
-
-    def turned_by_parts(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
-        # A conjugate is only a mark on a tensor, which `view_as_real` refuses.
-        turn_parts(channels, torch.view_as_real(turn.resolve_conj()), out)
-        return out
-
-    return turned_by_parts
-
-
-def turn_by_parts(channels: Tensor, turn: Tensor, out: Tensor) -> None:
-    """As `turned`, without complex numbers, which torch.compile makes no kernels for; `turn` is (..., H / 2, 2)."""
-    real, imaginary = channels.unflatten(-1, (-1, 2)).to(turn.dtype).unbind(-1)
-    cosine, sine = turn.unbind(-1)
-    parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
-    out.copy_(torch.stack(parts, dim=-1).flatten(-2))
 
 
 def _as_complex(channels: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from training.errors import BadInput
 from training.model.kernels.kernel_choice import KernelChoice
 from training.model.kernels.live_bytes import LiveBytes, fake_tensors
-from training.model.kernels.pointwise import PLAIN, Pointwise
 from training.model.language.adapters import quantize
 from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.loss import Head, next_token_loss
@@ -71,8 +70,6 @@ class LanguageModel(nn.Module):
         # In a tuple: as a module of this one, it would give each weight a second name.
         self._adapted = (adapted,)
         self.network = network.train()
-        self.pointwise: Pointwise = PLAIN
-        """The functions between matrix products; `transformers` has its own."""
         self._kept_bytes: dict[torch.dtype, tuple[int, int]] = {}
         """Type -> what the layers keep for one sample, and for each further one."""
         self._layers = tuple(one for one in network.modules() if isinstance(one, GradientCheckpointingLayer))
@@ -250,10 +247,6 @@ class LanguageModel(nn.Module):
             return KernelChoice(kernels="fused", reason="PyTorch's scaled_dot_product_attention chooses among its own")
         reason = f"transformers has no fused attention for {self.network.config.model_type}"
         return KernelChoice(kernels="products", reason=reason)
-
-    def compile_pointwise(self, dtype: torch.dtype) -> str:
-        """Says that nothing is compiled; `pointwise` stays as it is."""
-        return "language models are not compiled yet"
 
     def example(self, samples: int) -> tuple[Tensor, Tensor]:
         """Made-up tokens and starts (samples, T) on the weights' device, with two documents in each block."""

@@ -8,8 +8,7 @@ import torch
 from training.model.config import ModelConfig
 from training.model.kernels import kernel_choice
 from training.model.kernels.fused import FusedPattern
-from training.model.kernels.kernel_choice import choose_kernels, compare, compile_pointwise
-from training.model.kernels.pointwise import PLAIN, by_parts, compiled, turn_by_parts
+from training.model.kernels.kernel_choice import choose_kernels, compare
 from training.model.layout import Layout
 from training.model.sampling import sample_codes
 from training.model.transformer import build_model
@@ -90,33 +89,3 @@ def test_a_model_trains_with_what_was_found_also_after_sampling(tried_here):
     model(text, codes).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, fused[name], rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_what_is_compiled_computes_the_same():
-    """As it is traced and cut for a compiler, here without one: that takes a minute."""
-    reference = torch.empty((), dtype=torch.bfloat16)
-    functions, outcome = compile_pointwise(reference, LAYOUT, hidden_size=24, head_dim=8, backend="eager")
-    assert functions is compiled("eager"), outcome
-
-
-def test_a_step_with_other_functions_between_products_is_the_same():
-    """Those that are compiled, each as it is; the rotation without complex numbers."""
-    model = build_model(ModelConfig(**SIZES), seed=0).double()
-    text, codes = torch.tensor([[1, 2, 3, 0, 0], [4, 4, 1, 5, 2]]), torch.arange(32).view(2, 16) % 13
-    gradients = []
-    for model.pointwise in (PLAIN, PLAIN._replace(turned=by_parts(turn_by_parts))):
-        model(text, codes).loss.backward()
-        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-        model.zero_grad()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-10, atol=1e-13, msg=name)
-
-
-def test_where_nothing_can_be_compiled_it_is_said(monkeypatch):
-    arguments = (torch.empty(()), LAYOUT)
-    functions, outcome = compile_pointwise(*arguments, hidden_size=24, head_dim=8, backend="no such compiler")
-    assert functions is PLAIN and outcome.startswith("it fails here: ")
-    wrong = PLAIN._replace(gated=lambda values, gates: (gates, values * gates))
-    monkeypatch.setattr(kernel_choice, "compiled", lambda backend: wrong)
-    functions, outcome = compile_pointwise(*arguments, hidden_size=24, head_dim=8)
-    assert functions is PLAIN and outcome.startswith("its result is off by")
