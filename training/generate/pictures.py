@@ -41,10 +41,9 @@ class Sampling:
     top_k: int | None = 256
     top_p: float | None = None
     temperature: float = 1.0
-    guidance: float = 1.0
 
     def __post_init__(self):
-        check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature, guidance=self.guidance)
+        check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature)
 
     @classmethod
     def of_recipe(cls, monitor: PromptsConfig) -> Sampling:
@@ -53,12 +52,7 @@ class Sampling:
 
 
 def choose_sampling(
-    monitor: PromptsConfig,
-    *,
-    top_k: int | None,
-    top_p: float | None,
-    temperature: float | None,
-    guidance: float = 1.0,
+    monitor: PromptsConfig, *, top_k: int | None, top_p: float | None, temperature: float | None
 ) -> Sampling:
     """The recipe's sampling with a user's changes; top_k 0 removes the limit, as top_p 1 does."""
     recipe = Sampling.of_recipe(monitor)
@@ -66,7 +60,6 @@ def choose_sampling(
         top_k=recipe.top_k if top_k is None else top_k or None,
         top_p=recipe.top_p if top_p is None else top_p,
         temperature=recipe.temperature if temperature is None else temperature,
-        guidance=guidance,
     )
 
 
@@ -123,7 +116,6 @@ def draw_prompts(
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             temperature=sampling.temperature,
-            guidance=sampling.guidance,
             seed=list(seeds),
             progress=report,
         )

@@ -30,7 +30,6 @@ def sample_codes(
     top_p: float | None = None,
     temperature: float = 1.0,
     seed: int | Sequence[int] = 0,
-    guidance: float = 1.0,
     progress: Progress | None = None,
 ) -> Tensor:
     """Draws an image for each row of text.
@@ -43,8 +42,6 @@ def sample_codes(
             `top_k`.
         temperature: Logits are divided by it.
         seed: Sample b is drawn with seed + b, or with the b-th of a sequence.
-        guidance: Factor of classifier-free guidance, which moves the logits away from those without the caption; 1 is
-            none. Useful only with a model that was trained with some captions left out.
         progress: Called after each token.
 
     Returns:
@@ -53,7 +50,7 @@ def sample_codes(
     Raises:
         BadInput: If a setting is out of range.
     """
-    check_sampling(top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance)
+    check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
     batch, total = text.shape[0], model.config.image_seq_len
     seeds = _seeds(seed, batch)
     # All random numbers of a sample before its first code, from its own generator on the CPU: neither the batch nor the
@@ -61,21 +58,16 @@ def sample_codes(
     uniform = torch.stack([torch.rand(total, generator=torch.Generator().manual_seed(one)) for one in seeds])
     uniform = uniform.to(text.device)
     with torch.inference_mode(), torch.autocast(text.device.type, enabled=False):
-        guided = guidance != 1.0
-        # Text of padding only stands for the left-out caption.
-        decoder = Decoder(model, torch.cat([text, torch.zeros_like(text)]) if guided else text)
+        decoder = Decoder(model, text)
         logits = decoder.first_logits
         codes = torch.empty(batch, total, dtype=torch.long, device=text.device)
         for position in range(total):
-            if guided:
-                told, untold = logits.chunk(2)
-                logits = untold + guidance * (told - untold)
             drawn = draw_codes(logits, uniform[:, position], top_k=top_k, top_p=top_p, temperature=temperature)
             codes[:, position] = drawn
             if progress is not None:
                 progress(position + 1, total)
             if position + 1 < total:
-                logits = decoder.step(torch.cat([drawn, drawn]) if guided else drawn)
+                logits = decoder.step(drawn)
     # A normal tensor: one made in inference mode cannot be used where gradients are computed.
     return codes.clone()
 
@@ -134,7 +126,7 @@ def draw_codes(
     return (drawn if codes is None else codes.gather(-1, drawn)).squeeze(-1)
 
 
-def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float, guidance: float = 1.0) -> None:
+def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float) -> None:
     """Raises BadInput if a setting is out of range."""
     if top_k is not None and top_k < 1:
         raise BadInput(f"top-k is {top_k}; give at least 1, or omit it for all codes.")
@@ -145,5 +137,3 @@ def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float
             f"The temperature is {temperature}; give a number from {LEAST_TEMPERATURE:g} up (top-k 1 takes the "
             "likeliest code)."
         )
-    if not 0 <= guidance < math.inf:
-        raise BadInput(f"The guidance is {guidance}; give a number from 0 up, 1 for none.")

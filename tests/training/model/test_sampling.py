@@ -55,7 +55,7 @@ def some_text(rows):
     return text
 
 
-def sample_without_cache(model, text, seeds, guidance=1.0, **settings):
+def sample_without_cache(model, text, seeds, **settings):
     """The definition: one whole forward pass for each token."""
     total = model.config.image_seq_len
     uniform = torch.stack([torch.rand(total, generator=torch.Generator().manual_seed(one)) for one in seeds])
@@ -64,9 +64,6 @@ def sample_without_cache(model, text, seeds, guidance=1.0, **settings):
         at = model.config.text_seq_len + position
         with torch.no_grad():
             logits = model.logits(text, codes)[:, at, model.text_rows :]
-            if guidance != 1.0:
-                untold = model.logits(torch.zeros_like(text), codes)[:, at, model.text_rows :]
-                logits = untold + guidance * (logits - untold)
         codes[:, position] = draw_codes(logits, uniform[:, position], **settings)
     return codes
 
@@ -78,14 +75,6 @@ def test_cached_equals_uncached(variant):
     cached = sample_codes(model, text, seed=[4, 5, 99], **settings)
     assert torch.equal(cached, sample_without_cache(model, text, [4, 5, 99], **settings))
     assert len(set(cached.flatten().tolist())) > 5
-
-
-def test_guidance_is_the_named_mixture():
-    model, text = make(), some_text(2)
-    settings = dict(top_k=None, top_p=None, temperature=1.0, guidance=2.5)
-    cached = sample_codes(model, text, seed=1, **settings)
-    assert torch.equal(cached, sample_without_cache(model, text, [1, 2], **settings))
-    assert not torch.equal(cached, sample_codes(model, text, seed=1, **(settings | dict(guidance=1.0))))
 
 
 def test_seeds_reproduce_in_any_batch():
@@ -149,8 +138,6 @@ def test_the_last_uniform_number_draws_an_allowed_code():
         (dict(temperature=0.0), "temperature is 0"),
         (dict(temperature=1e-300), "temperature is 1e-300"),
         (dict(temperature=float("inf")), "temperature is inf"),
-        (dict(guidance=float("nan")), "guidance is nan"),
-        (dict(guidance=-1.0), "guidance is -1"),
         (dict(seed=10**20), "seed of 100000000000000000000 is too large"),
     ],
 )

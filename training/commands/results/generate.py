@@ -44,9 +44,6 @@ Clip = Annotated[
 Tokens = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a text's continuation. Default: as the recipe says.")
 ]
-Guidance = Annotated[
-    float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with caption dropout.")
-]
 
 
 def run(
@@ -67,7 +64,6 @@ def run(
     top_k: TopK = None,
     top_p: TopP = None,
     temperature: Temperature = None,
-    guidance: Guidance = 1.0,
     tokens: Tokens = None,
     shards: Shards = None,
 ) -> None:
@@ -84,16 +80,14 @@ def run(
     if candidates is not None:
         check_ranking(candidates=candidates, keep=keep)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
-    how = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "guidance": guidance}
-    sampling = choose_sampling(loaded.config.monitor, **how)
+    sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
     asked = {"shards": shards, "sampling": sampling, "seed": seed}
     if loaded.config.kind == "pictures":
         refuse("pictures", {"--tokens": tokens})
         ranking = {"candidates": candidates, "keep": keep, "clip": clip}
         _draw(loaded, wanted, out or Path("runs/pictures"), count=count or 4, **ranking, **asked)
     else:
-        of_pictures = {"--out": out, "--candidates": candidates, "--clip": clip}
-        refuse("text", {**of_pictures, "--guidance": guidance if guidance != 1.0 else None})
+        refuse("text", {"--out": out, "--candidates": candidates, "--clip": clip})
         _continue(loaded, wanted, count=count or 1, tokens=tokens, **asked)
 
 
