@@ -1,7 +1,6 @@
 """Pictures from strangers' addresses: none from inside the network, none that may not be had, few from one host."""
 
 import gc
-import socket
 import threading
 import time
 import tracemalloc
@@ -229,22 +228,3 @@ def test_a_host_is_asked_by_few_at_a_time(server, fetcher):
     for thread in threads:
         thread.join()
     assert most == CONNECTIONS_PER_HOST
-
-
-def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monkeypatch, caplog):
-    """The link is down if not even the host can be reached that has answered last."""
-    real, tries = socket.create_connection, []
-    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
-
-    def cut(place, timeout, **_):
-        tries.append(place)
-        if len(tries) < 20:
-            raise OSError("Network is unreachable")
-        return real(place, timeout)
-
-    monkeypatch.setattr(fetch_module.socket, "create_connection", cut)
-    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
-    assert len(tries) > 20
-    down, back = caplog.messages
-    assert down.startswith("This machine's link is down: 127.0.0.1") and "waits for up to 10 minutes" in down
-    assert back == "This machine's link is back."
