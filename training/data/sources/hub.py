@@ -141,17 +141,8 @@ class HubSet:
 
         try:
             return HfApi().dataset_info(self.name, revision=revision, timeout=ANSWER_SECONDS).sha
-        except errors.GatedRepoError:
-            raise self._gated() from None
-        except errors.RevisionNotFoundError:
-            raise BadInput(f"{self.name} has no revision {revision!r}. Give another one, or none.") from None
-        except errors.RepositoryNotFoundError:
-            raise BadInput(
-                f"The hub has no data set {self.name}, or it is private.",
-                cure="Check the name; for a private one, set HF_TOKEN to a token of yours.",
-            ) from None
-        except errors.HFValidationError as error:
-            raise BadInput(f"{self.address} names no data set: {first_line(error)}. Give hf://OWNER/NAME.") from None
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+            raise self._refused(error) from None
         except Exception as error:  # the connection's own errors are of many kinds
             raise self._silent(error) from None
 
@@ -166,15 +157,8 @@ class HubSet:
             opened = datasets.load_dataset(self.name, self.config, revision=self.commit, streaming=True)
             # As bytes: a broken picture then ends nothing, and nobody decodes it twice.
             return {name: data.decode(False) for name, data in opened.items()}
-        except datasets.exceptions.DatasetNotFoundError as error:
-            if "gated" in str(error):
-                raise self._gated() from None
-            raise BadInput(f"{self.address} cannot be opened: {first_line(error)}. Check the address.") from None
-        except (datasets.exceptions.DataFilesNotFoundError, datasets.data_files.EmptyDatasetError):
-            raise BadInput(
-                f"{self.address} has no files that `datasets` can read.",
-                cure="Give a data set of Parquet, JSON lines, CSV, text, webdataset tars or pictures.",
-            ) from None
+        except (FileNotFoundError, datasets.exceptions.DatasetsError, ValueError) as error:
+            raise self._refused(error) from None
         except RuntimeError as error:
             if "scripts are no longer supported" not in str(error):
                 raise self._silent(error) from None
@@ -182,15 +166,14 @@ class HubSet:
                 f"{self.address} is made by a program, a dataset script, which never runs here.",
                 cure=f"Give a revision that has the data as files, such as hf://{self.name}@refs/convert/parquet.",
             ) from None
-        except ValueError as error:  # among others, of a configuration that is missing or unknown
-            raise BadInput(f"{self.address} cannot be opened: {first_line(error)}. Check the address.") from None
         except Exception as error:
             raise self._silent(error) from None
 
-    def _gated(self) -> BadInput:
+    def _refused(self, error: Exception) -> BadInput:
         return BadInput(
-            f"{self.name} is gated: its owner lets in those who asked.",
-            cure="Ask for access on its page of the hub, and set HF_TOKEN to a token of yours.",
+            f"{self.address} cannot be opened: {first_line(error)}.",
+            cure="Check owner, name, config and revision. For a set that is private or gated, ask for access on its "
+            "page of the hub, and set HF_TOKEN to a token of yours.",
         )
 
     def _silent(self, error: Exception) -> TrainingError:

@@ -188,13 +188,13 @@ def test_text_of_a_configuration_and_a_revision(hub, environment, tmp_path):
 
 
 REFUSED = {
-    "hf://us/unknown": ("BadInput", "The hub has no data set us/unknown, or it is private"),
-    "hf://us/gated": ("BadInput", "us/gated is gated"),
+    "hf://us/unknown": ("BadInput", "hf://us/unknown cannot be opened"),
+    "hf://us/gated": ("BadInput", "hf://us/gated cannot be opened"),
     "hf://us/script": ("BadInput", "is made by a program, a dataset script, which never runs here"),
-    "hf://us/empty": ("BadInput", "has no files that `datasets` can read"),
+    "hf://us/empty": ("BadInput", "hf://us/empty cannot be opened"),
     "hf://us/text": ("BadInput", r"Please pick one among the available configs: ['en', 'de']"),
     "hf://us/text/fr": ("BadInput", "BuilderConfig 'fr' not found"),
-    "hf://us/drawn@older": ("BadInput", "us/drawn has no revision 'older'"),
+    "hf://us/drawn@older": ("BadInput", "hf://us/drawn@older cannot be opened"),
     "hf://datasets/us/drawn": ("BadInput", "has the columns ['image', 'caption']. Give that of the text with"),
     "hf://drawn": ("BadInput", "names no data set of the hub; give hf://OWNER/NAME"),
     "hf://us/none-to-train-on": ("BadInput", "has the splits ['test', 'validation'], and none to train on"),
