@@ -57,7 +57,7 @@ def _optimizer(name: str) -> Callable:
     from training.optim.lamb import Lamb8bit
 
     smallest = 65_536 if name == "lamb8bit-demo" else sys.maxsize
-    return partial(Lamb8bit, lr=1e-3, overwrite_gradients=True, min_8bit_size=smallest)
+    return partial(Lamb8bit, lr=1e-3, min_8bit_size=smallest)
 
 
 def measure(case: dict, *, give_back: bool) -> int:

@@ -41,7 +41,6 @@ UNITS = {"CPU time": "ns per parameter", "state": "bytes per parameter", "tempor
 NAMES = (
     OURS,
     OURS_IN_TORCH,
-    "8-bit LAMB, compiled, gradients kept",
     PEER,
     "bitsandbytes LAMB8bit",
     "bitsandbytes AdamW8bit",
@@ -66,18 +65,17 @@ def cases() -> dict[str, Callable]:
 
     adamw = partial(torch.optim.AdamW, lr=1e-3)
     makers = (
-        partial(Lamb8bit, lr=1e-3, overwrite_gradients=True),
-        partial(Lamb8bit, lr=1e-3, overwrite_gradients=True, native=False),
         partial(Lamb8bit, lr=1e-3),
+        partial(Lamb8bit, lr=1e-3, native=False),
         partial(lamb_of_2021, lr=1e-3),
         partial(bitsandbytes.optim.LAMB8bit, lr=1e-3),
         partial(bitsandbytes.optim.AdamW8bit, lr=1e-3),
         partial(adamw, foreach=False),
         partial(adamw, foreach=True),
         partial(adamw, fused=True),
-        partial(AdamW8bit, lr=1e-3, overwrite_gradients=True),
-        partial(AdamW8bit, lr=1e-3, overwrite_gradients=True, min_8bit_size=sys.maxsize),
-        lambda params: Muon([dict(params=params, hidden=True)], lr=1e-3, overwrite_gradients=True),
+        partial(AdamW8bit, lr=1e-3),
+        partial(AdamW8bit, lr=1e-3, min_8bit_size=sys.maxsize),
+        lambda params: Muon([dict(params=params, hidden=True)], lr=1e-3),
         partial(torch.optim.Muon, lr=1e-3, adjust_lr_fn="match_rms_adamw"),
     )
     return dict(zip(NAMES, makers, strict=True))

@@ -36,7 +36,6 @@ def build_optimizer(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         min_8bit_size=config.min_8bit_size if config.name.endswith("8bit") else sys.maxsize,
-        overwrite_gradients=True,
     )
     if config.name == "muon":
         return Muon(params, momentum=config.muon_momentum, given_momentum=given_momentum, **common)

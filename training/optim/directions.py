@@ -33,7 +33,7 @@ class Directions:
 
     Args:
         weights: (size,) float32.
-        gradient: (size,) float32, not yet clipped.
+        gradient: (size,) float32, not yet clipped; `write` overwrites it.
         state: The tensor's moments; with 8 bits, their scales as well.
         settings: See `update_settings`.
         block_size: Values that share one scale.
@@ -57,17 +57,15 @@ class Directions:
         step = most // block_size * block_size
         self.chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
         """In the order of the tensor."""
-        self.longest = min(step, weights.numel())
-        """Values of the longest chunk."""
-        self._buffers = None if compiled else torch.empty(2, self.longest, device=weights.device)
+        self._buffers = None if compiled else torch.empty(2, min(step, weights.numel()), device=weights.device)
 
-    def write(self, chunk: slice, out: Tensor, *, keep: bool) -> tuple[float, float]:
-        """Writes a chunk's direction to `out`, which may be the gradient; stores the new moments if `keep`.
+    def write(self, chunk: slice) -> tuple[float, float]:
+        """Updates a chunk's moments, and overwrites its gradient with the direction.
 
         Returns:
             The sums of squares of the weights and of the direction.
         """
-        return self._write_compiled(chunk, out, keep) if self._compiled else self._write(chunk, out, keep)
+        return self._write_compiled(chunk) if self._compiled else self._write(chunk)
 
     def each(self, function: Callable[[slice], tuple[float, float]]) -> list[tuple[float, float]]:
         """The function's results for all chunks, in order; the compiled loops run in several threads."""
@@ -77,7 +75,7 @@ class Directions:
         with ThreadPoolExecutor(min(threads, len(self.chunks))) as pool:
             return list(pool.map(function, self.chunks))
 
-    def _write_compiled(self, chunk: slice, out: Tensor, keep: bool) -> tuple[float, float]:
+    def _write_compiled(self, chunk: slice) -> tuple[float, float]:
         moments = [
             tensor
             for moment in ("moment1", "moment2")
@@ -86,25 +84,22 @@ class Directions:
         return self._compiled.direction(
             self.gradient[chunk],
             self.weights[chunk],
-            out,
+            self.gradient[chunk],
             *moments,
             block_size=self._block_size,
-            keep=keep,
             settings=self._settings,
         )
 
-    def _write(self, chunk: slice, out: Tensor, keep: bool) -> tuple[float, float]:
+    def _write(self, chunk: slice) -> tuple[float, float]:
         gradient, weights, settings = self.gradient[chunk], self.weights[chunk], self._settings
         moment1, moment2 = self._buffers[:, : gradient.numel()]
         self._read(chunk, "moment1", moment1)
         self._read(chunk, "moment2", moment2)
-        clipped = torch.mul(gradient, settings.clip, out=out)
-        update_moments(moment1, moment2, clipped, settings)
-        direction(moment1, moment2, weights, settings, out=out)
-        if keep:
-            self._store(chunk, "moment1", moment1)
-            self._store(chunk, "moment2", moment2)
-        return float(weights.dot(weights)), float(out.dot(out))
+        update_moments(moment1, moment2, gradient.mul_(settings.clip), settings)
+        direction(moment1, moment2, weights, settings, out=gradient)
+        self._store(chunk, "moment1", moment1)
+        self._store(chunk, "moment2", moment2)
+        return float(weights.dot(weights)), float(gradient.dot(gradient))
 
     def _read(self, chunk: slice, moment: str, out: Tensor) -> None:
         codes = self._state[moment][chunk]
@@ -141,19 +136,20 @@ def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
     return 1.0 if norm <= max_norm else max_norm / norm
 
 
-def update_settings(group: Mapping, step: int, clip: float) -> Settings:
+def update_settings(group: Mapping, step: int, clip: float, *, corrects_start: bool) -> Settings:
     """The numbers that the stages from clipping to the direction need.
 
     Moments corrected for their initial zeros are m / c1 and v / c2 with c = 1 - beta ** step. The direction
     m/c1 / (sqrt(v/c2) + eps) equals m / (sqrt(v) * root_factor + root_shift) with the two numbers returned here.
 
     Args:
-        group: The parameter group: betas, eps, weight_decay, bias_correction.
+        group: The parameter group: betas, eps, weight_decay.
         step: Updates of this tensor, including this one.
         clip: See `clip_factor`.
+        corrects_start: Whether moments are corrected for their initial zeros.
     """
     beta1, beta2 = group["betas"]
-    correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
+    correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if corrects_start else (1.0, 1.0)
     return Settings(
         clip=clip,
         gain1=1 - beta1,

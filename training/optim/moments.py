@@ -6,10 +6,12 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from calculator.parts.optimizers import LAMB_BLOCK_SIZE
 from training.errors import BadInput
 from training.optim.config import OptimizerConfig
 from training.optim.directions import CHUNK_VALUES, Directions, clip_factor, update_settings
@@ -21,7 +23,7 @@ from training.optim.saved import check_moments, kind_of
 logger = logging.getLogger(__name__)
 
 USUAL = OptimizerConfig()
-"""Of a recipe, and so of each optimizer."""
+"""A recipe's defaults, which are also those of each optimizer."""
 
 
 class MomentOptimizer(torch.optim.Optimizer):
@@ -30,38 +32,44 @@ class MomentOptimizer(torch.optim.Optimizer):
     The state is allocated with the optimizer: 2 bytes per parameter and 8 bytes per block, or 8 bytes per parameter
     for small tensors. A step with gradients that are not all finite changes nothing and is counted in `skipped_steps`.
 
+    A step overwrites the gradients, which must be written again before the next one, as hivemind's averager does.
+
     Args:
         params: Parameters or groups of them, float32 and contiguous; see `training.optim.groups`.
-        defaults: Settings of a group that does not give them: lr, betas, eps and weight_decay at least.
+        lr: Learning rate.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled decay, part of the direction.
         max_grad_norm: The gradients of all groups together are clipped to this norm; `inf` does not clip.
         block_size: Values that share one 8-bit scale.
         min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bits.
-        overwrite_gradients: The gradients' memory may be used. Correct if gradients are written again for each step, as
-            by hivemind's averager.
         native: Use the compiled loops if they are available, in `torch.get_num_threads()` threads.
 
     Raises:
         BadInput: If a parameter is not float32 or not contiguous, or a setting is out of range.
     """
 
-    title = ""
-    """What messages call it."""
+    title: ClassVar[str]
+    """Name of the optimizer in messages."""
+    corrects_start: ClassVar[bool]
+    """Whether moments are corrected for their initial zeros."""
 
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict],
-        defaults: dict,
-        *,
-        max_grad_norm: float,
-        block_size: int,
-        min_8bit_size: int,
-        overwrite_gradients: bool,
-        native: bool,
+        lr: float,
+        betas: tuple[float, float] = USUAL.betas,
+        eps: float = USUAL.eps,
+        weight_decay: float = USUAL.weight_decay,
+        max_grad_norm: float = USUAL.max_grad_norm,
+        block_size: int = LAMB_BLOCK_SIZE,
+        min_8bit_size: int = USUAL.min_8bit_size,
+        native: bool = True,
     ):
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         _check_settings(self.title, defaults, max_grad_norm, block_size)
         self.max_grad_norm, self.block_size, self.min_8bit_size = max_grad_norm, block_size, min_8bit_size
-        self.overwrite_gradients, self.native = overwrite_gradients, native
-        self.skipped_steps = 0
+        self.native, self.skipped_steps = native, 0
         super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -128,7 +136,7 @@ class MomentOptimizer(torch.optim.Optimizer):
             parameter.view(-1),
             parameter.grad.contiguous().view(-1),
             state,
-            update_settings(group, state["step"], clip),
+            update_settings(group, state["step"], clip, corrects_start=self.corrects_start),
             block_size=self.block_size,
             compiled=self._kernels_for(parameter),
         )

@@ -42,7 +42,7 @@ class Muon(AdamW8bit):
     """Muon for the groups with `hidden = True`, AdamW for the others; all state is in 32 bit.
 
     The state takes 4 bytes per parameter of hidden matrices, 8 of others. Temporary memory is one copy of the largest
-    hidden matrix (two, if gradients are kept) and two squares of its shorter side.
+    hidden matrix and two squares of its shorter side.
 
     Args:
         params: Groups from `training.optim.groups.parameter_groups`; parameters of hidden groups have two dimensions.
@@ -50,7 +50,7 @@ class Muon(AdamW8bit):
         momentum: Decay of the momentum of hidden matrices; 0 if the gradients have momentum already.
         given_momentum: Decay of the momentum that the gradients have already, such as averages of what each peer has
             made momentum; 0 if they have none. The state then holds the last of them.
-        kwargs: See `AdamW8bit`.
+        kwargs: Further arguments of `MomentOptimizer`.
 
     Raises:
         BadInput: If a parameter is not float32, not contiguous, or hidden without being a matrix, or if a setting is
@@ -95,8 +95,7 @@ class Muon(AdamW8bit):
         if not group["hidden"]:
             super()._update(parameter, group, clip)
             return
-        gradient = parameter.grad if self.overwrite_gradients else parameter.grad.clone()
-        gradient.mul_(clip)
+        gradient = parameter.grad.mul_(clip)
         momentum = self.state[parameter]["moment1"].view_as(parameter)
         if self.given_momentum:
             # The gradient is M, and the state M of the update before, which serves as the memory for U.

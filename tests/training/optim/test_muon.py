@@ -48,14 +48,13 @@ def test_singular_values_come_near_one_and_zeros_stay_zeros():
     assert not orthogonal(torch.zeros(5, 7)).any()
 
 
-@pytest.mark.parametrize("overwrite_gradients", [False, True])
 @pytest.mark.parametrize("momentum", [0.95, 0.0])
-def test_an_update_is_torchs_to_the_accuracy_of_bfloat16(momentum, overwrite_gradients):
+def test_an_update_is_torchs_to_the_accuracy_of_bfloat16(momentum):
     """From equal weights each time; momentum has its own course in both."""
     weights = [matrix(shape, 0, 0.02) for shape in SHAPES]
     copies = [weight.clone() for weight in weights]
     settings = dict(lr=1e-2, momentum=momentum)
-    ours = muon(weights, overwrite_gradients=overwrite_gradients, weight_decay=0.1, **settings)
+    ours = muon(weights, weight_decay=0.1, **settings)
     theirs = torch.optim.Muon(copies, adjust_lr_fn="match_rms_adamw", weight_decay=0.1, **settings)
     for step in range(20):
         before = [weight.clone() for weight in weights]
@@ -86,11 +85,10 @@ def test_an_update_is_exact_but_for_float32():
     assert float((weight.double() - exact).norm() / exact.norm()) < 1e-4
 
 
-@pytest.mark.parametrize("overwrite_gradients", [False, True])
-def test_gradients_that_are_momentum_already_give_the_same_updates(overwrite_gradients):
+def test_gradients_that_are_momentum_already_give_the_same_updates():
     """What peers send with CenteredClip: the mean of their momenta is the momentum of their mean."""
     (own,), (given,) = ([matrix((80, 50), 0, 0.02)] for _ in range(2))
-    settings = dict(lr=1e-2, weight_decay=0.1, overwrite_gradients=overwrite_gradients)
+    settings = dict(lr=1e-2, weight_decay=0.1)
     plain, told = muon([own], momentum=0.95, **settings), muon([given], momentum=0.0, given_momentum=0.95, **settings)
     momentum = torch.zeros(80, 50)
     for step in range(20):

@@ -101,10 +101,9 @@ void dequantize(const uint8_t *codes, const float *scales, float *out, int64_t s
 
    out      gets the direction; may be the gradient itself
    buffer   2 * block_size values
-   keep     whether the new moments are stored
    squares  gets the sums of squares of the weights and of the direction */
 void lamb_direction(const float *gradient, const float *weights, float *out, uint8_t *codes1, float *scales1,
-                    uint8_t *codes2, float *scales2, float *buffer, int64_t size, int64_t block_size, int keep,
+                    uint8_t *codes2, float *scales2, float *buffer, int64_t size, int64_t block_size,
                     const Settings *shared, const Map *map1, const Map *map2, double *squares) {
     const Settings s = *shared;
     float *restrict moment1 = buffer, *restrict moment2 = buffer + block_size;
@@ -133,12 +132,10 @@ void lamb_direction(const float *gradient, const float *weights, float *out, uin
         }
         squares[0] += weight_squares;
         squares[1] += direction_squares;
-        if (keep) {
-            *scales1 = largest1;
-            *scales2 = largest2;
-            encode_signed(moment1, codes1 + start, count, largest1, map1);
-            encode_unsigned(moment2, codes2 + start, count, largest2, map2);
-        }
+        *scales1 = largest1;
+        *scales2 = largest2;
+        encode_signed(moment1, codes1 + start, count, largest1, map1);
+        encode_unsigned(moment2, codes2 + start, count, largest2, map2);
     }
 }
 
@@ -152,7 +149,7 @@ int probe(void) {
     double squares[2];
     settings.root_shift = 1.0f;
     for (int i = 0; i < SIZE; i++) gradient[i] = weights[i] = (float)i;
-    lamb_direction(gradient, weights, gradient, codes1, scales1, codes2, scales2, buffer, SIZE, BLOCK, 1, &settings,
+    lamb_direction(gradient, weights, gradient, codes1, scales1, codes2, scales2, buffer, SIZE, BLOCK, &settings,
                    &map, &map, squares);
     quantize(weights, codes1, scales1, SIZE, BLOCK, 1, &map);
     dequantize(codes1, scales1, weights, SIZE, BLOCK, &map);

@@ -54,7 +54,7 @@ class Kernels:
         )
         self._quantize.argtypes = [pointer, pointer, pointer, size, size, ctypes.c_int, pointer]
         self._dequantize.argtypes = [pointer, pointer, pointer, size, size, pointer]
-        self._direction.argtypes = [pointer] * 8 + [size, size, ctypes.c_int] + [pointer] * 4
+        self._direction.argtypes = [pointer] * 8 + [size, size] + [pointer] * 4
         for function in (self._quantize, self._dequantize, self._direction):
             function.restype = None
         self._maps = {signed: _map(signed) for signed in (True, False)}
@@ -76,10 +76,9 @@ class Kernels:
         out: Tensor,
         *moments: Tensor,
         block_size: int,
-        keep: bool,
         settings: Settings,
     ) -> tuple[float, float]:
-        """The direction of an update for whole blocks of a tensor, written to `out`, which may be the gradient.
+        """Updates the moments of whole blocks of a tensor, and writes the direction to `out` (may be the gradient).
 
         Args:
             gradient: (size,) float32.
@@ -87,7 +86,6 @@ class Kernels:
             out: (size,) float32.
             moments: Codes and scales of the first moment, then of the second.
             block_size: Values per block.
-            keep: Whether the new moments are stored.
             settings: See directions.py.
 
         Returns:
@@ -100,7 +98,6 @@ class Kernels:
             *(tensor.data_ptr() for tensor in (gradient, weights, out, *moments, buffer)),
             weights.numel(),
             block_size,
-            keep,
             ctypes.addressof(of_update),
             ctypes.addressof(self._maps[True]),
             ctypes.addressof(self._maps[False]),
