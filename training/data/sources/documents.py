@@ -16,7 +16,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,19 +53,19 @@ class Piece:
 
 
 def text_files(path: Path, *, but: Path | None = None) -> list[Path]:
-    """A file of text, or those in a folder and the folders below, by name.
+    """Lists a file of text, or those in a folder and the folders below by name, hidden ones left out.
 
     Args:
         path: The file or folder.
-        but: Folder of the shards that are made of it, which may lie in it: neither they nor what is beside them while
-            they are made is text.
+        but: Folder of the shards that are made of it, which may lie in it; they are not text.
 
     Raises:
         BadInput: If there are none.
     """
     if path.is_dir():
-        is_made = _belonging_to(but, path)
-        files = [file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file() and not is_made(file)]
+        found = (file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file())
+        shown = (file for file in found if "/." not in f"/{file.relative_to(path).as_posix()}")
+        files = [file for file in shown if but not in Path(os.path.realpath(file)).parents]
     else:
         files = [path] if _is_text(path) else []
     if not path.exists():
@@ -75,20 +75,6 @@ def text_files(path: Path, *, but: Path | None = None) -> list[Path]:
             f"{path} has no text. Give a file, or a folder of files, that ends in {', '.join(TEXT_SUFFIXES)}."
         )
     return files
-
-
-def _belonging_to(made: Path | None, folder: Path) -> Callable[[Path], bool]:
-    """Whether a file below a folder belongs to a set that is made; see `training.data.sources.work.part_folder`."""
-    if made is None or not made.is_relative_to(real := Path(os.path.realpath(folder))) or made == real:
-        return lambda file: False
-    *above, own = made.relative_to(real).parts
-
-    def belongs(file: Path) -> bool:
-        parts = file.relative_to(folder).parts
-        there = parts[: len(above)] == (*above,)
-        return there and (parts[len(above)] == own or parts[len(above)].startswith(f".{own}."))
-
-    return belongs
 
 
 def _is_text(path: Path) -> bool:
@@ -154,17 +140,16 @@ class TextFile:
             except (gzip.BadGzipFile, EOFError, zlib.error):
                 yield BROKEN_FILE
 
-    def _of_column(self, pieces: Iterable[Piece | str | _Without]) -> Iterator[Piece | str]:
+    def _of_column(self, pieces: Iterable[Piece | str | tuple[str, ...]]) -> Iterator[Piece | str]:
         """Refuses a file whose text has another key: one of whose lines lacks the column before any has it."""
         found = False
         for piece in pieces:
-            if isinstance(piece, _Without) and not found:
+            if isinstance(piece, tuple) and not found:
                 raise BadInput(
-                    f"A line of {self._path} has the keys {', '.join(piece.keys)}. Give that of the text with "
-                    "--text-column."
+                    f"A line of {self._path} has the keys {', '.join(piece)}. Give that of the text with --text-column."
                 )
             found |= isinstance(piece, Piece)
-            yield NO_COLUMN if isinstance(piece, _Without) else piece
+            yield NO_COLUMN if isinstance(piece, tuple) else piece
 
     def _rows(self) -> Iterator[Piece | str]:
         size, done = self._path.stat().st_size, 0
@@ -204,7 +189,7 @@ class TextFile:
             )
 
 
-def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | _Without]:
+def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | tuple[str, ...]]:
     for line in lines_of(lines):
         if line is None:
             yield LONG_LINE
@@ -223,21 +208,14 @@ def lines_of(text: io.TextIOBase) -> Iterator[str | None]:
         yield None
 
 
-@dataclass(frozen=True, slots=True)
-class _Without:
-    """A line without the column of the text."""
-
-    keys: tuple[str, ...]
-
-
-def _json_line(line: str, column: str) -> Iterator[Piece | str | _Without]:
+def _json_line(line: str, column: str) -> Iterator[Piece | str | tuple[str, ...]]:
     if not _is_unicode(line):
         yield NOT_UTF8
         return
     try:
         fields = json.loads(line)
         if isinstance(fields, dict) and column not in fields:
-            yield _Without(tuple(f"{key:.40}" for key in list(fields)[:20]))
+            yield tuple(f"{key:.40}" for key in list(fields)[:20])
             return
         text, split = fields[column], fields.get("split", "train")
         if not isinstance(text, str) or not _is_unicode(text):
