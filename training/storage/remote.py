@@ -350,8 +350,6 @@ class Source(Protocol):
 
     is_remote: bool
     """Whether a cache saves time."""
-    reads_parts: bool
-    """Whether a part of a file takes less time than the whole, as far as is known."""
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
         """So many bytes of a file.
@@ -402,7 +400,6 @@ class Folder:
     """A folder on this machine."""
 
     is_remote = False
-    reads_parts = True
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -435,7 +432,6 @@ class _Remote:
     """Repeats requests that fail, each from the byte where the last one broke off."""
 
     is_remote = True
-    reads_parts = True
 
     def __init__(self, address: str):
         self._address = address.rstrip("/")
@@ -511,8 +507,6 @@ class Web(_Remote):
                 raise MissingError(f"{address} cannot be fetched: {Refusal(answer.status)}")
             answer.check()
             skipped = start if answer.status != HTTPStatus.PARTIAL_CONTENT else 0
-            if skipped:
-                self.reads_parts = False
             for piece in answer.pieces:
                 wanted = piece[skipped : skipped + length]
                 skipped = max(skipped - len(piece), 0)

@@ -34,7 +34,6 @@ from training.storage.remote import MissingError, Source
 
 LARGEST_BLOCK_BYTES = 1 << 26
 """Largest row group, compressed."""
-LARGEST_SHARD_BYTES = 1 << 28
 MOST_BLOCKS = 1 << 22
 """Of a split: a billion samples."""
 BLOCK_SUFFIX = ".block"
@@ -113,8 +112,7 @@ class Blocks:
         self._layout = layout_of(manifest)
         self._manifest, self._names, self._source, self._cache = manifest, tuple(shards), source, cache
         self._footers: OrderedDict[str, Footer] = OrderedDict()
-        # Reentrant: whoever fetches a whole shard may need its footer again, which is not in memory for ever.
-        self._lock, self._shard_locks = threading.Lock(), [threading.RLock() for _ in range(SHARD_LOCKS)]
+        self._trimming, self._locks = threading.Lock(), [threading.Lock() for _ in range(SHARD_LOCKS)]
         index = [manifest.index[name] for name in self._names]
         if sum(-(-one.rows // one.group_rows) for one in index) > MOST_BLOCKS:
             raise BadInput(
@@ -172,12 +170,7 @@ class Blocks:
             return kept
         if is_offline:
             raise MissingError("it is not in the cache")
-        if self._source.reads_parts and part.name.endswith(BLOCK_SUFFIX):
-            return self._fetch(part)
-        # Another thread may be fetching it at this moment, or a whole file in which it is.
-        with self._shard_locks[hash(part.shard) % len(self._shard_locks)]:
-            kept = self._kept(part)
-            return self._fetch(part) if kept is None else kept
+        return self._fetch(part)
 
     def _kept(self, part: _Part) -> bytes | None:
         kept = self._cache.read(part.name) if self._cache is not None else None
@@ -187,43 +180,25 @@ class Blocks:
         return kept
 
     def _fetch(self, part: _Part) -> bytes:
+        if part.length > LARGEST_BLOCK_BYTES:
+            raise DamagedError(f"it claims {part.length} bytes; {LARGEST_BLOCK_BYTES} are the most")
         for _ in range(2):
-            content = self._from_source(part)
+            content = self._source.read(part.shard, start=part.start, length=part.length)
             if part.is_whole(content):
                 if self._cache is not None:
                     self._cache.keep(part.name, content)
                 return content
         raise DamagedError(f"it has SHA-256 {hashlib.sha256(content).hexdigest()[:12]}..., not {part.digest[:12]}...")
 
-    def _from_source(self, part: _Part) -> bytes:
-        if part.length > LARGEST_BLOCK_BYTES:
-            raise DamagedError(f"it claims {part.length} bytes; {LARGEST_BLOCK_BYTES} are the most")
-        if self._source.reads_parts or self._cache is None or not part.name.endswith(BLOCK_SUFFIX):
-            return self._source.read(part.shard, start=part.start, length=part.length)
-        return self._fetched_with_others(part)
-
-    def _fetched_with_others(self, wanted: _Part) -> bytes:
-        """A row group from a server that sends whole files only: all others of the file are kept as well."""
-        file, footer = self._manifest.files[wanted.shard], self._footer(wanted.shard, False)
-        if file.bytes > LARGEST_SHARD_BYTES:
-            raise DamagedError(f"its shard claims {file.bytes} bytes; {LARGEST_SHARD_BYTES} are the most")
-        content = self._source.read(wanted.shard, length=file.bytes)
-        for group in range(footer.metadata.num_row_groups):
-            part = _part_of(wanted.shard, group, footer, last=file.bytes)
-            found = content[part.start : part.start + part.length]
-            if part.name != wanted.name and part.is_whole(found):
-                self._cache.keep(part.name, found)
-        return content[wanted.start : wanted.start + wanted.length]
-
     def _footer(self, shard: str, is_offline: bool = False) -> Footer:
-        with self._lock:
-            if shard in self._footers:
-                self._footers.move_to_end(shard)
-                return self._footers[shard]
-        footer = Footer.parse(self._get(self._footer_part(shard), is_offline), self._layout.schema)
-        _check_footer(footer, self._manifest.index[shard])
-        with self._lock:
-            self._footers[shard] = footer
+        # Two threads that need the footer of one shard fetch it once.
+        with self._locks[hash(shard) % len(self._locks)]:
+            footer = self._footers.pop(shard, None)
+            if footer is None:
+                footer = Footer.parse(self._get(self._footer_part(shard), is_offline), self._layout.schema)
+                _check_footer(footer, self._manifest.index[shard])
+            self._footers[shard] = footer  # now the last one of the dictionary
+        with self._trimming:
             while len(self._footers) > FOOTERS_IN_MEMORY:
                 self._footers.popitem(last=False)
         return footer

@@ -2,14 +2,12 @@
 
 import hashlib
 import re
-import threading
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.shard_server import shard_server
 from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.data.store.test_pages import integer, varint
 from training.data.store import blocks as blocks_module
@@ -234,19 +232,6 @@ def test_blocks_are_numbered_through_the_shards(folder, monkeypatch):
     ]
     assert blocks.read(4).codes[:, 0].tolist() == list(range(56, 72))
     assert blocks.name(4) == "row group 1 of train-00001.parquet"
-
-
-def test_a_footer_that_is_forgotten_while_its_shard_is_fetched_is_read_again(folder, tmp_path, monkeypatch):
-    """From a server of whole files, without room in the cache. No footer stays in memory, as if other threads had read
-    so many others while this one waited for its shard."""
-    monkeypatch.setattr(blocks_module, "FOOTERS_IN_MEMORY", 0)
-    with shard_server(folder, ranged=False) as server:
-        shards = open_shards(server.url, cache=tmp_path / "cache", cache_gb=0)
-        blocks, found = Blocks(shards.manifest, shards.names, shards.files, shards.cache), []
-        reader = threading.Thread(target=lambda: found.extend(blocks.read(1).codes[:, 0].tolist()), daemon=True)
-        reader.start()
-        reader.join(20)
-    assert found == list(range(40, 80))
 
 
 def test_a_manifest_of_billions_of_row_groups_is_refused(folder):
