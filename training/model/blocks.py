@@ -31,7 +31,7 @@ class Block(Protocol):
         """Gradients of `hidden` and of each weight, from the gradient of the output."""
 
 
-class FeedForwardBlock:
+class FeedForwardBlock(Block):
     """GEGLU feed-forward (Shazeer 2020): half of the inner channels times the gelu of the other half.
 
     Weights: norm weight and bias (D), inner weight (2F, D) and bias (2F), output weight (D, F) and bias (D), scale (D).
@@ -46,7 +46,6 @@ class FeedForwardBlock:
         self.dtype = dtype
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Block`."""
         norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
         normed, *norms = norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         # Two products instead of one whose result is split: both results are contiguous.
@@ -61,7 +60,6 @@ class FeedForwardBlock:
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Block`."""
         normed, hidden, mean, inverse, values, gates, gate, product = saved
         norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
         flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
@@ -82,7 +80,7 @@ class FeedForwardBlock:
         return grad_hidden, (*norm_grads, grad_inner, grad_bias, *output_grads)
 
 
-class AttentionBlock:
+class AttentionBlock(Block):
     """Attention along one pattern, rotary on queries, keys and values.
 
     Weights: norm weight and bias (D), qkv weight (3NH, D), output weight (D, NH) and bias (D), scale (D).
@@ -115,7 +113,6 @@ class AttentionBlock:
         self._image_turn = rotation[:, None, None, text_len:]
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Block`."""
         norm_weight, norm_bias, qkv_weight, out_weight, out_bias, scale = weights
         normed, *norms = norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         qkv = (normed @ qkv_weight.to(self.dtype).t()).view(*hidden.shape[:2], -1)
@@ -129,7 +126,6 @@ class AttentionBlock:
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See `Block`."""
         has_image = grad.shape[1] > self.pattern.layout.text_len
         normed, hidden, mean, inverse, merged, text, *rest = saved
         image, probabilities = (rest[0], rest[1:]) if has_image else (None, rest)

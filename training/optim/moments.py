@@ -142,7 +142,6 @@ class MomentOptimizer(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict) -> None:
-        """As in torch."""
         _uncompiled(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _shape_of(self, groups: list[dict]) -> list[tuple[int, set[str]]]:
@@ -150,7 +149,6 @@ class MomentOptimizer(torch.optim.Optimizer):
         return [(len(group["params"]), self.defaults.keys() & group.keys()) for group in groups]
 
     def state_dict(self) -> dict:
-        """As in torch: for each parameter the step, both moments and, if these are in 8 bits, the blocks' scales."""
         return _uncompiled(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict) -> None:

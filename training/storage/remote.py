@@ -396,7 +396,7 @@ def pause_seconds(failures: int) -> float:
     return min(FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.5)
 
 
-class Folder:
+class Folder(Source):
     """A folder on this machine."""
 
     is_remote = False
@@ -405,18 +405,15 @@ class Folder:
         self._folder = folder
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
-        """See `Source.read`."""
         content = self._read(name, start, length)
         if len(content) < length:
             raise MissingError(f"{self._folder / name} ends after {start + len(content)} bytes")
         return content
 
     def read_all(self, name: str, *, limit: int) -> bytes:
-        """See `Source.read_all`."""
         return self._read(name, 0, limit + 1)
 
     def download(self, name: str, path: Path, *, length: int) -> None:
-        """See `Source.download`."""
         path.write_bytes(self.read(name, length=length))
 
     def _read(self, name: str, start: int, most_bytes: int) -> bytes:
@@ -428,7 +425,7 @@ class Folder:
             raise MissingError(f"{self._folder / name} cannot be read: {reason_of(error)}") from None
 
 
-class _Remote:
+class _Remote(Source):
     """Repeats requests that fail, each from the byte where the last one broke off."""
 
     is_remote = True
@@ -437,15 +434,12 @@ class _Remote:
         self._address = address.rstrip("/")
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
-        """See `Source.read`."""
         return b"".join(self.pieces(name, start=start, length=length))
 
     def read_all(self, name: str, *, limit: int) -> bytes:
-        """See `Source.read_all`."""
         return b"".join(self.pieces(name, length=limit + 1, is_length_known=False))
 
     def download(self, name: str, path: Path, *, length: int) -> None:
-        """See `Source.download`."""
         with path.open("wb") as file:
             for piece in self.pieces(name, length=length):
                 file.write(piece)

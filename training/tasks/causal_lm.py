@@ -21,17 +21,15 @@ SHOWN_CHARACTERS = 60
 
 
 class CausalLanguageModel(Task):
-    """See the module."""
+    """Continues text; its samples are blocks of tokens."""
 
     name = CAUSAL_LM
     run_config = LanguageRun
 
     def build_model(self) -> LanguageModel:
-        """See `Task.build_model`."""
         return build_language_model(self.run.model, self.run.seed, self.run.adapter)
 
     def build_trained_part(self) -> LanguageModel:
-        """See `Task.build_trained_part`: of a frozen model there are shapes only."""
         if self.run.adapter is None:
             return self.build_model()
         model = self.on_paper()
@@ -40,7 +38,6 @@ class CausalLanguageModel(Task):
         return model
 
     def describes(self, model: LanguageModel) -> bool:
-        """See `Task.describes`."""
         return super().describes(model) and self.run.adapter == model.adapter
 
     @cached_property
@@ -49,12 +46,10 @@ class CausalLanguageModel(Task):
 
     @property
     def num_layers(self) -> int:
-        """See `Task.num_layers`."""
         return self._paper.num_layers
 
     @property
     def seq_len(self) -> int:
-        """See `Task.seq_len`."""
         return self.run.model.block_length
 
     @property
@@ -63,31 +58,25 @@ class CausalLanguageModel(Task):
         return self._paper.vocab_size
 
     def calculator_config(self) -> dict[str, Any]:
-        """See `Task.calculator_config`."""
         return self._paper.network.config.to_dict()
 
     @property
     def fetches_weights(self) -> bool:
-        """See `Task.fetches_weights`."""
         return self.run.model.pretrained is not None
 
     @property
     def computes_in_16_bits(self) -> bool:
-        """See `Task.computes_in_16_bits`."""
         return self.run.adapter is not None and self.run.adapter.frozen_bits < 32
 
     @property
     def keeps_some(self) -> bool:
-        """See `Task.keeps_some`."""
         return True
 
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
-        """See `Task.check_fit`."""
         sizes = {"block_length": self.seq_len, "vocab_size": self.vocab_size}
         check_text_fit(manifest, **sizes, source=source)
 
     def samples(self, shards: Shards) -> TextSet:
-        """See `Task.samples`."""
         return TextSet(
             shards,
             block_length=self.seq_len,
@@ -96,7 +85,6 @@ class CausalLanguageModel(Task):
         )
 
     def example(self, samples: int) -> TextBatch:
-        """See `Task.example`."""
         generator = torch.Generator().manual_seed(0)
         shape = samples, self.seq_len
         tokens = torch.randint(0, self.vocab_size, shape, generator=generator)
@@ -104,6 +92,5 @@ class CausalLanguageModel(Task):
         return TextBatch(tokens=tokens, starts=torch.rand(shape, generator=generator) < 0.01)
 
     def describe(self, batch: TextBatch, shards: str) -> str:
-        """See `Task.describe`."""
         text = open_shards(shards, kind="text").tokenizer.decode(batch.tokens[0].tolist())
         return f"one block begins with {text[:SHOWN_CHARACTERS]!r}"

@@ -15,60 +15,49 @@ from training.tasks.task import Task
 
 
 class TextToImage(Task):
-    """See the module."""
+    """Draws pictures; its samples are captions and codes."""
 
     name = TEXT_TO_IMAGE
     run_config = TextToImageRun
 
     def build_model(self) -> TextToImageTransformer:
-        """See `Task.build_model`."""
         return build_model(self.run.model, self.run.seed)
 
     @property
     def computing_parameters(self) -> int:
-        """See `Task.computing_parameters`."""
         unshared = self.run.model_copy(update={"model": self.run.model.model_copy(update={"shared_groups": None})})
         return sum(parameter.numel() for parameter in TextToImage(unshared).on_paper().parameters())
 
     @property
     def num_layers(self) -> int:
-        """See `Task.num_layers`."""
         return self.run.model.num_layers
 
     @property
     def seq_len(self) -> int:
-        """See `Task.seq_len`."""
         return self.run.model.seq_len
 
     def calculator_config(self) -> dict[str, Any]:
-        """See `Task.calculator_config`."""
         return self.run.calculator_config
 
     @property
     def keeps_some(self) -> bool:
-        """See `Task.keeps_some`."""
         return self.reversible
 
     @property
     def reversible(self) -> bool:
-        """See `Task.reversible`."""
         return self.run.model.reversible
 
     @property
     def usual_activation_budget(self) -> int | None:
-        """See `Task.usual_activation_budget`."""
         return usual_activation_budget(self.run.model)
 
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
-        """See `Task.check_fit`."""
         check_fit(manifest, self.run.model, source=source)
 
     def samples(self, shards: Shards) -> SampleSet:
-        """See `Task.samples`."""
         return SampleSet(shards, model=self.run.model, shuffle_buffer=self.run.data.shuffle_buffer)
 
     def example(self, samples: int) -> Batch:
-        """See `Task.example`."""
         model, generator = self.run.model, torch.Generator().manual_seed(0)
         return Batch(
             text=torch.randint(1, model.text_vocab_size, (samples, model.text_seq_len), generator=generator),
@@ -77,5 +66,4 @@ class TextToImage(Task):
         )
 
     def describe(self, batch: Batch, shards: str) -> str:
-        """See `Task.describe`."""
         return f"one caption is {batch.captions[0]!r}"

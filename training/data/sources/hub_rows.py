@@ -75,7 +75,7 @@ class HubRows:
         self._sampled: list[Row] | None = None
 
     def unusable(self) -> Iterator[dict[str, str]]:
-        """See `RowTable`: none, since rows of the hub have no names."""
+        """Yields nothing: rows of the hub have no names."""
         return iter(())
 
     @property

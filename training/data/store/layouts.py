@@ -70,7 +70,7 @@ def layout_of(manifest: Manifest | TextManifest) -> Layout:
     return TextLayout(manifest) if manifest.kind == "text" else PictureLayout(manifest)
 
 
-class PictureLayout:
+class PictureLayout(Layout):
     """Captions and codes."""
 
     schema = SCHEMA
@@ -80,7 +80,6 @@ class PictureLayout:
         self._manifest = manifest
 
     def room(self, rows: int) -> dict[str, tuple[int, int]]:
-        """See `Layout.room`."""
         codes = rows * self._manifest.image_seq_len
         caption, code = self.columns
         return {
@@ -89,7 +88,6 @@ class PictureLayout:
         }
 
     def rows_of(self, table: pa.Table, rows: int) -> Rows:
-        """See `Layout.rows_of`."""
         manifest = self._manifest
         captions, codes = (table.column(name).combine_chunks() for name in ("caption", "codes"))
         flat = codes.values
@@ -109,7 +107,7 @@ class PictureLayout:
         )
 
 
-class TextLayout:
+class TextLayout(Layout):
     """Tokens, and where documents begin."""
 
     columns, shared = ("tokens", "starts"), ()
@@ -119,12 +117,10 @@ class TextLayout:
         self.schema = text_schema(manifest.block_length, manifest.token_type)
 
     def room(self, rows: int) -> dict[str, tuple[int, int]]:
-        """See `Layout.room`."""
         widths = {name: self.schema.field(name).type.byte_width for name in self.columns}
         return {name: (rows, rows * width + PAGE_ROOM_BYTES) for name, width in widths.items()}
 
     def rows_of(self, table: pa.Table, rows: int) -> TextRows:
-        """See `Layout.rows_of`."""
         tokens, starts = (self._bytes(table.column(name).combine_chunks(), rows) for name in self.columns)
         numbers = tokens.reshape(-1).view(self._manifest.token_type).reshape(rows, -1)
         if numbers.max(initial=0) >= self._manifest.vocab_size:

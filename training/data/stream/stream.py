@@ -117,7 +117,7 @@ class Samples(Protocol):
         """A micro-batch of samples, each given as what `read` has returned and a row of it."""
 
 
-class SampleSet:
+class SampleSet(Samples):
     """Pictures and captions.
 
     Args:
@@ -137,13 +137,11 @@ class SampleSet:
         self._id_type = np.min_scalar_type(shards.tokenizer.vocab_size)
 
     def read(self, block: int, *, is_offline: bool = False) -> _Block:
-        """See `Samples.read`; captions are tokenized."""
         rows = self.blocks.read(block, is_offline=is_offline)
         text = self.shards.tokenizer.encode(rows.captions, self._text_seq_len).numpy()
         return _Block(captions=rows.captions, text=_in_own_pages(text, self._id_type), codes=_in_own_pages(rows.codes))
 
     def batch(self, drawn: Sequence[tuple[_Block, int]]) -> Batch:
-        """See `Samples.batch`."""
         return Batch(
             text=_gathered([block.text[row] for block, row in drawn]),
             codes=_gathered([block.codes[row] for block, row in drawn]),
@@ -151,7 +149,7 @@ class SampleSet:
         )
 
 
-class TextSet:
+class TextSet(Samples):
     """Blocks of text.
 
     Args:
@@ -171,12 +169,10 @@ class TextSet:
         self.blocks, self.order = _blocks_and_order(shards, shuffle_buffer, sample_bytes)
 
     def read(self, block: int, *, is_offline: bool = False) -> TextRows:
-        """See `Samples.read`."""
         rows = self.blocks.read(block, is_offline=is_offline)
         return TextRows(tokens=_in_own_pages(rows.tokens), starts=_in_own_pages(rows.starts))
 
     def batch(self, drawn: Sequence[tuple[TextRows, int]]) -> TextBatch:
-        """See `Samples.batch`."""
         tokens = _gathered([block.tokens[row] for block, row in drawn])
         starts = np.stack([block.starts[row] for block, row in drawn])
         return TextBatch(

@@ -37,19 +37,15 @@ class ImageCodec(Protocol):
 
     def encode(self, pictures: Tensor) -> Tensor:
         """Pictures (B, 3, S, S), float in [0, 1], to codes (B, G * G), int64 in [0, K), row by row."""
-        ...
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes (B, G * G) to pictures (B, 3, S, S), float in [0, 1]."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights, by the names under which they are stored."""
-        ...
 
     def to(self, device: torch.device) -> ImageCodec:
         """The same codec, after its weights have moved to a device."""
-        ...
 
 
 class _Residual(nn.Module):
@@ -106,19 +102,16 @@ class SmallCodec(nn.Module):
 
     @torch.inference_mode()
     def encode(self, pictures: Tensor) -> Tensor:
-        """See `ImageCodec.encode`."""
         patches = F.pixel_unshuffle(2 * pictures - 1, self.config.downsampling)
         vectors = self.encoder(patches).permute(0, 2, 3, 1)
         return self.nearest(vectors.reshape(-1, self.CODE_WIDTH)).view(len(pictures), -1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        """See `ImageCodec.decode`."""
         vectors = self.codebook[codes].view(len(codes), self.grid, self.grid, self.CODE_WIDTH)
         return F.pixel_shuffle(self.paint(vectors.permute(0, 3, 1, 2)).flatten(1, 2), self.config.downsampling)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `ImageCodec.tensors`."""
         return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
 
     def nearest(self, vectors: Tensor) -> Tensor:

@@ -160,7 +160,6 @@ class VqGan(nn.Module):
 
     @torch.inference_mode()
     def encode(self, pictures: Tensor) -> Tensor:
-        """See `ImageCodec.encode`."""
         codes = [
             self.scores(self.quant_conv(self.encoder(2 * part - 1))).argmax(dim=1).flatten(1)
             for part in pictures.split(PICTURES_TOGETHER)
@@ -169,7 +168,6 @@ class VqGan(nn.Module):
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        """See `ImageCodec.decode`."""
         grid = self.config.image_size // self.config.downsampling
         pictures = []
         for part in codes.split(PICTURES_TOGETHER):

@@ -65,7 +65,6 @@ class FusedPattern(AttentionPattern):
         return 0
 
     def attend(self, text: Tensor, image: Tensor | None, text_key_bias: Tensor | None) -> tuple[Tensor, ...]:
-        """As `AttentionPattern.attend`; `backward` needs only the bias."""
         kept = () if text_key_bias is None else (text_key_bias,)
         return *self._outputs(text, image, text_key_bias), *kept
 
@@ -77,7 +76,6 @@ class FusedPattern(AttentionPattern):
         grad_text: Tensor,
         grad_image: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `AttentionPattern.backward`."""
         # Gradients are off inside the backward of an autograd function, but the kernel's own backward needs a graph.
         with torch.enable_grad():
             inputs = [part.detach().requires_grad_() for part in (text, image) if part is not None]
