@@ -53,7 +53,7 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "grey": (142, 146, 150),
     "black": (24, 24, 28),
 }
-"""Colour of the background -> sRGB. White if the caption names none."""
+"""Colour of the background -> sRGB. The background is white if the caption does not name a colour."""
 SAID_BACKGROUNDS = ("white", "grey", "grey", "black", "black")
 """Backgrounds, repeated by how often captions name them: white is also the default."""
 
@@ -99,7 +99,7 @@ NEW_PAIRS: frozenset[tuple[str, str]] = frozenset(
 """(colour, shape) pairs that never occur in training. Each colour and each shape is in one of them, and in seven pairs
 that do occur."""
 HELD_OUT_ONE_IN = 10
-"""Of the captions that say more than colour and shape, one in this many is held out, chosen by its checksum."""
+"""One in this many of the captions that say more than colour and shape is held out, chosen by its checksum."""
 
 KIND_SHARES: dict[str, float] = {
     "plain": 0.16,

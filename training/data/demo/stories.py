@@ -31,7 +31,7 @@ GIRLS = ("Anna", "Mia", "Sara", "Lily", "Emma", "Nora", "Ella", "Ruby", "Kate", 
 BOYS = ("Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Paul", "Finn", "Hugo", "Adam", "Noah", "Oscar")
 NAMES = (*GIRLS, *BOYS)
 PAINTS = ("red", "blue", "green", "yellow", "white", "black", "pink", "brown")
-"""Colours of things; none begins with a vowel, so that "a" fits all."""
+"""Colours of things; each begins with a consonant, so that "a" fits before it."""
 THINGS = (
     *("ball", "hat", "kite", "book", "cup", "car", "doll", "drum"),
     *("boat", "bell", "ring", "flag", "pen", "key", "coin", "fork"),
@@ -47,18 +47,18 @@ WEATHER = {
     "It is dark": "light a fire",
     "It is windy": "hold hands",
 }
-"""Weather -> what those who are outdoors do about it."""
+"""Weather -> what people who are outdoors do about it."""
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hungry": ("eats", ("bread", "soup", "cake")),
     "thirsty": ("drinks", ("milk", "juice", "tea")),
     "cold": ("wears", ("gloves", "boots", "socks")),
 }
-"""What somebody lacks -> what one does with that which helps, and what helps."""
+"""What a person needs -> what people do with the help, and the things that help."""
 
 NEW_COMBINATIONS = frozenset((PAINTS[at % len(PAINTS)], thing) for at, thing in enumerate(THINGS))
 """(colour, thing) pairs that never occur in training: each thing in one of its eight colours."""
 HELD_OUT_ONE_IN = 8
-"""Of all other openings, one in this many is never trained on, chosen by its checksum."""
+"""One in this many of all other openings is never trained on, chosen by its checksum."""
 
 SENTENCES: dict[str, str] = {
     "has": "{name} has a {colour} {thing}.",
@@ -198,7 +198,7 @@ def _gift(teller: _Teller) -> Story:
 
 
 def _loss(teller: _Teller) -> Story:
-    """What somebody loses another one finds, and keeps or returns."""
+    """Makes a story in which one person loses a thing and another finds it, and keeps or returns it."""
     hero, finder = teller.hero, teller.friend
     teller.say("has", name=hero, **teller.thing())
     teller.say("loses", place=teller.place, **pronouns(hero))
@@ -210,7 +210,7 @@ def _loss(teller: _Teller) -> Story:
 
 
 def _exchange(teller: _Teller) -> Story:
-    """Two people swap what they have."""
+    """Makes a story in which two people swap what they have."""
     (colour, thing), (_, other_thing) = teller.things
     teller.say("has", name=teller.hero, **teller.thing(0))
     teller.say("has", name=teller.friend, **teller.thing(1))

@@ -33,13 +33,13 @@ class Packer:
     end_of_text: int
     """The id between two documents; it belongs to the first one."""
     kind: np.dtype
-    """Of the tokens."""
+    """Type of the tokens."""
     is_open: bool = False
-    """Whether a document was added, behind which the end of text is still to come."""
+    """Whether the last document still lacks its end of text."""
     parts: list[np.ndarray] = field(default_factory=list)
     """Tokens that are not taken yet."""
     starts: list[int] = field(default_factory=list)
-    """Where documents begin in `parts`, counted from the first token."""
+    """Places in `parts` at which documents begin, counted from the first token."""
     size: int = 0
     """Tokens in `parts`."""
     length: int = 0
@@ -77,13 +77,13 @@ class Packer:
 
     @property
     def rest(self) -> dict[str, object]:
-        """What `from_rest` needs, as JSON can say it; fewer than T tokens after `take`."""
+        """State of the packer for `from_rest`, as JSON; fewer than T tokens after `take`."""
         tokens = [int(one) for part in self.parts for one in part]
         return {"tokens": tokens, "starts": list(self.starts), "is_open": self.is_open, "length": self.length}
 
     @classmethod
     def from_rest(cls, rest: dict, **settings: object) -> Packer:
-        """A packer that goes on where another one stopped; `settings` are the first three fields."""
+        """Makes a packer from the state of another; `settings` are the first three fields."""
         packer = cls(is_open=rest["is_open"], starts=list(rest["starts"]), length=rest["length"], **settings)
         packer._append(np.array(rest["tokens"], dtype=np.int64))
         return packer

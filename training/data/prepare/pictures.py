@@ -55,8 +55,8 @@ CODEC_PICTURES = 8192
 LARGEST_WORD_VOCABULARY = 4096
 """The most text ids for which a word-level tokenizer is trained; recipes with more need a tokenizer file."""
 DECODED_EVERY = 32
-"""One of so many pictures is decoded again, to see how much the codec loses: with 2021's codec, that takes
-1.5 times as long as encoding it."""
+"""One picture in this many is decoded again, to measure what the codec loses: with 2021's codec, decoding takes 1.5
+times as long as encoding."""
 LEFT_OUT_FILE = "left-out.jsonl"
 """Names the pictures that were left out, with the reasons."""
 NEAR_DUPLICATE = "near-duplicate"
@@ -78,7 +78,7 @@ class Input:
     """Data set of the hub, `hf://OWNER/NAME[/config][@revision]`; instead of the others."""
     image_column: str | None = None
     caption_column: str | None = None
-    """Of the set of the hub; None: a usual name."""
+    """Column of the captions in a set of the hub; None: a usual name."""
 
     def __post_init__(self) -> None:
         given = [one for one in (self.images, self.urls, self.hub) if one is not None]
@@ -101,7 +101,7 @@ class Input:
         return HubRows(HubSet(self.hub), folder, **columns)
 
     def rows(self) -> Iterator[Row | Unusable]:
-        """All rows, and what is none."""
+        """All rows, and the lines or files that cannot be used."""
         if self.urls is not None:
             return read_addresses(self.urls)
         return read_folder(self.images) if self.captions is None else read_captions(self.captions)
@@ -188,7 +188,7 @@ class _Work:
     """Whether near-duplicates are left out."""
     progress: Progress
     device: torch.device
-    """Where the codec encodes."""
+    """Device on which the codec encodes."""
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
         """Makes all files; the manifest, which is not written yet."""
@@ -336,7 +336,7 @@ class _Work:
 
 
 class _Note:
-    """What became of the rows of a shard, or of several."""
+    """Counts of what was made of the rows of a shard, or of several."""
 
     def __init__(self, *, left_out: Counter[str] | None = None):
         self.rows = self.samples = self.picture_bytes = self.near_duplicates = 0
@@ -422,7 +422,7 @@ def _input_digest(
 
 
 def _marked(folder: Path) -> int:
-    """How many pictures the finished shards in a folder have left in its file of marks."""
+    """Counts the pictures of the finished shards in a folder that are in its file of marks."""
     return max((_Note.read(note).marked for note in folder.glob(f"*{NOTE_SUFFIX}")), default=0)
 
 

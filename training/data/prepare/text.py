@@ -52,17 +52,18 @@ SHARD_TOKENS = 1 << 24
 """Tokens of a shard, and a few more: 33 MB in 16 bit, before compression."""
 BLOCK_LENGTH = 1024
 READ_CHARACTERS = 1 << 20
-"""Documents with so many characters together are turned into ids at once."""
+"""Documents with this many characters together are turned into ids at once."""
 READ_DOCUMENTS = 4096
 VOCABULARY_CHARACTERS = 1 << 26
-"""A tokenizer is trained on so much of the text, from the beginning of every file; all different words of it are in
-memory meanwhile."""
+"""Characters of text on which a tokenizer is trained, from the beginning of every file; all different words of it are
+in memory meanwhile."""
 SHOWN_EVERY = 64
 """Documents between two reports of progress."""
 MEGABYTE = 10**6
 
 _Placed = tuple[Piece | str, int, int]
-"""A piece, or why it is none; the number of its file; how many of that file have been read with it."""
+"""A piece, or the reason why it is left out; the number of its file; pieces of that file read so far, this one
+included."""
 _Batch = list[_Placed]
 
 
@@ -71,7 +72,8 @@ class TextInput:
     """The text that a set is made of, and how it becomes blocks."""
 
     path: Path | str
-    """A file, or a folder of files, of which `training.data.sources.documents` lists the kinds; or a set of the hub, `hf://`."""
+    """A file or a folder of files of the kinds that `training.data.sources.documents` lists, or a set of the hub,
+    `hf://`."""
     block_length: int = BLOCK_LENGTH
     """T, tokens of a block."""
     tokenizer: Path | None = None
@@ -79,13 +81,13 @@ class TextInput:
     vocabulary: int | None = None
     """Instead: the most ids of a tokenizer that is trained on the text."""
     end_of_text: str | None = None
-    """The token of `tokenizer` that ends a document; None: one that is known."""
+    """Token of `tokenizer` that ends a document; None: a known one."""
     text_column: str = TEXT_COLUMN
     """Key of a line, or name of a column, that has the text."""
     min_characters: int = 1
     """Shorter documents are left out."""
     seed: int = 0
-    """Of the order of a shard's blocks."""
+    """Seed of the order of a shard's blocks."""
 
     def __post_init__(self) -> None:
         if (self.tokenizer is None) == (self.vocabulary is None):
@@ -142,24 +144,24 @@ def prepare_text(
 
 @dataclass(kw_only=True)
 class _Note:
-    """What became of the documents up to a place, and what is to be done with those that follow."""
+    """Progress up to a place in the documents, and the state from which work continues there."""
 
     number: int = -1
-    """Of the shards that were written last."""
+    """Number of the shards that were written last."""
     blocks: dict[Split, int] = field(default_factory=dict)
-    """Of each of these shards."""
+    """Blocks of each of these shards."""
     file: int = 0
     read: int = 0
-    """Pieces of this file, and reasons for what is none, that come before the place."""
+    """Pieces of this file before the place, those left out included."""
     rests: dict[Split, dict] = field(default_factory=dict)
-    """What the packers have kept."""
+    """State of each split's packer; see `Packer.rest`."""
     documents: int = 0
     text_bytes: int = 0
     lengths: list[int] = field(default_factory=list)
     """Documents by length; see `TextManifest.document_lengths`."""
     left_out: dict[str, int] = field(default_factory=dict)
     is_cut: bool = False
-    """Whether the beginning of the last document was left out, so that what follows of it has nothing to go on with."""
+    """Whether the beginning of the last document was left out; the rest of it is then left out too."""
     is_last: bool = False
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What people have: pictures, captions and documents, on disk, on the hub, or as a list of addresses."""
+"""Readers of pictures, captions and documents on disk, on the hub, or in lists of addresses."""

@@ -36,7 +36,7 @@ LONGEST_PIECE, LONGEST_LINE = 1 << 20, 1 << 25
 ROWS_AT_A_TIME = 256
 """Rows of a Parquet file that are in memory."""
 OTHER_SPLITS: dict[str, Split] = {"training": "train", **dict.fromkeys(("validation", "valid", "test"), "held-out")}
-"""What others call the parts of a set."""
+"""Other names of a set's splits."""
 NOT_UTF8, BROKEN_FILE, LONG_LINE, NO_COLUMN = "not UTF-8", "broken file", "long line", "line without text"
 
 
@@ -47,7 +47,7 @@ class Piece:
     text: str
     split: Split = "train"
     begins: bool = True
-    """Whether a document begins with it; otherwise it goes on with the piece before."""
+    """Whether the piece begins a document; otherwise it continues the piece before."""
     goes_on: bool = False
     """Whether another piece of the document follows."""
 
@@ -82,7 +82,7 @@ def _is_text(path: Path) -> bool:
 
 
 class TextFile:
-    """The pieces of a file in order, and the reasons why a document is none.
+    """Yields the pieces of a file in order, and for each document that cannot be used the reason.
 
     Args:
         path: One of `text_files`.
@@ -92,7 +92,7 @@ class TextFile:
     def __init__(self, path: Path, column: str = TEXT_COLUMN):
         self._path, self._column, self._name = path, column, path.name.lower()
         self.read_bytes = 0
-        """How much of the file has been read."""
+        """Bytes of the file that have been read."""
 
     @property
     def _is_plain(self) -> bool:
@@ -100,7 +100,7 @@ class TextFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
+        """Size of the file in bytes."""
         return self._path.stat().st_size
 
     @property
@@ -198,7 +198,7 @@ def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | tuple[
 
 
 def lines_of(text: io.TextIOBase) -> Iterator[str | None]:
-    """The lines of a file; None in place of one that is too long for memory."""
+    """Yields the lines of a file, and None for a line that is too long for memory."""
     while line := text.readline(LONGEST_LINE):
         if len(line) < LONGEST_LINE or line.endswith(("\n", "\r")):
             yield line

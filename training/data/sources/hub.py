@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+?)(?:/([^/@]+))?(?:@(.+))?/?")
 """Repository, configuration and revision."""
 ANSWER_SECONDS = 30.0
-"""How long the hub may take to describe a set."""
+"""Longest wait for the hub's description of a set."""
 
 
 def is_hub(address: object) -> bool:
-    """Whether an address names a set of the hub."""
+    """Returns whether an address names a set of the hub."""
     return str(address).startswith("hf://")
 
 
@@ -42,7 +42,7 @@ class HubPart:
     name: str
     """The hub's split and a number: `train/0`."""
     address: str
-    """Of the set, for messages."""
+    """Address of the set, for messages."""
     data: IterableDataset = field(repr=False)
 
     def rows(self, skipped: int = 0) -> Iterator[dict | str]:
@@ -62,7 +62,7 @@ class HubPart:
 
 
 def broken_off(address: str, error: Exception) -> TrainingError:
-    """What to raise when the hub stops to send."""
+    """Returns the error to raise when the hub stops sending."""
     return TrainingError(
         f"{address} could not be read to its end: {first_line(error)}.",
         cure="Give the same command again; it goes on where it broke off.",
@@ -104,7 +104,7 @@ class HubSet:
             )
         first = next(iter(opened.values()))
         self.features = first.features
-        """What each column holds, as far as the set says so before it is read; else None."""
+        """Type of each column, if the set describes it before it is read; else None."""
 
     @property
     def identity(self) -> str:
@@ -184,7 +184,7 @@ class HubSet:
 
 
 def split_of(name: str, *, among: int = 2) -> Split:
-    """Which split of ours one of the hub's is, among so many: what is not for training is held out.
+    """Returns our split for one of the hub's `among` splits: a split that is not for training is held out.
 
     >>> split_of("train"), split_of("train_sft"), split_of("validation"), split_of("corpus", among=1)
     ('train', 'train', 'held-out', 'train')
@@ -202,7 +202,7 @@ class HubText:
         self._part, self._column = part, column
         self.identity = f"{identity} {part.name}".encode()
         self.read_bytes = 0
-        """Of the texts that were read."""
+        """Bytes of the texts that were read."""
 
     def __iter__(self) -> Iterator[Piece | str]:
         for row in self._part.rows():

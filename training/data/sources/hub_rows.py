@@ -29,16 +29,16 @@ from training.storage.whole import write_whole
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("image", "jpg", "png", "webp", "picture"), ("caption", "text", "txt", "captions")
 """Usual names, for which no flag is needed."""
 SPOOL_BYTES = 1 << 30
-"""A shard is written when its pictures' files have so many bytes, even if it has room for more rows."""
+"""A shard is written when its pictures' files reach this size, even if it has room for more rows."""
 READ_TOGETHER = 64
 """Rows whose pictures are fetched at the same time, where the set has them as files of their own."""
 MOST_SAMPLED_PARTS = 64
-"""Files of a set, of which the first pictures are taken to train a codec."""
+"""Most files of a set whose first pictures train a codec."""
 
 
 @dataclass(kw_only=True)
 class _Read:
-    """What was read for one shard."""
+    """Place and counts after the rows of one shard were read."""
 
     part: int = 0
     place: int = 0
@@ -84,7 +84,7 @@ class HubRows:
         return f"{self._set.identity} {self._image} {self._caption}"
 
     def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
-        """The rows of a split, so many together, each batch in a random order and with its number.
+        """Yields the rows of a split in numbered batches of at most `size`, each in a random order.
 
         A batch whose shard is finished has no rows, and is not read again. The pictures of a batch are gone when the
         next one is asked for.
@@ -109,7 +109,7 @@ class HubRows:
             number += 1
 
     def sample(self, most: int, *, seed: str) -> list[Row]:
-        """At most so many rows to train on, from the beginnings of files all over the set."""
+        """Returns at most `most` rows to train on, from the beginnings of files all over the set."""
         if self._sampled is None:
             parts = [part for part in self._set.parts if part.split == "train"]
             parts = parts[:: -(-len(parts) // MOST_SAMPLED_PARTS)]
@@ -130,7 +130,8 @@ class HubRows:
         name: str,
         last: _Read,
     ) -> tuple[list[Row], _Read]:
-        """Rows, at most so many, with their pictures in the file of a name; and what was read."""
+        """Takes at most `size` rows and writes their pictures to the file `name`. Returns the rows, and the place
+        behind them."""
         found, batch, left_out = _Read(part=last.part, place=last.place), [], Counter()
         # Threads: of a folder of pictures, each one is a request.
         with (self._folder / name).open("wb") as spool, ThreadPoolExecutor(READ_TOGETHER // 4) as pool:
@@ -167,7 +168,7 @@ class HubRows:
         return text.encode(errors="replace").decode().replace("\0", "")
 
     def _content(self, placed: tuple[int, int, dict | str]) -> bytes:
-        """The bytes of a row's picture; none if it cannot be read, or is too large."""
+        """Returns the bytes of a row's picture; no bytes if it cannot be read, or is too large."""
         row = placed[2]
         value = None if isinstance(row, str) else row.get(self._image)
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)

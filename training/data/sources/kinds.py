@@ -33,7 +33,7 @@ from training.errors import BadInput, reason_of
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LARGEST_NOTE_BYTES = 1 << 20
-"""Of a text or JSON beside a picture."""
+"""Largest size of a text or JSON beside a picture."""
 BROKEN, NO_KEYS = Unusable(reason="broken line"), Unusable(reason="line without file and caption")
 NO_CAPTION, BROKEN_TEXT, NO_ADDRESS = "no caption", "broken text", "no web address"
 NOT_UTF8 = "name is not UTF-8"
@@ -60,7 +60,8 @@ def read_captions(captions: Path) -> Iterator[Row | Unusable]:
 
 
 def read_folder(images: Path) -> Iterator[Row | Unusable]:
-    """The rows of a folder without a captions file: of its tars if it has any, else of pictures with texts beside."""
+    """Yields the rows of a folder without a captions file: those of its tars if it has any, else pictures with texts
+    beside them."""
     if tars := tars_of(images):
         for tar in tars:
             yield from _tar_rows(tar)
@@ -70,12 +71,12 @@ def read_folder(images: Path) -> Iterator[Row | Unusable]:
 
 
 def tars_of(images: Path) -> list[Path]:
-    """The tars of a folder; or the one that is given instead of a folder."""
+    """Lists the tars of a folder, or the single tar that is given in place of a folder."""
     return [images] if images.suffix == ".tar" else [images / name for name in _names(images, (".tar",))]
 
 
 def _names(images: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """The names in a folder that end so; none if it is no folder."""
+    """Lists the names in a folder that end with a suffix; an empty list if it is not a folder."""
     if not images.is_dir():
         return []
     with os.scandir(images) as entries:  # `Path.glob` would hold all entries of the folder

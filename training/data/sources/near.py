@@ -31,10 +31,10 @@ MOST_DIFFERENCE = 8.0
 BRIGHTER_BY = 1
 """Steps of 256; noise of a compression does not make a plain ground brighter."""
 FLIPS = np.array([0, *(1 << bit for bit in range(BAND_BITS))])
-"""What a quarter is combined with to give itself and all that differ from it in one bit."""
+"""Masks: a quarter XOR each of them gives the quarter itself and all quarters that differ from it in one bit."""
 HASH_BYTES = SIDE * SIDE // 8
 MARK_BYTES = HASH_BYTES + 3 * SIDE * SIDE
-"""Of a picture's hash and thumbnail."""
+"""Size of a picture's hash and thumbnail."""
 LOOSE = 1 << 14
 """Pictures that are compared one by one before they are put into the tables."""
 MOST_COMPARED = 1 << 10
@@ -42,7 +42,7 @@ MOST_COMPARED = 1 << 10
 
 
 def mark_of(pixels: np.ndarray) -> bytes:
-    """What is kept of a picture, uint8 (3, S, S): its hash, then its thumbnail."""
+    """Returns the mark of a picture, uint8 (3, S, S): its hash, then its thumbnail."""
     picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     grey = np.asarray(picture.convert("L").resize((SIDE + 1, SIDE), Image.Resampling.LANCZOS), dtype=np.int16)
     bits = np.packbits(grey[:, 1:] > grey[:, :-1] + BRIGHTER_BY)
@@ -77,7 +77,7 @@ class NearDuplicates:
         self._file.close()
 
     def add(self, mark: bytes) -> bool:
-        """Whether a picture is nearly the same as an earlier one; if not, it is kept."""
+        """Returns whether a picture is nearly the same as an earlier one; keeps its mark if not."""
         found = np.frombuffer(mark, np.uint64, 1)[0]
         thumbnail = np.frombuffer(mark, np.uint8, offset=HASH_BYTES).astype(np.int32)
         for place in self._alike(found):

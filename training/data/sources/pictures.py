@@ -31,9 +31,9 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 OPENED_TOGETHER = 256
 """Pictures of a batch; two batches are in memory at a time."""
 LARGEST_PIXELS = 24_000_000
-"""Of a decoded picture, 6000 x 4000: a small file can claim to be a picture of gigabytes."""
+"""Most pixels of a decoded picture, 6000 x 4000: a small file can claim to be a picture of gigabytes."""
 LARGEST_DRAFT_PIXELS = 120_000_000
-"""Of a JPEG, whose decoder skips detail: phones take pictures of 108 million pixels."""
+"""Most pixels of a JPEG, whose decoder can skip detail: phones take pictures of 108 million pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Picture:
     file_bytes: int
     """Size of the file that it was read from."""
     mark: bytes
-    """Of `training.data.sources.near.mark_of`."""
+    """Mark by which near-duplicates are found; see `training.data.sources.near.mark_of`."""
 
 
 class Pictures:

@@ -36,26 +36,26 @@ class Row:
     tar: str | None = None
     """The tar that holds the picture."""
     offset: int = 0
-    """Where the picture begins in the tar, in bytes."""
+    """Offset of the picture in the tar, in bytes."""
     size: int = 0
     """The picture's bytes in the tar."""
     url: str | None = None
-    """Where the picture is to be fetched."""
+    """Address of the picture; None: it is in a file."""
     aspect_ratio: float = 1.0
     """The longer side over the shorter one, if the list says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unusable:
-    """A file or line that is no row."""
+    """A file or line that cannot be used as a row."""
 
     reason: str
     file: str | None = None
-    """Its name; None for a line, which has none."""
+    """Name of the file; None for a line."""
 
 
 def reason_to_leave_out(row: Row) -> str | None:
-    """Why a row is left out, as far as that can be said without its picture."""
+    """Returns why a row is left out, judged without its picture; None: it is kept."""
     if len(row.caption) < LEAST_CAPTION_CHARACTERS:
         return "short caption"
     if len(row.caption.encode()) > LARGEST_CAPTION_BYTES:
@@ -124,7 +124,7 @@ class RowTable:
             return [self._row(lines, int(offset)) for offset in offsets]
 
     def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
-        """The rows of a split in a random order, so many together, each batch with its number.
+        """Yields the rows of a split in a random order, in numbered batches of `size`.
 
         Args:
             split: One of `SPLITS`.
@@ -136,11 +136,11 @@ class RowTable:
             yield number, self.shuffled(split, start, start + size, seed=seed)
 
     def sample(self, most: int, *, seed: str) -> list[Row]:
-        """At most so many random rows to train on."""
+        """Returns at most `most` random rows to train on."""
         return self.shuffled("train", 0, most, seed=f"{seed}/codec")
 
     def captions(self, most: int, *, seed: str) -> Iterator[str]:
-        """All captions to train on, also if they are more than is asked for."""
+        """Yields all captions to train on, even if they are more than `most`."""
         return (row.caption for row in self if row.split == "train")
 
     def __iter__(self) -> Iterator[Row]:

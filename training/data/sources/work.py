@@ -1,4 +1,4 @@
-"""What `prepare` does alike for pictures and for text: when work on a set is finished, and how it gets its place."""
+"""Parts of `prepare` that pictures and text share: whether a set is finished, and how it gets its place."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from training.storage.whole import delete_drafts, is_disk_fault, replace_folder,
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
 NOTE_SUFFIX = ".note.json"
-"""Of a file beside a shard in the making, which says what became of its input; it is written after the shard."""
+"""Suffix of the note beside a shard in the making, with what became of its input; it is written after the shard."""
 PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
-"""Of a file beside a shard of a stream, which says where its input ends; and what is kept of each picture to find those
-that are nearly the same. Both are for work that goes on, and not of the finished set."""
+"""Suffix of the file beside a shard that says where its input ends, for input that is read as a stream; and name of the
+file of marks of all pictures. Both let interrupted work continue, and are deleted when the set is finished."""
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def digest_of(file: Path) -> bytes:
 def described(
     work: Path, splits: dict[Split, SplitEntry], others: Iterable[str] = ()
 ) -> dict[str, dict[str, BaseModel]]:
-    """What the manifest says of the files: shards, tokenizer and others."""
+    """Returns the manifest's entries for all files: shards, tokenizer and others."""
     shards = sorted(name for split in splits.values() for name in split.shards)
     return {
         "files": {name: describe_file(work / name) for name in [*others, TOKENIZER_FILE, *shards]},
@@ -153,7 +153,7 @@ def described(
 
 
 def told_reasons(left_out: Mapping[str, int]) -> str:
-    """How many were left out and why, as a part of a sentence; empty if none were.
+    """Counts with their reasons, as a part of a sentence; empty if there are none.
 
     >>> told_reasons({"missing file": 3, "broken line": 1})
     '3 missing file, 1 broken line'

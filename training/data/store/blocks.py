@@ -35,7 +35,7 @@ from training.storage.remote import MissingError, Source
 LARGEST_BLOCK_BYTES = 1 << 26
 """Largest row group, compressed."""
 MOST_BLOCKS = 1 << 22
-"""Of a split: a billion samples."""
+"""Most row groups of a split: a billion samples."""
 BLOCK_SUFFIX = ".block"
 FOOTERS_IN_MEMORY = 64
 SHARD_LOCKS = 64
@@ -47,7 +47,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 
 
 class DamagedError(Exception):
-    """A block or footer is not what the set's manifest describes, or is no part of a shard."""
+    """A block or footer does not match the set's manifest, or is not a part of a shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Footer:
         return cls(metadata=metadata, digests=tuple(digests))
 
     def extent(self, group: int) -> tuple[int, int]:
-        """Where a row group begins and ends in the file."""
+        """Returns the first byte of a row group in the file, and the one behind its last."""
         chunks = self.metadata.row_group(group)
         extents = [_extent(chunks.column(at)) for at in range(chunks.num_columns)]
         return min(start for start, _ in extents), max(end for _, end in extents)
@@ -129,7 +129,7 @@ class Blocks:
         return self._names[shard], block - int(self._firsts[shard])
 
     def name(self, block: int) -> str:
-        """What messages call a block."""
+        """Name of a block in messages."""
         shard, group = self.locate(block)
         return f"row group {group} of {shard}"
 
@@ -209,7 +209,7 @@ class Blocks:
         return _Part(name=name, shard=shard, start=start, length=index.footer_bytes, digest=index.footer_sha256)
 
     def _decode(self, content: bytes, start: int, footer: Footer, group: int, rows: int) -> Rows | TextRows:
-        """Samples of a row group from bytes that begin at `start` of its file."""
+        """Decodes the samples of a row group from bytes that begin at `start` of its file."""
         layout = self._layout
         try:
             columns = footer.metadata.row_group(group)
@@ -231,7 +231,7 @@ class _Part:
     """A part of a shard."""
 
     name: str
-    """In the cache."""
+    """Name in the cache."""
     shard: str
     start: int
     length: int
@@ -239,7 +239,7 @@ class _Part:
     """First hex digits of its SHA-256."""
 
     def is_whole(self, content: bytes) -> bool:
-        """Whether these are its bytes."""
+        """Returns whether `content` is this part, by length and digest."""
         return len(content) == self.length and hashlib.sha256(content).hexdigest().startswith(self.digest)
 
 

@@ -23,7 +23,7 @@ LOOKS_PER_LIMIT = 32
 
 
 def default_cache() -> Path:
-    """Where fetched files are kept: `training-together` in `XDG_CACHE_HOME` or `~/.cache`."""
+    """Folder of fetched files: `training-together` in `XDG_CACHE_HOME` or `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-together"
 
 

@@ -1,4 +1,4 @@
-"""The data card of a set: what it is made of and what was left out, with some of its pictures or its text."""
+"""Writes the data card of a set: its sources and counts, with some of its pictures or its text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.recipe import RunConfig
 from training.storage.remote import Folder
 
 HUB_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-"""Such as cc-by-4.0."""
+"""Form of the hub's short names of licences, such as cc-by-4.0."""
 SAMPLES_FILE = "samples.png"
 SHOWN = 16
 """Pictures on the card."""
@@ -28,7 +28,7 @@ ACROSS = 8
 """Pictures in a line."""
 SHOWN_BLOCKS = 5
 SHOWN_CHARACTERS = 200
-"""Of a caption, or of a block."""
+"""Most characters shown of a caption or a block."""
 
 
 def times_smaller(manifest: Manifest | TextManifest) -> float:

@@ -1,4 +1,4 @@
-"""What a block of shards holds: its columns, the most that they can need, and its samples once they are decoded.
+"""Columns of a block of shards, their largest sizes, and its samples once they are decoded.
 
 What comes from a server is not trusted. `room` says how much a column may take before it is decoded, and `rows_of`
 refuses samples that are not as the manifest says.
@@ -15,13 +15,14 @@ import pyarrow as pa
 from training.data.store.shards import SCHEMA, Manifest, TextManifest, text_schema
 
 LARGEST_CAPTION_BYTES = 4096
-"""Of UTF-8; `prepare` leaves out what has more, and a block's captions may have no more on average."""
+"""Largest caption in UTF-8. `prepare` leaves out longer ones, and the captions of a block are at most this long on
+average."""
 LEAST_CAPTION_CHARACTERS, LARGEST_ASPECT_RATIO = 3, 2.0
 """`prepare` leaves out pictures with shorter captions, and those that are longer or wider than this."""
 BYTES_PER_CODE = 6
-"""Most that a code takes in a page: four of its own, two that say to which sample it belongs."""
+"""Most bytes of a code in a page: four for the code, two that say to which sample it belongs."""
 PAGE_ROOM_BYTES = 1 << 18
-"""For dictionaries, and for what a page has besides values."""
+"""Further bytes of a column's pages, for dictionaries and headers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +55,13 @@ class Layout(Protocol):
 
     schema: pa.Schema
     columns: tuple[str, ...]
-    """Those that are read, as their paths in a shard."""
+    """Paths of the columns that are read."""
     shared: tuple[str, ...]
-    """Of these, texts that samples share in memory."""
+    """Columns of texts that samples share in memory."""
 
     def room(self, rows: int) -> dict[str, tuple[int, int]]:
-        """For each column: its values in so many samples, and the most bytes of its pages once decompressed."""
+        """Returns for each column how many values `rows` samples have, and the most bytes of its pages once
+        decompressed."""
 
     def rows_of(self, table: pa.Table, rows: int) -> Rows | TextRows:
         """The samples of a table; raises ValueError if they are not `rows` samples as the manifest says."""

@@ -1,4 +1,4 @@
-"""What the pages of a Parquet column claim to hold, read before anything is allocated for it.
+"""Checks what the pages of a Parquet column claim to hold, before anything is allocated for them.
 
 A page's header says how long the page is once decompressed, and Arrow allocates that much: 2 kB from a server could
 take all memory. The headers are read here first (Thrift's compact protocol; parquet.thrift, `PageHeader`) and compared
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 PAGE_ENCODINGS = (0, 2, 8)
-"""PLAIN, PLAIN_DICTIONARY and RLE_DICTIONARY, those of shards. Values encoded as differences can share their bytes, so
-that the size of a page does not bound that of its values."""
+"""PLAIN, PLAIN_DICTIONARY and RLE_DICTIONARY, the encodings of shards. Values encoded as differences can share bytes,
+so the size of their page does not bound their number."""
 DEEPEST = 3
-"""A header holds a header of its kind, and that one statistics."""
+"""Deepest nesting of structures: a page's header holds a header of its kind, which holds statistics."""
 _INTEGERS, _BINARY, _STRUCT = (3, 4, 5, 6), 8, 12
 _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _DATA_2 = 2, 3, 5, 7, 8
 

@@ -36,7 +36,7 @@ from training.storage.remote import MissingError, Source, UnreachableError, data
 from training.storage.whole import whole_file
 
 LARGEST_FILE_BYTES = 1 << 33
-"""Of a file that is fetched whole, such as a codec's weights."""
+"""Largest file that is fetched whole, such as a codec's weights."""
 LARGEST_TOKENIZER_BYTES = 1 << 26
 
 
@@ -48,13 +48,13 @@ class Shards:
     """Folder, or address without a slash at its end."""
     split: Split
     manifest: Manifest | TextManifest
-    """Its `kind` says what the samples are."""
+    """The set's manifest; its `kind` says what the samples are."""
     files: Source
-    """Gives the files, or parts of them."""
+    """Reads the files, or parts of them."""
     folder: Path
     """The folder of the files, including those that are still to be fetched."""
     tokenizer: Tokenizer | TextTokenizer
-    """Of captions, or of text."""
+    """Tokenizer of captions, or of text."""
     cache: Cache | None
     """Keeps parts of shards that were fetched; None for a folder's."""
     cache_bytes: int

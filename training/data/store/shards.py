@@ -36,12 +36,12 @@ MANIFEST_FILE, TOKENIZER_FILE = "manifest.json", "tokenizer.json"
 ROW_GROUP = 256
 """Samples of a shard that are compressed and read together: 450 kB with 1024 codes of 13 bits each."""
 DIGESTS_KEY, DIGEST_DIGITS = b"row_group_sha256", 32
-"""Key of a footer, under which the row groups' digests are, so many hex digits of each."""
+"""Key of the footer's list of digests of row groups, and hex digits of each digest."""
 LARGEST_MANIFEST_BYTES = 1 << 25
 """Enough for 500 million samples."""
 LARGEST_FOOTER_BYTES = 1 << 22
 MOST_GROUP_ROWS, MOST_SHARD_ROWS = 1 << 12, 1 << 24
-"""Of a row group, which is decoded as a whole, and of a shard."""
+"""Most rows of a row group, which is decoded as a whole, and of a shard."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 SCHEMA = pa.schema({"id": pa.string(), "caption": pa.string(), "codes": pa.list_(pa.uint16())})
@@ -53,7 +53,7 @@ LONGEST_BLOCK, LARGEST_TEXT_VOCABULARY = 1 << 17, 1 << 24
 """The most tokens of a block, and ids of a tokenizer."""
 Kind = Literal["pictures", "text"]
 KINDS: dict[Kind, str] = {"pictures": "pictures with captions", "text": "blocks of text"}
-"""What a set holds, as messages call it."""
+"""Kind of a set -> its samples, in the words of messages."""
 
 
 class FileEntry(BaseModel):
@@ -66,7 +66,7 @@ class FileEntry(BaseModel):
 
 
 class ShardIndex(BaseModel):
-    """What a peer must know of a shard to read a row group of it."""
+    """Sizes and digest with which a peer finds a row group of a shard."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,7 +88,7 @@ class SplitEntry(BaseModel):
 
 
 class AnyManifest(BaseModel):
-    """What `prepare` made, and what it left out."""
+    """Manifest of a set: what `prepare` has made, and what it has left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,7 +99,7 @@ class AnyManifest(BaseModel):
     splits: dict[Split, SplitEntry]
     files: dict[str, FileEntry]
     index: dict[str, ShardIndex]
-    """For each shard, where its row groups are found."""
+    """Shard -> where its row groups are found."""
 
     @property
     def tokens_digest(self) -> str:
@@ -109,7 +109,7 @@ class AnyManifest(BaseModel):
 
 
 class Manifest(AnyManifest):
-    """Of pictures."""
+    """Manifest of a set of pictures."""
 
     kind: Literal["pictures"] = "pictures"
     run_id: str
@@ -135,7 +135,7 @@ class Manifest(AnyManifest):
 
 
 class TextManifest(AnyManifest):
-    """Of text."""
+    """Manifest of a set of text."""
 
     kind: Literal["text"] = "text"
     block_length: Annotated[int, Field(ge=2, le=LONGEST_BLOCK)]
@@ -145,13 +145,13 @@ class TextManifest(AnyManifest):
     end_of_text: Annotated[int, Field(ge=0)]
     """The id between two documents."""
     documents: Annotated[int, Field(ge=0)]
-    """That were read, those left out included."""
+    """Documents that were read, those left out included."""
     left_over_tokens: Annotated[int, Field(ge=0)]
-    """At the end of each split, too few for a block."""
+    """Tokens at the end of each split that do not fill a block."""
     text_bytes: Annotated[int, Field(ge=0)]
-    """Of all documents that were packed, in UTF-8."""
+    """Bytes in UTF-8 of all documents that were packed."""
     document_lengths: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=64)]
-    """How many documents have 1 token, 2 to 3, 4 to 7, and so on."""
+    """Numbers of documents with 1 token, 2 to 3, 4 to 7, and so on."""
 
     @property
     def tokens(self) -> int:
@@ -160,12 +160,12 @@ class TextManifest(AnyManifest):
 
     @property
     def token_type(self) -> np.dtype:
-        """How tokens are stored: 16 bits suffice for 65 536 ids."""
+        """Type in which tokens are stored: 16 bits suffice for 65 536 ids."""
         return token_type(self.vocab_size)
 
     @property
     def codec_digest(self) -> str:
-        """What takes the place of a picture codec: the tokenizer, with the id that ends a document."""
+        """Digest in place of that of a picture codec: it covers the tokenizer and the id that ends a document."""
         return self.tokens_digest
 
     @property
@@ -249,7 +249,7 @@ def read_manifest(folder: Path) -> Manifest | TextManifest:
 
 
 def manifest_or_none(content: bytes | None, *, source: str) -> Manifest | TextManifest | None:
-    """The manifest of a set, if there is one that can be read."""
+    """Reads the manifest of a set; None if there is none, or it cannot be read."""
     try:
         return None if content is None else parse_manifest(content, source=source)
     except BadInput:
@@ -430,7 +430,7 @@ def describe_file(path: Path) -> FileEntry:
 
 
 def is_same_file(path: Path, entry: FileEntry) -> bool:
-    """Whether the file is the one that the manifest describes; it is not read if its size differs."""
+    """Returns whether the file is the one that the manifest describes; reads it only if its size agrees."""
     try:
         return path.stat().st_size == entry.bytes and describe_file(path) == entry
     except OSError:

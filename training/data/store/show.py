@@ -34,12 +34,13 @@ from training.storage.remote import MissingError, UnreachableError
 
 TEMPLATE = "show.html"
 LOOKED_AT = 16
-"""Row groups that are read, if the set has so many: 4096 captions."""
+"""Most row groups that are read: 4096 captions."""
 MOST_BARS = 16
-"""Of a chart of captions."""
+"""Most bars of a chart of captions."""
 DECODED_TOGETHER = 64
 MOST_CODES, LARGEST_DOWNSAMPLING = 1 << 16, 64
-"""Of a codec: shards have no room for more codes, and its first layer would fill the memory."""
+"""Most codes and largest downsampling of a codec: shards have no room for more codes, and the first layer of a larger
+one would fill the memory."""
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Characters that are not seen, or that change the direction of others; not the joiners, which many scripts need."""
 
@@ -51,7 +52,7 @@ class Bar:
     name: str
     count: int
     share: float
-    """Of the longest bar, in percent."""
+    """Length relative to the longest bar, in percent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +72,12 @@ class Shown:
     picture: str = ""
     """PNG as a `data:` address."""
     parts: list[Part] = field(default_factory=list)
-    """Of a block of text."""
+    """Documents in a block of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the page shows."""
+    """Contents of the page."""
 
     source: str
     kind: str
@@ -85,7 +86,7 @@ class Found:
     samples: list[Shown]
     lengths: list[Bar]
     length_of: str
-    """What the chart counts."""
+    """Name of what the chart counts."""
     left_out: list[Bar]
     read: int
     """Pictures or documents that `prepare` has read."""
@@ -144,7 +145,7 @@ def page(found: Found) -> str:
 
 
 def plain(text: str) -> str:
-    """Text in which characters that nobody sees, or that turn others round, are named.
+    """Replaces characters that are invisible, or that reverse the text around them, by their code points.
 
     >>> plain("cat\\u202egnp")
     'cat[U+202E]gnp'

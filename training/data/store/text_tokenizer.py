@@ -23,14 +23,14 @@ from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
 
 END_OF_TEXT = "<|endoftext|>"
-"""Of a tokenizer that is trained here, and GPT-2's."""
+"""End of text of tokenizers that are trained here, and of GPT-2's."""
 END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
 """Tokens that end a document in the tokenizers of known models; the first one that a tokenizer has is taken."""
 LEAST_VOCABULARY = 257
 """Every byte, and the end of text."""
 MOST_VOCABULARY = 1 << 24
-"""The library takes memory for all ids at once, and ends the program where there is none. Known models have up to
-260 thousand."""
+"""Most ids: the library allocates memory for all ids at once, and ends the program if there is not enough. Known models
+have up to 260 thousand."""
 
 LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 """Signs of one kind without a border between them."""

@@ -32,10 +32,10 @@ ROUNDS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a peer is in its order: the next sample is the one at `position` of this pass."""
+    """Place of a peer in its order: the next sample is the one at `position` of this pass."""
 
     seed: int
-    """In [0, 2**32)."""
+    """Seed in [0, 2**32)."""
     finished_passes: int = 0
     position: int = 0
 
@@ -45,7 +45,7 @@ class Place:
 
 
 def read_place(path: Path, *, order: Order) -> Place | None:
-    """The place kept in a file; None if there is none, or it is a place in another order."""
+    """Reads the place kept in a file; None if there is none, or it belongs to another order."""
     try:
         words = re.fullmatch(r"(\d+) (\d+) (\d+) (\w+)\n", path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ class Window:
     """Samples that are mixed with each other."""
 
     start: Place | None
-    """The place of its first pick, which those of the others follow; None for samples that are drawn once more."""
+    """Place of the first pick; the other picks follow it. None for repeated samples."""
     blocks: tuple[int, ...]
     """Numbers of its blocks."""
     picks: np.ndarray
@@ -69,14 +69,14 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """How the blocks of a pass are arranged in windows."""
+    """Arrangement of the blocks of a pass in windows."""
 
     blocks: np.ndarray
     """Their numbers, in order."""
     borders: list[int]
-    """How many blocks are before each window, and before the end."""
+    """Numbers of blocks before each window, and before the end."""
     window_ends: list[int]
-    """How many samples there are up to the end of each window."""
+    """Numbers of samples up to the end of each window."""
 
 
 class Order:
@@ -115,7 +115,7 @@ class Order:
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
     def _layout(self, key: str) -> _Layout:
-        """How the blocks of a pass are arranged; the passes used last are kept. Two threads may ask at once."""
+        """Returns the arrangement of a pass's blocks; those used last are kept. Two threads may ask at once."""
         if (layout := self._passes.get(key)) is not None:
             return layout
         count = len(self._rows)
@@ -148,7 +148,7 @@ class Order:
 
 
 def permuted(places: np.ndarray, count: int, key: str) -> np.ndarray:
-    """What stands at places of a permutation of `range(count)`, computed for these places alone.
+    """Returns the values at `places` of a permutation of `range(count)`, computed for these places alone.
 
     A Feistel network permutes the numbers of an even number of bits. From a number outside of `range(count)`, it walks
     on until it is inside again (Black and Rogaway 2002, "cycle walking"), on average less than four steps.

@@ -35,20 +35,20 @@ from training.model.config import ModelConfig
 from training.storage.remote import TRIES, MissingError, UnreachableError, pause_seconds
 
 WINDOW_BYTES = 20_000_000
-"""Codes or tokens of one window, of which two are in memory at a time: 9765 samples of 1024 codes."""
+"""Largest window, in bytes of codes or tokens; two windows are in memory at a time: 9765 samples of 1024 codes each."""
 FETCHED_AT_A_TIME = 4
 """Row groups that are fetched over the network at the same time."""
 PATIENCE_SECONDS = 10.0
-"""The trainer waits so long for the next window before it goes on with samples that were fetched before."""
+"""Longest wait of the trainer for the next window, before it continues with samples that were fetched before."""
 BATCHES_AHEAD = 2
 """Batches that a thread has ready for the trainer: putting one together takes up to a hundredth of a fast trainer's
 time."""
 REPEATED_BLOCKS = 8
 """Row groups that are taken from the cache together."""
 LOOK_SECONDS = 0.05
-"""How often a waiting trainer looks whether it should wait on."""
+"""Pause between two looks of a waiting trainer at the next window."""
 DAMAGED_IN_A_ROW = 16
-"""After so many row groups in a row that cannot be used, there is no use in trying more."""
+"""Damaged row groups in a row after which the stream gives up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Batch:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model takes; the first dimension is the sample."""
+        """Arguments of the model's forward pass; the first dimension is the sample."""
         return self.text, self.codes
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class TextBatch:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What the model takes; the first dimension is the sample."""
+        """Arguments of the model's forward pass; the first dimension is the sample."""
         return self.tokens, self.starts
 
     def __len__(self) -> int:
@@ -228,7 +228,7 @@ class SampleStream:
     ):
         self.order = samples.order
         self.place = place
-        """Of the sample that comes next; all before it were given, except those skipped."""
+        """Place of the next sample; all before it were given to the trainer, except those skipped."""
         self.waiting_seconds, self.skipped_samples, self.repeated_samples = 0.0, 0, 0
         self._skipped, self._repeated = 0, 0
         self._samples, self._blocks, self._size, self._tell = samples, samples.blocks, micro_batch_size, tell
@@ -343,7 +343,7 @@ class SampleStream:
                 )
 
     def _repeated_window(self) -> tuple[Window, list[Sized | None]] | None:
-        """Samples from the cache, or else those of the last window; None if there are none."""
+        """Returns samples from the cache, or else those of the last window; None if there are none."""
         cached = self._blocks.cached()
         blocks = random.sample(cached, min(len(cached), REPEATED_BLOCKS))
         found = [rows for rows in map(self._cached_rows, blocks) if rows is not None]
