@@ -1,1 +1,1 @@
-"""What the machine can do, how much of it training takes, and the micro-batches that it computes."""
+"""Measures the machine, plans the memory that training takes of it, and computes micro-batches."""

@@ -36,7 +36,7 @@ WORTH_LOWER = 1.2
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the volunteer has asked for; None: chosen here."""
+    """Settings that the volunteer has asked for; None: chosen here."""
 
     device: str | None = None
     """See `training.compute.machine.torch_device`."""
@@ -50,15 +50,15 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """How this peer trains."""
+    """Settings with which this peer trains."""
 
     machine: Device
     trained_parameters: int
-    """What is averaged and updated."""
+    """Number of values that are averaged and updated."""
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
-    """How many bytes of activations are kept; see `TrainedModel.stored_layers`."""
+    """Bytes of activations that are kept; None: all; see `TrainedModel.stored_layers`."""
     need_bytes: int
     """Memory that training takes on the device, by the calculator or a traced step (`training.compute.plan`)."""
     settings: tuple[Setting, ...]

@@ -15,7 +15,7 @@ _GROUP_FILES = (
     ("", "memory.max", "memory.current", "inactive_file "),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
 )
-"""Of Linux control groups, versions 2 and 1: folder, files of limit and use, the line of reclaimable cache in
+"""Files of Linux control groups, versions 2 and 1: folder, files of limit and use, the line of reclaimable cache in
 memory.stat."""
 
 
@@ -124,7 +124,7 @@ def group_bytes(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
 
 
 def _groups(root: Path, own: Path, controller: str) -> list[Path]:
-    """The folders of this process's control group and of all groups around it, each of which may have a limit.
+    """Lists the folders of this process's control group and of all groups around it; each may have a limit.
 
     Args:
         root: Where control groups are mounted.

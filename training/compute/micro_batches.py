@@ -30,7 +30,7 @@ class Piece:
 
     samples: int
     loss: float
-    """Mean over the samples; if it is not finite, there is no gradient."""
+    """Mean loss of the samples; if it is not finite, there is no gradient."""
 
 
 class MicroBatches:
@@ -159,7 +159,7 @@ oneDNN if it finds no memory for an operation on the CPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the device or the host has no memory left."""
+    """Returns whether an error means that the device or the host has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

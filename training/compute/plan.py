@@ -1,4 +1,4 @@
-"""How much memory of a machine training a recipe's model will take, by the calculator.
+"""Plans, by the calculator, how much memory of a machine the training of a recipe's model takes.
 
 The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
 the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
@@ -40,23 +40,23 @@ PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to expect of a recipe on a machine."""
+    """Memory and settings to expect of a recipe on a machine."""
 
     parameters: int
     """Different weights: what is stored."""
     trained_parameters: int
-    """Of these, what is averaged and updated."""
+    """Number of weights that are averaged and updated."""
     computing_parameters: int
     """Weights that the model would have without sharing: a measure of how much it computes."""
     setup: Setup
     """The calculator's setup."""
     estimate: Estimate
-    """For one micro-batch. By the calculator, all activations are recomputed if only some layers keep them; a traced
-    step keeps those of `stored_layers`."""
+    """Estimate for one micro-batch. By the calculator, all activations are recomputed if only some layers keep them; a
+    traced step keeps those of `stored_layers`."""
     refusal: str | None
     """Why the calculator does not know this model, so that a step was traced; None: it knows it."""
     stored_layers: int
-    """For this many layers, counted from the last, activations are kept."""
+    """Number of layers, counted from the last, that keep their activations."""
     stored_bytes: int
     """Memory that these activations take, as far as `estimate` does not count it."""
     local_bytes: int
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has enough memory."""
+        """Returns whether the device has enough memory."""
         return self.need_bytes <= self.device.usable_bytes
 
 
@@ -195,7 +195,7 @@ def _traced(
 
 
 def _tensors(optimizer: str, model: TrainedModel) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
-    """What is trained, and the bytes of each tensor that is not."""
+    """Lists the tensors that are trained, and the bytes of each tensor that is not."""
     from training.optim.groups import hidden_matrices
 
     hidden = hidden_matrices(model) if optimizer == "muon" else set()

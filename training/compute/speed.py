@@ -1,4 +1,4 @@
-"""How fast this machine computes, measured within a few seconds before it trains."""
+"""Measures within a few seconds how fast this machine computes, before it trains."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StepMemory:
     weights: int
     """Parameters and buffers."""
     gradients: int
-    """Those of the parameters."""
+    """Gradients of the parameters."""
     activations: int
     """Kept for backward, with the inputs and autocast's copies of weights."""
     temporary: int

@@ -47,7 +47,7 @@ class Part:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; the negative signal number if a signal ended it."""
+        """Exit code; the negative signal number if a signal ended it, None while it runs."""
         return self.process.poll()
 
     def send(self, signal_number: int) -> None:
@@ -77,7 +77,7 @@ def sweep(parts: Sequence[Part]) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict]:
-    """The complete lines of an event log so far; none if the log does not exist yet."""
+    """Reads the complete lines of an event log so far; an empty list if the log does not exist yet."""
     with suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             # The last line may still be incomplete.

@@ -50,5 +50,5 @@ def _table(state: dict, seconds: float, epochs: int) -> Table:
 
 
 def formatted(value: float | None, form: str) -> str:
-    """The value in this format, or a dash while there is none."""
+    """Formats a value; a dash if it is None."""
     return "-" if value is None else format(value, form)

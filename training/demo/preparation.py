@@ -1,4 +1,4 @@
-"""What the demo needs before its run: drawn pictures or written stories, and shards made of them."""
+"""Prepares the demo's run: draws pictures or writes stories, and makes shards of them."""
 
 from __future__ import annotations
 

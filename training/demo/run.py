@@ -36,7 +36,7 @@ from training.storage.remote import read_document
 DEFAULT_PORT = 8000
 LOOPBACK_HOST = "127.0.0.1"
 LOOPBACK = f"/ip4/{LOOPBACK_HOST}/tcp/0"
-"""Where the demo's peers listen: only on this machine, each on a free port."""
+"""Address on which the demo's peers listen: only on this machine, each on a free port."""
 MICRO_BATCH_SIZE = 16
 """Samples per forward pass of the demo's volunteers; on one core, a tenth faster than 8."""
 NAMES = ("ada", "grace", "alan", "barbara", "edsger", "frances", "donald", "radia")
@@ -47,7 +47,7 @@ READY_SECONDS = 120.0
 STALL_SECONDS = 600.0
 """The demo fails if no epoch ends within this time."""
 MONITOR_STOP_SECONDS = 3.0
-"""How long the monitor may take for a last checkpoint, while the volunteers still serve their state."""
+"""Longest time that the monitor may take for a last checkpoint, while the volunteers still serve their state."""
 STOP_SECONDS, LAST_SECONDS = 5.0, 8.0
 """Seconds after Ctrl-C until parts that still run are killed, and until torch's shared-memory managers are. So
 everything is gone within 10 s."""
@@ -209,7 +209,7 @@ class _Demo:
                     )
 
     def _finish(self, state: dict) -> None:
-        """Says that the schedule is done and what to do next; the site stays up until Ctrl-C."""
+        """Prints that the schedule is done and what to do next; the site stays up until Ctrl-C."""
         self.finished = True
         evaluate = shlex.join(
             [*short_command(self.config.python), "evaluate", "--checkpoint", str(self.config.run_dir)]
@@ -258,7 +258,7 @@ class _Demo:
                 process.kill()
 
     def _monitor_is_done(self) -> bool:
-        """Whether the monitor has taken its last checkpoint, or has ended."""
+        """Returns whether the monitor has taken its last checkpoint, or has ended."""
         stopped = any(event["event"] == "stopped" for event in read_events(self.monitor.events))
         return stopped or self.monitor.exit_code is not None
 
@@ -280,7 +280,7 @@ def _ask_this_machine_directly() -> None:
 
 
 def _fetch_json(url: str) -> dict | None:
-    """The document, or None while nobody answers."""
+    """Fetches a document; None while the server does not answer."""
     try:
         return json.loads(read_document(url, seconds=5))
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""From prompts to pictures: drawing, judging, measuring."""
+"""Draws pictures and texts of prompts, judges them, and measures a model by them."""

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from training.generate.clip import Clip
 
 QUALITIES = ("shape", "colour", "matched", "exact")
-"""What is counted; `matched`, the run's figure, is shape and colour; `exact` is everything that the prompt says."""
+"""Qualities that are counted. `matched`, the run's figure, is shape and colour; `exact` is everything that the prompt
+says."""
 CLIP_CHOICES = 10
-"""CLIP chooses each picture's prompt among so many, so chance is one in ten."""
+"""Prompts from which CLIP chooses a picture's own, so chance is one in ten."""
 CHANCE_ROUNDS = 5
 """Each picture is judged by this many other prompts to measure chance."""
 
@@ -72,14 +73,14 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipEvaluation:
-    """How often CLIP finds a picture's own prompt among those of other pictures."""
+    """Result of CLIP's choices of pictures' own prompts among those of other pictures."""
 
     count: int
     """Pictures judged."""
     choices: int
-    """Prompts of which each picture's own is one; chance is 1 / choices."""
+    """Prompts to choose from, the picture's own among them; chance is 1 / choices."""
     right: tuple[bool, ...]
-    """For each picture, whether its own prompt was the nearest."""
+    """For each picture, whether CLIP found its own prompt nearest."""
     mean_cosine: float
     """Mean cosine of a picture and its own prompt, -1 to 1; comparable only between pictures judged by one CLIP."""
     interval: tuple[float, float]
@@ -144,7 +145,7 @@ def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, flo
 
 
 def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[str]:
-    """A random choice of `count` captions; none is repeated before all have been chosen."""
+    """Chooses `count` captions at random; a caption is repeated only after all have been chosen."""
     # Not a set, whose order Python salts in each process: the same seed would choose other captions.
     different = list(dict.fromkeys(captions))
     random_numbers = random.Random(seed)
@@ -161,7 +162,7 @@ def check_captions(captions: Sequence[str]) -> None:
 
 
 def rule_reads(captions: Sequence[str]) -> bool:
-    """Whether the rule can judge pictures of all these captions."""
+    """Returns whether the rule can judge pictures of all these captions."""
     try:
         check_captions(captions)
     except BadInput:
@@ -178,7 +179,7 @@ def captions_of(shards: Shards) -> list[str]:
 
 
 def _offsets(count: int) -> list[int]:
-    """By how many places prompts are shifted against pictures; evenly spread, never 0."""
+    """Returns offsets by which prompts are shifted against pictures; evenly spread, never 0."""
     rounds = min(CHANCE_ROUNDS, count - 1)
     return sorted({1 + turn * (count - 1) // rounds for turn in range(rounds)})
 

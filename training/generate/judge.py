@@ -34,11 +34,12 @@ MIN_PIXELS, MIN_SHARE = 14, 0.12
 """Smaller specks, in pixels or as a share of the largest thing, are noise."""
 
 MAX_COLOUR_DISTANCE, MIN_PURITY = 75.0, 0.7
-"""A thing has a colour if its median is this near to the palette's and this share of its inside agrees."""
+"""Largest distance of a thing's median colour from the palette's, and smallest share of its inside that has this
+colour."""
 MIN_OVERLAP = 0.65
 """A thing has a shape if its intersection with the shape's outline is at least this share of their union."""
 MAX_STRAY = 0.02
-"""In addition, the area missing or in excess more than a pixel from the outline is at most this share of the shape.
+"""Largest area, as a share of the shape, that is missing or in excess more than a pixel from the outline.
 
 It is 0 for true pictures, also blurred and noisy ones, and for nine in ten after the demo's codec. An arch deviates
 from a square by 0.05, a square without a corner by 0.03.
@@ -48,8 +49,8 @@ SMALL_BELOW, LARGE_ABOVE = 23.0, 35.0
 """Root of the box's area, in pixels: below is small, above is large."""
 
 CENTRE_WITHIN, ASIDE_FROM, APART = 7.0, 4.5, 6.0
-"""In pixels: the farthest from the middle that counts as the centre; the nearest that counts as off-centre; and the
-least distance of two things for one to be beside the other."""
+"""Distances in pixels: the farthest from the middle that counts as the centre; the nearest that counts as off-centre;
+and the least distance of two things for one to be beside the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class SeenThing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """Which statements of the caption are right in the picture. What the caption does not say counts as right."""
+    """Statements of the caption that are right in the picture. What the caption does not say counts as right."""
 
     shape: bool
     """Every named thing is present in its shape, and no other shape is."""
@@ -91,7 +92,7 @@ class Judgement:
     background: bool
     """The background has the said colour."""
     seen: tuple[SeenThing, ...]
-    """What was found, largest first."""
+    """Things that were found, largest first."""
 
     @property
     def matched(self) -> bool:

@@ -36,7 +36,7 @@ MAX_NAME_CHARACTERS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How codes are drawn; see `training.model.sampling.sample_codes`."""
+    """Settings by which codes are drawn; see `training.model.sampling.sample_codes`."""
 
     top_k: int | None = 256
     top_p: float | None = None
@@ -68,7 +68,7 @@ class Picture:
     """A drawn picture."""
 
     prompt: str
-    """What it should show."""
+    """The caption that the picture should show."""
     seed: int
     """This seed, with the same weights and sampling, gives the same picture again."""
     codes: np.ndarray

@@ -15,7 +15,7 @@ Draw = Callable[[Sequence[str], int], list[Picture]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """What was kept of one prompt's candidates."""
+    """Pictures that were kept of one prompt's candidates."""
 
     prompt: str
     pictures: tuple[Picture, ...]

@@ -28,7 +28,7 @@ from training.storage.whole import whole_folder
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
 STEPS, BATCH_SIZE, LEARNING_RATE = 500, 128, 2e-3
 MOST_SAMPLES = 20_000
-"""Training takes so many samples of the first shards; all of them are in memory, 12 kB each at 64 pixels."""
+"""Most samples to train on, from the first shards; all are in memory, 12 kB each at 64 pixels."""
 WIDTH, LAYERS, HEADS, EMBEDDING = 96, 3, 4, 64
 LONGEST_TEXT = 32
 """Tokens of a caption that are read, including the two that mark its ends."""

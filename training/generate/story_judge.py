@@ -26,10 +26,10 @@ EXAMPLE = "Anna has a red ball. She goes to the garden with Tom."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoryVerdict:
-    """What the judge says of a story."""
+    """Verdict on a story."""
 
     grammatical: bool
-    """Every sentence is one that the grammar can make."""
+    """Whether the grammar can make every sentence."""
     consistent: bool
     """No sentence contradicts those before it; False where the story is not grammatical."""
     ends: bool
@@ -39,13 +39,13 @@ class StoryVerdict:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong."""
+        """Returns whether the story has no fault."""
         return self.grammatical and self.consistent and self.ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoryShare:
-    """How many continuations of one kind of prompts are good."""
+    """Share of good continuations of one kind of prompts."""
 
     count: int
     """Continuations judged."""
@@ -56,7 +56,7 @@ class StoryShare:
     reasons: dict[str, int]
     """Fault -> continuations that have it, the most frequent first."""
     verdicts: tuple[StoryVerdict, ...]
-    """Of each prompt, in their order."""
+    """Verdict on the continuation of each prompt, in order."""
 
 
 class _Contradiction(Exception):
@@ -115,7 +115,7 @@ def _share(kind: str, prompts: Sequence[str], continuations: Sequence[str]) -> S
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
-    """What matches a sentence of this kind, with a group for each gap."""
+    """Returns a pattern that matches a sentence of this kind, with a group for each gap."""
     parts = re.split(r"\{(\w+)\}", sentence)
     gaps = {gap: f"(?P<{gap}>{'|'.join(map(re.escape, WORDS[gap]))})" for gap in parts[1::2]}
     return re.compile("".join(gaps[part] if at % 2 else re.escape(part) for at, part in enumerate(parts)))
@@ -125,7 +125,7 @@ _PATTERNS = {kind: _pattern(sentence) for kind, sentence in SENTENCES.items()}
 
 
 def parse_sentence(sentence: str) -> tuple[str, dict[str, str]] | None:
-    """The kind of a sentence, and the words in its gaps; None if the grammar has no such sentence.
+    """Finds the kind of a sentence, and the words in its gaps; None if the grammar has no such sentence.
 
     >>> parse_sentence("Anna has a red ball.")
     ('has', {'name': 'Anna', 'colour': 'red', 'thing': 'ball'})
@@ -176,29 +176,29 @@ class _Account:
     colours: dict[str, str] = field(default_factory=dict)
     """Thing -> its colour."""
     owners: dict[str, str] = field(default_factory=dict)
-    """Thing -> who has it; none has a thing that is lost or hidden."""
+    """Thing -> its owner; a thing that is lost or hidden is not in it."""
     former: dict[str, str] = field(default_factory=dict)
-    """Thing -> who had it before."""
+    """Thing -> its owner before."""
     lies: dict[str, str] = field(default_factory=dict)
     """Lost or hidden thing -> where it is."""
     places: dict[str, str] = field(default_factory=dict)
     """Person -> place."""
     company: frozenset[str] = frozenset()
-    """Those who are together: whom "they" means."""
+    """People who are together, to whom "they" refers."""
     weather: str = ""
     changed: set[str] = field(default_factory=set)
-    """Things that somebody was given, found, took or kept: the end must tell who has them."""
+    """Things that were given, found, taken or kept: the end must tell who has them."""
     found: str = ""
-    """A thing that was found, of which it is open whether the finder keeps it."""
+    """Thing that was found, before the story tells whether the finder keeps it."""
     searched: str = ""
-    """Where the subject looks."""
+    """Place that the subject searches."""
     wanted: str = ""
     needs: dict[str, str] = field(default_factory=dict)
     """Person -> need."""
     helps: dict[str, str] = field(default_factory=dict)
     """Person -> what was given against the need."""
     well: set[str] = field(default_factory=set)
-    """Those whose need is over."""
+    """People whose need is over."""
 
     def follow(self, kind: str, words: dict[str, str]) -> None:
         """Takes in the next sentence, or raises `_Contradiction`."""
@@ -291,7 +291,7 @@ class _Account:
         self._decide()
 
     def _decide(self) -> None:
-        """What was found is kept or given back."""
+        """Notes that the thing that was found is kept or given back."""
         _must(bool(self.found) and self.found == self.it, "nothing was found")
         _must(not self.changed, "what was found is kept or given back twice")
         self.changed.add(self.it)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from training.model.language.model import LanguageModel
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""How a tokenizer shows the first bytes of a character whose last ones have not come yet."""
+"""Character by which a tokenizer shows the first bytes of a character whose last ones have not come yet."""
 KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
-"""Not printable by themselves, but part of texts; the last two of Persian, Hindi and emoji, among others."""
+"""Characters that are not printable, but belong to texts; Persian, Hindi and emoji use the last two."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextTokenizer:
@@ -118,7 +118,7 @@ def continued(
 
 
 def harmless(text: str) -> str:
-    """A text without what would command a terminal, or turn the words around it.
+    """Replaces characters that would command a terminal, or reverse the text around them.
 
     >>> harmless(f"one{chr(27)}[2J {chr(0x202E)}two") == f"one{HALF_CHARACTER}[2J {HALF_CHARACTER}two"
     True

@@ -27,7 +27,8 @@ class Band:
 
 
 def allowed_pairs(kind: AttentionType, layout: Layout, conv_kernel_size: int) -> Tensor:
-    """Which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this definition."""
+    """Returns which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this
+    definition."""
     text, grid = layout.text_len, layout.grid
     allowed = torch.ones(layout.length, layout.length, dtype=torch.bool).tril()
     row = torch.arange(layout.image_len) // grid
@@ -73,7 +74,7 @@ class AttentionPattern:
 
     @property
     def axial(self) -> bool:
-        """Whether image tokens attend within lines of the grid."""
+        """Returns whether image tokens attend within lines of the grid."""
         return self.kind in ("row", "column")
 
     @property

@@ -214,7 +214,7 @@ def run_block(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tens
 
 
 def run_block_again(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """As `run_block`, but only the input is kept, and backward runs the block again."""
+    """Runs a block that keeps only its input; backward runs the block again."""
     return _CheckpointedBlockFunction.apply(block, hidden, *weights)
 
 

@@ -1,4 +1,4 @@
-"""One token at a time through the model, with caches for every mask and for the token shift.
+"""Runs the model one token at a time, with caches for every mask and for the token shift.
 
 Each layer's cache holds the keys and values to which a later token may still attend: all of the text, and the current
 row of the image (row layers) or all of it. For the token shift it holds the norm's outputs of the last grid row.
@@ -155,7 +155,7 @@ class _ShiftCache:
         self._widths = (quarter, quarter, width - 2 * quarter)
         nothing = reference.new_zeros(batch, quarter)
         self._above, self._left = [nothing] * grid, [nothing] * (grid + 1)
-        """By column, the channels for the token below, or to the right. The last of `_left` stays 0: it is the
+        """Channels of each column for the token below, or to the right. The last of `_left` stays 0: it is the
         neighbour of the first column."""
 
     def shift(self, normed: Tensor, column: int) -> Tensor:
@@ -192,7 +192,7 @@ class _AttentionCache:
         line[0, :, :text], line[1, :, :text] = keys, values
         self._line = line[:, :, text:]
         self._seen = [(line[0, :, :end].transpose(1, 2), line[1, :, :end]) for end in range(text + 1, text + most + 1)]
-        """For each number of image tokens from 1, the keys (transposed) and values of the text and these tokens."""
+        """Keys (transposed) and values of the text and the first n image tokens, for each n from 1."""
 
     def attend(self, token: _Token, row: int, column: int) -> Tensor:
         """Attention of one image token, (B, NH); stores its key and value."""

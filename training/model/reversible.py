@@ -88,7 +88,7 @@ class _ReversibleStack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(weights)
 
         def through(block: Block, indices: tuple[int, ...], saved: Sequence[Tensor], gradient: Tensor) -> Tensor:
-            """What the gradient after `target += block(source)` adds to that of the source."""
+            """Returns what `target += block(source)` adds to the gradient of the source."""
             grad_source, grad_weights = block.backward(gradient, tuple(saved), _pick(weights, indices))
             for index, value in zip(indices, grad_weights, strict=True):
                 # The layers of a group share weights, so their gradients are summed.
@@ -98,7 +98,7 @@ class _ReversibleStack(torch.autograd.Function):
         def step_back(
             block: Block, indices: tuple[int, ...], source: Tensor, target: Tensor, gradient: Tensor
         ) -> Tensor:
-            """As `through`, for streams that were not stored; reverses the addition."""
+            """Does the same as `through` for streams that were not stored: it reverses the addition first."""
             out, saved = block.forward(source, _pick(weights, indices))
             target -= out
             return through(block, indices, saved, gradient)

@@ -58,7 +58,7 @@ class SharedAttention(nn.Module):
         self.out = nn.Linear(inner_size, config.hidden_size)
 
     def weights(self) -> tuple[Tensor, ...]:
-        """In the order of `AttentionBlock`, between norm and scale."""
+        """Weights in the order of `AttentionBlock`, between norm and scale."""
         return self.qkv.weight, self.out.weight, self.out.bias
 
 
@@ -72,7 +72,7 @@ class SharedFeedForward(nn.Module):
         self.out = nn.Linear(inner_size, config.hidden_size)
 
     def weights(self) -> tuple[Tensor, ...]:
-        """In the order of `FeedForwardBlock`, between norm and scale."""
+        """Weights in the order of `FeedForwardBlock`, between norm and scale."""
         return self.inner.weight, self.inner.bias, self.out.weight, self.out.bias
 
 
@@ -101,13 +101,13 @@ class TextToImageTransformer(nn.Module):
         self.config = config
         self.layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
         self.attention_kernels: Kernels | None = None
-        """How attention is computed; None: the choice of `choose_kernels` for the weights' device."""
+        """Kernels of attention; None: those that `choose_kernels` chooses for the weights' device."""
         self.attention_kinds: tuple[AttentionType, ...] = (
             *islice(cycle(config.attention_cycle), config.num_layers - 1),
             config.last_attention,
         )
         self.group_of_layer = _groups(config)
-        """For each layer, the index of the shared matrices that it uses."""
+        """Index of the shared matrices that each layer uses."""
         groups = max(self.group_of_layer) + 1
         width, layers = config.hidden_size, range(config.num_layers)
         self.attention = nn.ModuleList(SharedAttention(config) for _ in range(groups))
@@ -322,7 +322,7 @@ class TextToImageTransformer(nn.Module):
         return self._patterns[key]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """How attention is computed in this type on the weights' device; determined at the first call."""
+        """Kernels of attention in this type on the weights' device; chosen at the first call."""
         if self.attention_kernels is not None:
             return KernelChoice(kernels=self.attention_kernels, reason="as it was set")
         reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
@@ -356,7 +356,7 @@ class TextToImageTransformer(nn.Module):
     def stored_layers(
         self, micro_batch_size: int, activation_budget_bytes: int | None, dtype: torch.dtype | None = None
     ) -> int:
-        """How many layers, from the last, can keep their activations within a budget; see `activation_bytes`.
+        """Counts the layers, from the last, that can keep their activations within a budget; see `activation_bytes`.
 
         Backward needs the activations. A layer that keeps its own saves a fourth of its time. The other layers are
         computed again: reversible ones from their outputs, others from their inputs, which are kept (activation
@@ -402,7 +402,7 @@ class TextToImageTransformer(nn.Module):
 
 
 def usual_activation_budget(config: ModelConfig) -> int | None:
-    """The budget of activations if none is given; see `TextToImageTransformer.stored_layers`."""
+    """Default budget of activations; see `TextToImageTransformer.stored_layers`."""
     return KEPT_ACTIVATION_BYTES if config.reversible else None
 
 

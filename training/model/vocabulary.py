@@ -137,7 +137,7 @@ class _OutputLosses(torch.autograd.Function):
 
 
 def exponentiate(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns logits (n, V) in place into exp(logit - the row's largest), of which backward makes their gradient.
+    """Replaces logits (n, V) in place by exp(logit - the row's largest), from which backward makes their gradient.
 
     Args:
         logits: (n, V), overwritten.
@@ -156,5 +156,5 @@ def exponentiate(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chunks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The rows in parts to each of which `CHUNK_BYTES` of logits belong."""
+    """Splits rows into parts that have `CHUNK_BYTES` of logits each."""
     return rows.split(max(1, CHUNK_BYTES // (logits.shape[1] * logits.element_size())))

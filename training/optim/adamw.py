@@ -25,7 +25,7 @@ class AdamW8bit(MomentOptimizer):
     corrects_start = True
 
     def _update(self, parameter: Tensor, group: dict, clip: float) -> None:
-        """One pass over a tensor: no norm decides how far the weights move."""
+        """Updates a tensor in one pass: no norm decides how far the weights move."""
         directions = self._directions(parameter, group, clip)
 
         def move(chunk: slice) -> tuple[float, float]:

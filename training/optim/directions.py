@@ -56,7 +56,7 @@ class Directions:
         # Whole blocks, because two chunks must not write the scale of the same block.
         step = most // block_size * block_size
         self.chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
-        """In the order of the tensor."""
+        """Parts of the tensor, in its order."""
         self._buffers = None if compiled else torch.empty(2, min(step, weights.numel()), device=weights.device)
 
     def write(self, chunk: slice) -> tuple[float, float]:
@@ -162,7 +162,7 @@ def update_settings(group: Mapping, step: int, clip: float, *, corrects_start: b
 
 
 def update_moments(moment1: Tensor, moment2: Tensor, gradient: Tensor, settings: Settings) -> None:
-    """Running means of the clipped gradient and of its square, in place."""
+    """Updates the running means of the clipped gradient and of its square, in place."""
     moment1.lerp_(gradient, settings.gain1)
     moment2.mul_(settings.decay2).addcmul_(gradient, gradient, value=settings.gain2)
 

@@ -1,4 +1,5 @@
-"""Which parameters decay, and which are hidden matrices: the groups in which optimizers take a model's parameters.
+"""Divides a model's parameters into the groups in which optimizers take them: which ones decay, and which are hidden
+matrices.
 
 Muon moves hidden matrices. Embeddings and the output layer are matrices too, but no layer multiplies their whole input
 by them: each of their rows stands for an entry of a vocabulary (Jordan et al. 2024, who leave these to AdamW as well).

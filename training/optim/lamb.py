@@ -31,7 +31,7 @@ class Lamb8bit(MomentOptimizer):
     corrects_start = False
 
     def _update(self, parameter: Tensor, group: dict, clip: float) -> None:
-        """Two passes over a tensor: the direction in chunks and its norm, then the weights."""
+        """Updates a tensor in two passes: the direction in chunks and its norm, then the weights."""
         directions = self._directions(parameter, group, clip)
         squares = directions.each(directions.write)
         norms = (math.sqrt(math.fsum(sums)) for sums in zip(*squares, strict=True))

@@ -1,4 +1,5 @@
-"""What LAMB, AdamW and Muon share: moments in block-wise 8 bit, steps that skip what is not finite, state dicts."""
+"""Parts that LAMB, AdamW and Muon share: moments in block-wise 8 bit, steps that skip gradients that are not finite,
+state dicts."""
 
 from __future__ import annotations
 

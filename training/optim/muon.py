@@ -30,7 +30,8 @@ from training.optim.adamw import AdamW8bit
 from training.optim.moments import USUAL
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial a s + b s^3 + c s^5 that each step applies to the singular values (Jordan et al. 2024)."""
+"""Coefficients of the polynomial a s + b s^3 + c s^5 that each step applies to the singular values (Jordan et al.
+2024)."""
 STEPS = 5
 _SMALLEST_NORM = 1e-7
 """A matrix of zeros is divided by this; torch.optim.Muon's `eps`."""

@@ -12,7 +12,8 @@ from training.errors import BadInput
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All of an optimizer's state as named tensors, for a file; parameters are numbered in the optimizer's order."""
+    """Returns an optimizer's whole state as named tensors, for a file; parameters are numbered in the optimizer's
+    order."""
     states = [optimizer.state[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)

@@ -1,4 +1,4 @@
-"""What peers spend their time on: each second of each present peer has one cause, so that the shares add up to 1."""
+"""Accounts for the time of peers: each second of each present peer has one cause, so that the shares add up to 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """What a peer does with its time."""
+    """Use of a peer's time."""
 
     COMPUTING = "computing"
     """Computing samples that enter an update."""
@@ -51,7 +51,7 @@ class Accounts:
                 self._ahead.append((cause, start, end))
 
     def prune(self, now: float) -> None:
-        """Sums up past stretches, so that they are no longer stored one by one."""
+        """Adds up past stretches, which are then no longer stored one by one."""
         self._ahead = [stretch for stretch in self._ahead if stretch[2] > now]
 
     def end(self, now: float) -> None:

@@ -18,7 +18,7 @@ from training.simulate.swarm import Rules, Swarm
 from training.tasks.shape import shape_of
 
 WARM_UP_EPOCHS = 2
-"""Epochs until peers that started together no longer finish together, and averages run in the background."""
+"""Epochs until peers that started together finish at different times, and averages run in the background."""
 MOST_SIMULATED_SECONDS = 400 * DAY_SECONDS
 """A run that has not finished its epochs by then is taken never to finish."""
 
@@ -52,7 +52,7 @@ class Outcome:
     """Share of peers' epochs that were lost because a link was too slow for its group."""
     newcomer_seconds: float | None
     stalled: bool
-    """Whether the run stalled: no epoch ended any more."""
+    """Whether the run stalled, so that it never ends another epoch."""
     limits: tuple[str, ...]
     """Sentences about limits, from the closed form and from the simulation."""
     events: int

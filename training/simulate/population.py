@@ -36,7 +36,7 @@ class Spread:
 
     @staticmethod
     def none() -> Spread:
-        """All volunteers of a kind are equal."""
+        """Returns a spread with which all volunteers of a kind are equal."""
         return Spread(speed=0.0, link=0.0, latency=0.0)
 
 
@@ -79,7 +79,7 @@ class Person:
 
 
 def draw(kinds: Sequence[Volunteers], spread: Spread, chance: random.Random) -> list[Person]:
-    """One person for each of the volunteers."""
+    """Draws one person for each of the volunteers."""
     people = []
     for kind in kinds:
         for _ in range(kind.count):

@@ -32,13 +32,13 @@ from training.simulate.clock import Clock
 from training.simulate.population import Person
 
 EARLY_STEPS = 1.5
-"""How many of its own steps before the end a peer looks for a group, if these take longer than a window
-(training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""
+"""Number of its own steps before the end of an epoch at which a peer looks for a group, if these take longer than a
+window (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What peers exchange, and how they meet."""
+    """Sizes that peers exchange, and rules by which they meet."""
 
     exchange: Exchange
     costs: Costs = COSTS
@@ -60,13 +60,13 @@ class Peer:
     step_seconds: float
     leaves: float
     since: float = 0.0
-    """When it began to compute for this epoch."""
+    """Time at which it began to compute for this epoch."""
     training: bool = False
     gone: bool = False
     uploads: int = 0
     """Number of newcomers that download from it."""
     busy_until: float = 0.0
-    """When its averages and updates in the background end."""
+    """Time at which its averages and updates in the background end."""
 
     @property
     def rate(self) -> float:
@@ -74,7 +74,7 @@ class Peer:
         return self.person.micro_batch_size / self.step_seconds
 
     def link(self) -> Link:
-        """The part of its link that newcomers leave."""
+        """Returns the part of its link that newcomers leave."""
         link = self.person.link
         return (
             replace(link, up_bytes_per_second=link.up_bytes_per_second / (1 + self.uploads)) if self.uploads else link
@@ -87,11 +87,11 @@ class Ending:
 
     peer: Peer
     boundary: float
-    """When its last micro-batch ends."""
+    """Time at which its last micro-batch ends."""
     ready: float
-    """When it can average: at `boundary`, or later if the last average is still running in the background."""
+    """Time at which it can average: `boundary`, or later if the last average is still running in the background."""
     looks: float
-    """When it began to look for a group."""
+    """Time at which it began to look for a group."""
 
 
 @dataclass(slots=True)
@@ -345,7 +345,7 @@ class Swarm:
             self.clock.at(max(noticed, one.boundary), partial(self._train, one.peer))
 
     def _average(self, group: list[Ending], formed: float) -> float:
-        """One group's average and update; returns when the average ends."""
+        """Averages and updates one group; returns the time at which the average ends."""
         exchange, costs = self.rules.exchange, self.rules.costs
         ready = max(one.ready for one in group)
         starts = ready if len(group) == 1 else max(ready, formed)

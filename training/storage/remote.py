@@ -36,9 +36,9 @@ TRIES, SILENCE_SECONDS = 4, 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 """The pause after the first failure, which doubles with each further one, and the longest."""
 PROGRESS_BYTES = 1 << 16
-"""A request that has brought so much before it failed counts as a success: a slow link may break off often."""
+"""A request that has brought this much before it failed counts as a success: a slow link may break off often."""
 GRACE_SECONDS, LEAST_BYTES_PER_SECOND = 600.0, 20_000
-"""A file may take as long as at this speed, and so much longer."""
+"""Longest time of a file: its length at this speed, and this much longer."""
 TRY_AGAIN_CODES = (408, 425, 429)
 """Answers below 500 which say that the same request may succeed later."""
 LARGEST_DOCUMENT_BYTES, MOST_REDIRECTS = 1 << 20, 5
@@ -50,7 +50,7 @@ INSIDE = ipaddress.ip_network("64:ff9b:1::/48")
 
 
 class Unanswered(OSError):
-    """A server gives no answer, or none that is taken; `__cause__` is the error of the library."""
+    """A server gives no answer, or an answer that is not accepted; `__cause__` is the error of the library."""
 
 
 class RefusedAddress(Unanswered):
@@ -58,7 +58,7 @@ class RefusedAddress(Unanswered):
 
 
 class Refusal(Unanswered):
-    """A server's answer that is an error, or a redirect where none is followed."""
+    """A server answers with an error, or with a redirect that is not followed."""
 
     def __init__(self, status: int):
         known = {one.value: one.phrase for one in HTTPStatus}
@@ -71,7 +71,7 @@ class UnreachableError(Exception):
 
 
 class MissingError(Exception):
-    """The source answers, but has no such file, or not so much of it."""
+    """The source answers, but does not have the file, or the file is too short."""
 
 
 # -- documents of the web ----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a web server answers; read it within the block of `ask`."""
+    """Answer of a web server; read it within the block of `ask`."""
 
     url: str
     """The address that has answered, behind all redirects."""
@@ -137,7 +137,7 @@ def ask(
     is_allowed: Callable[[str], bool] | None = None,
     uses_proxy: bool = True,
 ) -> Iterator[Answer]:
-    """Asks a web server, whose address somebody else may have named.
+    """Asks a web server, whose address may come from a stranger.
 
     Args:
         url: Of http or https.
@@ -190,7 +190,7 @@ def _tls(cert_file: str | None) -> ssl.SSLContext:
 
 
 def _sent(client: Client, request: Request, deadline: _Deadline, is_allowed: Callable[[str], bool] | None) -> Response:
-    """The answer to a request, of which the body is still to come."""
+    """Sends a request and returns the answer, whose body is still to come."""
     import httpx2
 
     request.extensions["trace"] = deadline.trace
@@ -224,7 +224,7 @@ def _arriving(response: Response, deadline: _Deadline) -> Iterator[bytes]:
 
 
 class _Deadline:
-    """Cuts off the connections of a request when its time is over: also one that trickles its headers."""
+    """Cuts off the connections of a request when its time is over, even if the server trickles its headers."""
 
     def __init__(self, seconds: float):
         self.seconds, self.is_over = seconds, False
@@ -259,7 +259,7 @@ class _Deadline:
 
 @contextmanager
 def _in_words(seconds: float) -> Iterator[_Deadline]:
-    """Gives the time of a request, and turns the library's errors into those that `ask` raises."""
+    """Starts the time of a request, and turns the library's errors into those that `ask` raises."""
     import httpx2
 
     deadline = _Deadline(seconds)
@@ -275,7 +275,7 @@ def _in_words(seconds: float) -> Iterator[_Deadline]:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system says of a fault, or else the library that met it."""
+    """Text of the system's error behind a fault, or else of the library's."""
     text = str(error) or type(error).__name__
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
@@ -283,7 +283,7 @@ def _reason(error: BaseException) -> str:
 
 
 def check_redirect(source: str, target: str) -> None:
-    """Refuses a redirect from a site on the Internet into the volunteer's own network, and one that gives up TLS.
+    """Refuses a redirect from the Internet into the volunteer's own network, and one from https to http.
 
     A site could otherwise make volunteers send requests to their routers and other machines behind their firewalls.
     The target's name is looked up here and again for the connection, so a name server may still lie the second time.
@@ -352,7 +352,7 @@ class Source(Protocol):
     """Whether a cache saves time."""
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
-        """So many bytes of a file.
+        """Reads `length` bytes of a file.
 
         Raises:
             UnreachableError: If nothing comes, after several tries.
@@ -360,7 +360,7 @@ class Source(Protocol):
         """
 
     def read_all(self, name: str, *, limit: int) -> bytes:
-        """A whole file, of which at most `limit` + 1 bytes; raises the same."""
+        """Reads a whole file, at most `limit` + 1 bytes of it; raises the same."""
 
     def download(self, name: str, path: Path, *, length: int) -> None:
         """Writes a file of a known length to a path; raises the same."""
@@ -392,7 +392,7 @@ def data_set_address(address: str) -> str:
 
 
 def pause_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row: peers that failed together must not come back together."""
+    """Pause after this many failures in a row; random, so that peers that failed together do not come back together."""
     return min(FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.5)
 
 
@@ -453,7 +453,7 @@ class _Remote(Source):
         is_length_known: bool = True,
         wait: Callable[[float], None] = time.sleep,
     ) -> Iterator[bytes]:
-        """So many bytes of a file as they arrive; raises as `Source.read`.
+        """Yields `length` bytes of a file as they arrive; raises as `Source.read`.
 
         Args:
             name: Of the file.
@@ -485,12 +485,13 @@ class _Remote(Source):
                 wait(pause_seconds(failures))
 
     def _pieces(self, name: str, start: int, length: int, seconds: float) -> Iterator[bytes]:
-        """At most so many bytes of a file, as one request brings them; none if the file ends before."""
+        """Yields at most `length` bytes of a file, as one request brings them; nothing if the file ends before
+        `start`."""
         raise NotImplementedError
 
 
 class Web(_Remote):
-    """A web server; one that cannot send parts of a file sends more than is asked for."""
+    """Files of a web server. If it cannot send parts of a file, what is not wanted is skipped."""
 
     def _pieces(self, name: str, start: int, length: int, seconds: float) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
@@ -562,7 +563,7 @@ def _arrows_s3(address: str) -> tuple[AbstractFileSystem, str]:
 
 
 def tried(name: str, address: str, act: Callable[[], Any]) -> Any:
-    """What `act` returns, which is called again if it fails.
+    """Calls `act`, again if it fails, and returns its result.
 
     Args:
         name: Of the file that it reads or writes, for messages.

@@ -10,12 +10,12 @@ from pathlib import Path
 from training.errors import DiskFilled, reason_of
 
 LEAST_BYTES = 4 << 20
-"""So much is room enough to begin: the history, a key, and what is in writing."""
+"""Free bytes with which a program begins: enough for the history, a key, and drafts of both."""
 LOOK_SECONDS = 2.0
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the disk of a folder has room for a program to begin; the folder need not exist yet."""
+    """Returns whether the disk of a folder has room for a program to begin; the folder need not exist yet."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free >= LEAST_BYTES
 

@@ -154,7 +154,7 @@ def delete_drafts(folder: Path) -> None:
 
 
 def reserve_space(path: Path, size: int) -> None:
-    """Tries whether so many bytes can be written beside others, by a file that is deleted again.
+    """Tries to allocate a file of this size beside others, and deletes it again.
 
     Free space alone does not say it: a quota or a limit on a file's size may be lower. macOS has no such call; there,
     nothing is tried.
@@ -172,7 +172,7 @@ def reserve_space(path: Path, size: int) -> None:
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Whether the disk is full, or cannot be written at all; EFBIG is what a limit on a file's size gives."""
+    """Returns whether the disk is full, or cannot be written at all; EFBIG is what a limit on a file's size gives."""
     return isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EFBIG)
 
 
@@ -186,7 +186,7 @@ def flush(path: Path) -> None:
 
 
 def _draft_beside(place: Path) -> Path:
-    """A name for a draft that nobody else uses; deletes leftover drafts of killed programs for the same place."""
+    """Returns a unique name for a draft; deletes leftover drafts of killed programs for the same place."""
     for leftover in place.parent.glob(f".{glob.escape(place.name)}{_MARK}*"):
         with suppress(OSError):  # its own writer may have renamed or deleted it meanwhile
             if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:

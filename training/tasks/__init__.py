@@ -1,1 +1,1 @@
-"""What a run trains: its model and its samples. `training.publish` shows what came of it."""
+"""Tasks of runs: models and their samples. `training.publish` shows the results."""

@@ -17,7 +17,7 @@ from training.recipe import CAUSAL_LM, LanguageRun
 from training.tasks.task import Task
 
 SHOWN_CHARACTERS = 60
-"""Of a sample, so that it fits into a line."""
+"""Most characters of a sample in one line."""
 
 
 class CausalLanguageModel(Task):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe do
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What the calculator must know of a run's model."""
+    """Description of a run's model for the calculator."""
 
     config: dict[str, Any]
     """See `Task.calculator_config`."""
@@ -32,18 +32,19 @@ class ModelShape:
     reversible: bool
     """See `Task.reversible`."""
     adapters: Mapping[str, Any] = field(default_factory=dict)
-    """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
+    """Adapters that are trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model is
+    trained."""
 
 
 class Losses(Protocol):
-    """What a model's forward pass returns."""
+    """Result of a model's forward pass."""
 
     loss: Tensor
     """Mean over the samples, differentiable."""
 
 
 class TrainedModel(Protocol):
-    """What a task's model can do beside what every `torch.nn.Module` can."""
+    """Methods that a task's model has besides those of every `torch.nn.Module`."""
 
     def __call__(self, *inputs: Tensor, stored_layers: int | None = None) -> Losses:
         """Losses of a micro-batch, whose tensors are those of `Batch.inputs`.
@@ -60,20 +61,20 @@ class TrainedModel(Protocol):
         """Layers that keep their activations within a budget; None keeps all, 0 none."""
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """How attention is computed, and why."""
+        """Kernels that compute attention, and the reason."""
 
 
 class Task(ABC):
-    """What one run trains.
+    """What one run trains: a model, and samples for it.
 
     Args:
         run: Its recipe.
     """
 
     name: ClassVar[str]
-    """As recipes name it."""
+    """Name in recipes."""
     run_config: ClassVar[type[RunConfig]]
-    """What its recipes may hold."""
+    """Class that its recipes are read into."""
 
     def __init__(self, run: RunConfig):
         self.run = run
@@ -85,11 +86,11 @@ class Task(ABC):
         """The model with its initial weights, equal on all machines; on the meta device if that is the default one."""
 
     def build_trained_part(self) -> TrainedModel:
-        """The model, of which only what is trained need be in memory: enough to receive weights and to save them."""
+        """Builds a model that has memory for its trained part at least: enough to receive weights and to save them."""
         return self.build_model()
 
     def describes(self, model: TrainedModel) -> bool:
-        """Whether a model is the recipe's."""
+        """Returns whether a model is the recipe's."""
         return self.run.model == model.config
 
     def on_paper(self) -> TrainedModel:
@@ -138,27 +139,28 @@ class Task(ABC):
 
     @property
     def fetches_weights(self) -> bool:
-        """Whether `build_model` reads weights from a folder or the hub; a plan does without."""
+        """Returns whether `build_model` reads weights from a folder or the hub; a plan does without them."""
         return False
 
     @property
     def computes_in_16_bits(self) -> bool:
-        """Whether layers must compute in 16 bits, because frozen weights are stored in no more."""
+        """Returns whether layers must compute in 16 bits, because frozen weights are stored in 16 bits or fewer."""
         return False
 
     @property
     def keeps_some(self) -> bool:
-        """Whether the model can keep the activations of some layers; otherwise it keeps those of all or of none."""
+        """Returns whether the model can keep the activations of some layers; otherwise it keeps those of all layers or
+        of none."""
         return False
 
     @property
     def reversible(self) -> bool:
-        """Whether layers are reversible: those that do not keep their activations keep no input either."""
+        """Returns whether layers are reversible: those that do not keep their activations keep no input either."""
         return False
 
     @property
     def usual_activation_budget(self) -> int | None:
-        """Bytes of activations to keep if nobody has chosen; None: all."""
+        """Default budget of activations in bytes; None: all are kept."""
         return None
 
     # -- samples -------------------------------------------------------------------------------------------------------
@@ -181,8 +183,8 @@ class Task(ABC):
 
     @abstractmethod
     def example(self, samples: int) -> Batch | TextBatch:
-        """So many made-up samples, with which a step can be timed."""
+        """Makes up samples with which a step can be timed."""
 
     @abstractmethod
     def describe(self, batch: Batch | TextBatch, shards: str) -> str:
-        """The first sample of a batch in words, so that a volunteer sees what will be trained."""
+        """Describes the first sample of a batch in words, so that a volunteer sees what will be trained."""

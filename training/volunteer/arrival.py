@@ -1,4 +1,4 @@
-"""How a newcomer obtains the run's current state, or learns that there is no run left to join.
+"""Obtains the run's current state for a newcomer, or finds that the run has ended.
 
 It begins with fresh weights only if nobody knows of an update: no record, no server's report, no checkpoint. Otherwise
 it takes the state of a peer; if none is there, or none of them answers, the weights that it has kept itself when it
@@ -37,20 +37,20 @@ from training.volunteer.stored import fetch_stored
 LOOK_SECONDS = 1.0
 """Pause between two attempts of a newcomer to download the run's weights."""
 KEPT_SECONDS = 1.0
-"""If nobody shows up within this time, a peer that has kept the newest weights goes on with them: others who come back,
-and have older ones or none, get them from it."""
+"""A peer that has kept the newest weights starts from them if no other peer shows up within this time; peers that come
+back with older weights or none then get them from it."""
 DIFFERING_SECONDS = 4.0
 """The same for a peer whose weights may differ from those that others have kept of the same epoch: they go first."""
 NOBODY_SECONDS = 5.0
-"""If nobody who has the run's weights shows up and answers within this time, a newcomer takes the site's checkpoint. It
-can take part at once then, and takes newer weights from a peer that it finds later."""
+"""A newcomer takes the site's checkpoint if no peer that has the run's weights answers within this time. It can take
+part at once then, and takes newer weights from a peer that it finds later."""
 ANSWER_SECONDS = 5.0
 """Longest wait for a sign of life."""
 FORGOTTEN_SECONDS = 60.0
-"""If nobody comes within this time, and no checkpoint was ever written, the run begins anew. A network that was split
+"""The run begins anew if no peer comes within this time and no checkpoint was ever written. A network that was split
 needs up to a minute to heal."""
 TOLD_SECONDS = 60.0
-"""How often a newcomer that waits says the same."""
+"""Pause before a newcomer that waits prints the same sentence again."""
 
 
 def arrive(
@@ -115,12 +115,12 @@ def arrive(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OthersStanding:
-    """What the records of the other peers of the lineage say about the run."""
+    """State of the run by the records of the other peers of the lineage."""
 
     epoch: int = 0
     """The latest epoch that any of them has reached, including those that have just left."""
     there: tuple[PeerRecord, ...] = ()
-    """Of those that have weights of the run and are still in it."""
+    """Records of peers that have weights of the run and are still in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Newcomer:
     stop: LeaveRequest
     console: Console
     told: dict[str, float] = field(default_factory=dict)
-    """When each sentence was printed."""
+    """Sentence -> when it was printed last."""
 
     def tell(self, sentence: str) -> None:
         """Prints a sentence, but not again and again."""
@@ -143,7 +143,8 @@ class _Newcomer:
             self.console.print(sentence, markup=False)
 
     def standing_of_others(self) -> _OthersStanding | None:
-        """None if the DHT did not answer in time: then we do not know whether anybody else is there.
+        """Reads the other peers' records. Returns None if the DHT did not answer in time, so that other peers may be
+        there.
 
         Raises:
             ProcessEnded: If the node has ended, which will never answer.
@@ -164,22 +165,23 @@ class _Newcomer:
 
     @property
     def kept_epoch(self) -> int:
-        """That of the weights which this peer has kept; 0 if there are none."""
+        """Epoch of the weights that this peer has kept; 0 if it has none."""
         return self.kept.newest(self.belonging.lineage)[1]
 
     @property
     def kept_seconds(self) -> float:
-        """How long this peer looks for others before it goes on with what it has kept."""
+        """Time in which this peer looks for others before it starts from its kept weights."""
         path, _epoch = self.kept.newest(self.belonging.lineage)
         return DIFFERING_SECONDS if path is not None and self.kept.may_differ(path) else KEPT_SECONDS
 
     def resume(self, folder: Path) -> str | None:
-        """Loads the latest checkpoint of a folder; None if there is none, or it is not of this lineage."""
+        """Loads the latest checkpoint of a folder. Returns None if there is none, or it belongs to another lineage."""
         path = latest_checkpoint(folder)
         return self._load(path) if path is not None else None
 
     def hears_nothing_of(self, peers: Sequence[PeerRecord]) -> bool:
-        """Whether none of these answers. A record outlives its peer: for long if its clock was ahead for a moment."""
+        """Returns whether none of these peers answers. A record outlives its peer, for long if its clock was
+        ahead."""
         with suppress(TimeoutError):
             return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
         return False
@@ -239,7 +241,7 @@ class _Newcomer:
         return False
 
     def waits_for(self, standing: _OthersStanding, newest: int) -> str:
-        """What the volunteer is told while nobody gives the run's weights."""
+        """Message for the volunteer while no peer sends the run's weights."""
         if standing.there:
             names = " or ".join(record.name for record in standing.there[:3])
             return f"The run is at epoch {newest}; waiting for {names} to send its weights."

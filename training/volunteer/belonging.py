@@ -1,4 +1,4 @@
-"""Which lineage of its run a peer trains, and when it has to go over to another one."""
+"""Keeps the lineage of its run that a peer trains, and finds out when the peer must change to another one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from training.trust.member import MemberStop
 from training.volunteer.connection import Connection
 
 LOOK_SECONDS = 5.0
-"""How often a peer looks whether the run's servers announce another lineage than its own."""
+"""Pause between two looks at the lineages that the run's servers announce."""
 LOOKS = 3
-"""So many looks must agree before a peer leaves a lineage that no server announces any more: a busy node may have
-missed a word."""
+"""Looks in a row that must agree before a peer leaves a lineage that no server announces any more: a busy node may have
+missed an announcement."""
 WAKE_SECONDS = 0.5
 """A peer that waits notices within this time that its lineage is left."""
 
@@ -42,7 +42,7 @@ class LeaveRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether it is to stop."""
+        """Returns whether the peer is asked to stop."""
         return self._stop.asked or self._belonging.is_left
 
     def wait(self, seconds: float) -> bool:
@@ -80,7 +80,7 @@ class Belonging:
         return self._state_dir / "checkpoints"
 
     def until_left(self, stop: MemberStop) -> LeaveRequest:
-        """What a peer of this lineage listens to: to `stop`, and to whether the lineage is left."""
+        """Returns a request to stop that holds once `stop` is asked or the lineage is left."""
         return LeaveRequest(stop, self)
 
     @property
@@ -91,7 +91,7 @@ class Belonging:
 
     @property
     def is_left(self) -> bool:
-        """Whether the run's servers have gone over to another lineage."""
+        """Returns whether the run's servers have changed to another lineage."""
         return self._other is not None
 
     def newest_epoch(self) -> int:
@@ -121,7 +121,7 @@ class Belonging:
     # -- which one it is -----------------------------------------------------------------------------------------------
 
     def go_over(self, epoch: int) -> None:
-        """From now on it is the one that the servers announce; `epoch` is how far this peer had come."""
+        """Changes to the lineage that the servers announce; `epoch` is the last one of this peer in the old lineage."""
         with self.resting:  # a look between these lines would leave the new lineage as well
             other, self._other = self._other, None
             self._looks.clear()
@@ -130,7 +130,7 @@ class Belonging:
             self.lineage = other.lineage
 
     def remember(self, epoch: int) -> None:
-        """Keeps the lineage and how far it is; a full disk is no reason to stop training."""
+        """Keeps the lineage and its epoch on disk; if the disk is full, training continues without."""
         with suppress(OSError):
             keep(self._state_dir, Word(lineage=self.lineage, epoch=epoch))
 
@@ -139,7 +139,7 @@ class Belonging:
         return posted_lineages(self._dht, self._run_id, total_epochs=total_epochs)
 
     def _settle(self) -> Lineage:
-        """The lineage that a newcomer joins; a new one if nobody knows of any."""
+        """Chooses the lineage that a newcomer joins; begins one if no peer or server announces any."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             said = self._posted_words()
@@ -173,7 +173,7 @@ class Belonging:
                 self._look([word for word in self._posted_words() if word.signer != own])
 
     def _look(self, said: Sequence[Word]) -> None:
-        """Finds out whether this peer's lineage is left; `said` are the others' words."""
+        """Notes whether this peer's lineage is left; `said` are the announcements of other peers and servers."""
         believed = [word for word in said if word.signer in self._trusted]
         choice = choose(believed, self._trusted)
         if choice is None or choice.lineage.id == self.lineage.id or self.lineage.descends_from(choice.lineage.id):

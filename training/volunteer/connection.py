@@ -28,7 +28,7 @@ class Connection:
     redial: Redial
     """Keeps the node in touch with the run."""
     addresses: tuple[str, ...]
-    """At which others reach it; none in client mode."""
+    """Addresses at which others reach this peer; empty in client mode."""
     link: Link
     named: frozenset[str]
     """Peer ids that the run's site names as its servers."""
@@ -40,7 +40,7 @@ class Connection:
 
     @property
     def reaches_servers(self) -> bool:
-        """Whether any server of the run accepts a connection now."""
+        """Returns whether any server of the run accepts a connection now."""
         return bool(answer_seconds(self.redial.servers.addresses))
 
     @property

@@ -21,14 +21,15 @@ from training.volunteer.reporter import Reporter
 from training.volunteer.samples import OwnSamples
 
 SERVE_SECONDS = 30.0
-"""How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
+"""Time in which a peer serves its state after the schedule's last epoch, so that the monitor can take a last
+checkpoint."""
 WAIT_SECONDS = 1.0
 """A peer that waits for others looks for them this often."""
 SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
 """A peer that waits for samples for this share of an epoch shows it, and for more than the second one warns of it."""
 APART_IN_A_ROW = 10
-"""After this many epochs in a row of which none was averaged though others train, a peer says that they do not reach
-each other."""
+"""Epochs in a row without an average, though others train, after which a peer warns that they do not reach each
+other."""
 NOT_FINITE_IN_A_ROW = 10
 """After this many non-finite losses in a row, a peer downloads the others' state again."""
 
@@ -51,7 +52,7 @@ class _WeightedMean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Streamed:
-    """What the stream of samples has cost; see `SampleStream`."""
+    """Costs of the stream of samples; see `SampleStream`."""
 
     waiting_seconds: float = 0.0
     skipped_samples: int = 0
@@ -82,10 +83,10 @@ class TrainingLoop:
     apart: int = 0
     """Epochs in a row that were not averaged though others train."""
     told: _Streamed = field(default_factory=_Streamed)
-    """What was reported of the stream before."""
+    """Costs of the stream that earlier reports contain."""
 
     def train(self, epochs: int | None, stop: LeaveRequest) -> None:
-        """Trains until the run has done so many epochs, its schedule ends, or `stop` is requested."""
+        """Trains until the run has done this many epochs, its schedule ends, or `stop` is requested."""
         samples, total = self.samples, self.schedule.total_epochs
         last = min(epochs or total, total)
         micro_batches = MicroBatches(
@@ -152,7 +153,8 @@ class TrainingLoop:
         return time.monotonic() - began
 
     def _is_finite(self, loss: float) -> bool:
-        """Whether the loss is finite. After `NOT_FINITE_IN_A_ROW` that are not, downloads the others' state."""
+        """Returns whether the loss is finite. After `NOT_FINITE_IN_A_ROW` losses that are not, downloads the others'
+        state."""
         if math.isfinite(loss):
             self.not_finite = 0
             return True

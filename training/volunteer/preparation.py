@@ -1,4 +1,4 @@
-"""What a peer does before it trains: it checks its settings, chooses how to train, and builds the model."""
+"""Prepares a peer for training: checks its settings, chooses how to train, and builds the model."""
 
 from __future__ import annotations
 

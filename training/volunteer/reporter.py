@@ -25,7 +25,7 @@ from training.volunteer.connection import Connection
 from training.volunteer.recent import RECENT_FILE, RecentEpochs
 
 TOTALS_FILE = "contribution.json"
-"""In the state folder: what the peer has contributed over its whole life, restarts included."""
+"""File in the state folder with the peer's contribution over its whole life, restarts included."""
 TOTALS = ("samples", "seconds", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
 """Fields of a record that the file keeps."""
 
@@ -85,7 +85,7 @@ class Reporter:
         self.update(status="joining", epoch=0, loss=None, samples_per_second=0.0, group_size=0)
 
     def end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
-        """Adds an epoch that the peer has trained in so many seconds, and keeps the totals."""
+        """Adds an epoch that the peer has trained in `seconds`, and keeps the totals."""
         before = self.record
         told = loss if loss <= LARGEST_LOSS else None  # others would refuse the record
         if told is not None:
@@ -119,7 +119,7 @@ class Reporter:
             self._post().result(timeout=timeout_seconds)
 
     def _keep(self) -> None:
-        """Writes the totals; a full disk is no reason to stop training, and is told once."""
+        """Writes the totals. If the disk is full, training continues, and the volunteer is warned once."""
         try:
             write_whole(self._totals_file, json.dumps({name: getattr(self.record, name) for name in TOTALS}))
             self._are_kept = True
@@ -154,7 +154,7 @@ class Reporter:
 
 
 def _first_record(file: Path, **facts: object) -> PeerRecord:
-    """The record of a peer that joins, with the totals in the file; with zeros if there are none or it is damaged."""
+    """Makes the record of a peer that joins, with the totals in the file; zeros if the file is missing or damaged."""
     facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
     facts |= {"version": _version(), "time": time_of_day()}
     with suppress(OSError, ValueError, TypeError, KeyError):

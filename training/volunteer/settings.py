@@ -21,7 +21,7 @@ class PeerSettings:
     name: str | None = None
     """Shown on the leaderboard; None: made from the peer's id."""
     wishes: Wishes = field(default_factory=Wishes)
-    """What the volunteer has asked for regarding device, memory and precision."""
+    """Device, memory and precision that the volunteer has asked for."""
     threads: int | None = None
     """Threads that compute; None: one per core."""
     epochs: int | None = None
@@ -45,6 +45,6 @@ class PeerSettings:
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which others reach it, if they differ from `host_maddrs`."""
     credentials: Credentials = field(default=Credentials(), repr=False)
-    """What the volunteer may show, if the run admits members only."""
+    """Credentials for a run that admits members only."""
     seed: int | None = None
     """Seed of the order of samples; None: derived from the peer's id."""

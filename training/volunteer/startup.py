@@ -1,4 +1,4 @@
-"""What a peer checks and prints before it trains: whether the run's settings suit each other and this machine.
+"""Checks before a peer trains that the run's settings suit each other and this machine, and prints them.
 
 A setting that cannot work ends the program with one sentence; one that only costs time, or may fail later, is a
 warning.
@@ -30,7 +30,7 @@ FAST_MBITS = 1000.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What is known of this peer's network link."""
+    """Measurements of this peer's network link."""
 
     answer_seconds: tuple[float, ...] = ()
     """Seconds until each reachable initial peer accepted a TCP connection."""
@@ -186,7 +186,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
 
 
 def link_in_use(link: Link) -> Setting:
-    """What is known of the network link, and how large a part this peer averages because of it."""
+    """Returns the measured network link, and how large a part this peer averages because of it."""
     seconds = min(link.answer_seconds, default=None)
     latency = "latency not known" if seconds is None else f"an initial peer answers in {1000 * seconds:.3g} ms"
     parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"

@@ -314,7 +314,7 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
 
 
 def codec_config(folder: Path) -> CodecConfig:
-    """What the codec in a folder that `save_codec` wrote says of itself.
+    """Reads the description of the codec in a folder that `save_codec` wrote.
 
     Raises:
         BadInput: If it says nothing.

@@ -22,8 +22,8 @@ from training.model.config import AttentionType
 from training.model.layout import Layout
 
 ALIGNMENT = 16
-"""In values: PyTorch reads a mask directly if its rows begin at multiples of this, and otherwise copies it first
-(sdp_utils.cpp, pad_bias)."""
+"""Alignment in values: PyTorch reads a mask directly if its rows begin at multiples of this, and otherwise copies it
+first (sdp_utils.cpp, pad_bias)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ AS_FAST = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChoice:
-    """How attention is computed on a device, and why."""
+    """Kernels that compute attention on a device, and the reason."""
 
     kernels: Kernels
     reason: str

@@ -1,4 +1,4 @@
-"""Which modules multiply their input by a weight."""
+"""Recognizes modules that multiply their input by a weight."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from torch import nn
 
 
 def multiplies(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Linear`, or the `Conv1D` in which transformers' GPT-2 keeps a transposed one."""
+    """Returns whether a module is an `nn.Linear`, or the `Conv1D` in which transformers' GPT-2 keeps a transposed
+    one."""
     kind = type(module)
     # By name, because importing transformers takes seconds; whoever has such a module has imported it.
     is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"

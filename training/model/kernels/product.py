@@ -1,4 +1,4 @@
-"""The product of a matrix with one row or a few, on which sampling one token at a time spends most of its time.
+"""Products of a matrix with one row or a few: sampling one token at a time spends most of its time on them.
 
 Such a product reads the whole matrix for little arithmetic. MKL, which PyTorch calls, reads it in blocks of rows, at a
 third of the memory's rate; product.c reads it sequentially.
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("product.c")
 MOST_ROWS = 8
-"""With more rows PyTorch's products are faster, as measured on one thread with model S of benchmarks/model."""
+"""Most rows of the compiled product; with more, PyTorch's is faster (one thread, model S of benchmarks/model)."""
 MOST_THREADS = 2
 """The loop uses one thread; if PyTorch may use more than this many, we assume that they are faster together."""
 
 Product = Callable[[Tensor], Tensor]
-"""From inputs (B, columns) to outputs (B, rows)."""
+"""Function from inputs (B, columns) to outputs (B, rows)."""
 
 
 def product_with(weight: Tensor, bias: Tensor | None, batch: int) -> Product:

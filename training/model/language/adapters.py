@@ -42,7 +42,7 @@ OTHER_KINDS = (
     "modules_to_save",
     "lora_bias",
 )
-"""Settings of peft with which an adapter is no longer W + (alpha / rank) B A."""
+"""Settings of peft that make an adapter another function than W + (alpha / rank) B A."""
 OTHER_STARTS = ("pissa", "olora", "corda", "loftq")
 """First values for which peft also changes the frozen weights."""
 
@@ -143,7 +143,8 @@ def draw_adapters(network: nn.Module, seed: int) -> None:
 
 
 def allocate_adapters(network: nn.Module) -> None:
-    """Gives the adapters of a model on the meta device memory, a frozen A too; what they stand beside stays without."""
+    """Allocates the adapters of a model on the meta device, a frozen A too; the model's other weights stay without
+    memory."""
     of_adapters = {id(matrix) for matrices in _matrices(network) for matrix in matrices}
     for module in network.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 HEADER_BYTES = 32 << 20
-"""Of a repository's weights besides its parameters: headers and buffers."""
+"""Allowance for headers and buffers in a repository's weights, in bytes."""
 
 
 def build_language_model(config: LanguageModelConfig, seed: int, adapter: AdapterConfig | None = None) -> LanguageModel:
@@ -124,7 +124,7 @@ def _write_tokenizer_config(model: LanguageModel, draft: Path, end_of_text: int 
 
 
 def merged(model: LanguageModel, seed: int) -> LanguageModel:
-    """A model of its own whose weights are the frozen ones plus the adapters: W + (alpha / rank) B A.
+    """Builds a model whose weights are the frozen ones plus the adapters: W + (alpha / rank) B A.
 
     The sum is made in float32, and rounded to 16 bits if the frozen weights have no more.
 

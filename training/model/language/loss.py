@@ -19,14 +19,14 @@ from training.model.vocabulary import exponentiate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """How logits are made of hidden states: softcap * tanh((hidden @ weight.T + bias) / softcap)."""
+    """Output layer: logits = softcap * tanh((hidden @ weight.T + bias) / softcap)."""
 
     weight: Tensor
     """(V, D)."""
     bias: Tensor | None = None
     """(V,)."""
     softcap: float | None = None
-    """Bound of the logits (Gemma 2, arXiv:2408.00118, section 2); None: they have none."""
+    """Bound of the logits (Gemma 2, arXiv:2408.00118, section 2); None: they are not bounded."""
 
 
 def next_token_loss(hidden: Tensor, head: Head, labels: Tensor, counted: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,8 @@ class _NextTokenLoss(torch.autograd.Function):
 
 
 class _Gradients:
-    """The head in the type of the products, and the gradients that the pieces fill; None where none is needed."""
+    """Output layer in the type of the products, and the gradients that the pieces fill; None where no gradient is
+    needed."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, needed: tuple):
         self.hidden = torch.empty_like(hidden) if needed[0] else None

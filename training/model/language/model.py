@@ -195,7 +195,7 @@ class LanguageModel(nn.Module):
     def stored_layers(
         self, micro_batch_size: int, activation_budget_bytes: int | None, dtype: torch.dtype | None = None
     ) -> int:
-        """How many layers, from the last, keep their activations within a budget; see `activation_bytes`.
+        """Counts the layers, from the last, that can keep their activations within a budget; see `activation_bytes`.
 
         Args:
             micro_batch_size: B.
@@ -242,7 +242,7 @@ class LanguageModel(nn.Module):
         return kept[0] - kept[1]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """How attention is computed in this type: what `transformers` offers for the architecture."""
+        """Kernels of attention in this type: those that `transformers` offers for the architecture."""
         if self.network.config._attn_implementation == "sdpa":
             return KernelChoice(kernels="fused", reason="PyTorch's scaled_dot_product_attention chooses among its own")
         reason = f"transformers has no fused attention for {self.network.config.model_type}"

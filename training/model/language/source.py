@@ -1,4 +1,4 @@
-"""Where a language model's weights come from: a folder, or a repository of the Hugging Face Hub.
+"""Finds a language model's weights in a folder, or in a repository of the Hugging Face Hub.
 
 Both hold what `transformers` saves: config.json and model.safetensors, or its parts and their index.
 """
@@ -38,17 +38,17 @@ def find_source(name: str) -> WeightSource:
 
 
 class WeightSource:
-    """Where weights come from. Small files are read before large ones."""
+    """Folder or repository of weights. Small files are read before large ones."""
 
     def path(self, name: str) -> Path | None:
-        """A file on this machine; None if there is no such file."""
+        """Path of a file on this machine; None if the source has no such file."""
         raise NotImplementedError
 
     def __init__(self, name: object):
         self._name = name
 
     def read_config(self) -> dict[str, Any]:
-        """What stands in config.json.
+        """Reads config.json.
 
         Raises:
             BadInput: If there is none, or nothing that can be read.

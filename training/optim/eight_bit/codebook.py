@@ -44,12 +44,13 @@ def codebook(signed: bool) -> Codebook:
 
 
 def values_in(decade: int, signed: bool) -> int:
-    """How many positive values lie between 10**(decade - 7) and ten times that."""
+    """Counts the positive values between 10**(decade - 7) and ten times that."""
     return (1 if signed else 2) * 2**decade
 
 
 def _nearest(ascending: torch.Tensor) -> torch.Tensor:
-    """For each upper half of a float32, the index of the value nearest to the middle of what it stands for."""
+    """Returns for each upper half of a float32 the index of the value nearest to the middle of the numbers that begin
+    with it."""
     upper = torch.arange(_BFLOAT16_PATTERNS, dtype=torch.int64)
     # The middle of the 65,536 numbers that begin with this half.
     bits = (upper << 16) | (1 << 15)

@@ -31,7 +31,7 @@ class _Map(ctypes.Structure):
 
 
 class Settings(NamedTuple):
-    """What an update of one tensor needs besides tensors, in the order of the C structure; see directions.py."""
+    """Numbers that an update of one tensor needs, in the order of the C structure; see directions.py."""
 
     clip: float
     gain1: float
@@ -60,12 +60,12 @@ class Kernels:
         self._maps = {signed: _map(signed) for signed in (True, False)}
 
     def quantize(self, values: Tensor, codes: Tensor, scales: Tensor, *, block_size: int, signed: bool) -> None:
-        """As in blockwise.py, but keeps `values`."""
+        """Stores values as `blockwise.quantize` does, but leaves `values` as they are."""
         pointers = (tensor.data_ptr() for tensor in (values, codes, scales))
         self._quantize(*pointers, values.numel(), block_size, signed, ctypes.addressof(self._maps[signed]))
 
     def dequantize(self, codes: Tensor, scales: Tensor, out: Tensor, *, block_size: int, signed: bool) -> None:
-        """As in blockwise.py."""
+        """Reads values as `blockwise.dequantize` does."""
         pointers = (tensor.data_ptr() for tensor in (codes, scales, out))
         self._dequantize(*pointers, out.numel(), block_size, ctypes.addressof(self._maps[signed]))
 
@@ -120,7 +120,7 @@ def kernels() -> Kernels | None:
 
 
 def _map(signed: bool) -> _Map:
-    """The arithmetic that finds a codebook's nearest value: equal steps within each decade, none at 1."""
+    """Makes the C structure that finds a codebook's nearest value: equal steps within each decade, no step at 1."""
     book = codebook(signed)
     positive, rank = book.values[book.zero :].double().tolist(), 1
     arrays: dict[str, list[float]] = {name: [] for name in ("threshold", "slope", "offset", "last")}
