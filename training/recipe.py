@@ -12,7 +12,6 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -49,8 +48,6 @@ NOT_IN_DIGEST = {
 """Fields that peers need not agree on, because they do not change what peers exchange."""
 
 TEXT_TO_IMAGE, CAUSAL_LM = "text-to-image", "causal-lm"
-TASK_PLUGINS = "training_together.tasks"
-"""Entry points under which an installed package offers tasks; see `training.tasks.task.Task`."""
 
 
 class RunConfig(Section):
@@ -66,7 +63,7 @@ class RunConfig(Section):
     description: str = ""
     """One sentence on what is trained."""
     task: Annotated[str, Field(max_length=100)] = TEXT_TO_IMAGE
-    """What is trained: `text-to-image`, `causal-lm`, or a task that an installed package offers."""
+    """What is trained: `text-to-image` or `causal-lm`."""
     seed: int = 0
     """Seed of the initial weights, the same for all peers."""
     kind: ClassVar[Literal["pictures", "text"]]
@@ -191,20 +188,12 @@ def run_of(fields: Mapping[str, Any]) -> RunConfig:
 
     Raises:
         ValidationError: If a field is wrong.
-        BadInput: If nothing that is installed knows the task.
+        BadInput: If the task is unknown.
     """
-    return _run_class(fields.get("task", TEXT_TO_IMAGE)).model_validate(fields)
-
-
-def _run_class(task: object) -> type[RunConfig]:
-    offered = {plugin.name: plugin for plugin in entry_points(group=TASK_PLUGINS)}
-    if not isinstance(task, str) or task not in {*RUNS, *offered}:
-        raise BadInput(
-            f"The recipe's task is {task!r:.100}; installed are {', '.join(sorted({*RUNS, *offered}))}.",
-            cure="Install the package that offers this task, or correct `task` in the recipe.",
-        )
-    # Ours first: no package may take their names.
-    return RUNS[task] if task in RUNS else offered[task].load().run_config
+    task = fields.get("task", TEXT_TO_IMAGE)
+    if not isinstance(task, str) or task not in RUNS:
+        raise BadInput(f"The recipe's task is {task!r:.100}; it can be {' or '.join(sorted(RUNS))}.")
+    return RUNS[task].model_validate(fields)
 
 
 def recipe_names() -> list[str]:

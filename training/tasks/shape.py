@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from training.recipe import RUNS, LanguageRun, RunConfig, TextToImageRun
+from training.recipe import LanguageRun, RunConfig, TextToImageRun
 from training.tasks.task import ModelShape
 
 
 def shape_of(run: RunConfig) -> ModelShape:
     """The shape of a run's model, as `Task.shape` gives it.
 
-    So the site's pages are built where PyTorch is not installed. A task of an installed package is asked: it may know
-    better than the class of runs that it has from us.
+    Needs no PyTorch if the recipe says it all, so the site's pages are built where PyTorch is not installed.
 
     Raises:
         BadInput: If the model cannot be built.
         TrainingError: If its description has to be fetched and cannot be.
     """
-    config = run.calculator_config if run.task in RUNS else None
+    config = run.calculator_config
     if config is not None and isinstance(run, TextToImageRun):
         return ModelShape(config=config, seq_len=run.model.seq_len, reversible=run.model.reversible)
     if config is not None and isinstance(run, LanguageRun):

@@ -1,54 +1,14 @@
-"""What a recipe trains: the tasks of this project, and those of installed packages."""
-
-import sys
+"""The tasks that a recipe can name."""
 
 import pytest
 import torch
 
 from calculator.models.architectures import from_config
-from training.compute.machine import this_machine
 from training.compute.micro_batches import MicroBatches
-from training.compute.plan import make_plan
 from training.errors import BadInput
-from training.recipe import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
-from training.tasks.known import OWN, task_of
+from training.recipe import TEXT_TO_IMAGE, load_recipe, parse_recipe, read_recipe, recipe_names
+from training.tasks.known import TASKS, task_of
 from training.tasks.shape import shape_of
-from training.tasks.task import Task
-
-PLUGIN = """
-from training.recipe import ModelConfig, TextToImageRun
-from training.tasks.text_to_image import TextToImage
-
-
-class WiderModel(ModelConfig):
-    times: int = 2
-
-
-class WiderRun(TextToImageRun):
-    model: WiderModel
-
-
-class Wider(TextToImage):
-    name = "wider"
-    run_config = WiderRun
-
-    @property
-    def num_layers(self):
-        return self.run.model.times
-"""
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """An installed package that offers the task `wider`."""
-    (tmp_path / "wider_task.py").write_text(PLUGIN)
-    about = tmp_path / "wider_task-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wider-task\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[training_together.tasks]\nwider = wider_task:Wider\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("wider_task", None)
 
 
 def with_task(task: str, recipe: str = "demo") -> str:
@@ -60,7 +20,7 @@ def test_each_recipe_of_the_project_has_a_task_with_its_name():
         run = load_recipe(name)
         task = task_of(run)
         assert task.name == run.task and type(run) is task.run_config
-    assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(OWN)
+    assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(TASKS)
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -93,26 +53,15 @@ def test_a_recipe_that_names_no_task_draws_pictures():
     assert parse_recipe(with_task(TEXT_TO_IMAGE)) == load_recipe("demo")
 
 
-def test_a_package_offers_a_task(package):
-    recipe = with_task("wider").replace("[model]", "[model]\ntimes = 3")
-    run = parse_recipe(recipe)
-    task = task_of(run)
-    assert isinstance(run, RunConfig) and isinstance(task, Task) and task.num_layers == run.model.times == 3
-    plans = [make_plan(task, this_machine("cpu")) for task in (task, task_of(load_recipe("demo")))]
-    assert plans[0].parameters == plans[1].parameters
-    with pytest.raises(BadInput, match=r"model\.times"):
-        parse_recipe(recipe.replace("times = 3", 'times = "many"'))
-
-
 @pytest.mark.parametrize("task", ["", "wider", "os:system", "training.tasks.causal_lm:CausalLanguageModel"])
-def test_a_task_that_nobody_offers_is_refused_by_name(task):
-    with pytest.raises(BadInput, match="installed are causal-lm, text-to-image") as refused:
+def test_an_unknown_task_is_refused_by_name(task):
+    with pytest.raises(BadInput, match="causal-lm or text-to-image") as refused:
         parse_recipe(with_task(task))
     assert repr(task) in str(refused.value)
 
 
 def test_a_task_of_another_type_is_refused():
-    with pytest.raises(BadInput, match="installed are"):
+    with pytest.raises(BadInput, match="causal-lm or text-to-image"):
         parse_recipe("task = [1, 2]\n" + read_recipe("demo"))
 
 
