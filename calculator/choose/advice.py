@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from calculator.choose.devices import Device
 from calculator.choose.fit import ADVISED_SHARE, taken_bytes
-from calculator.models.architecture import ParameterTensor
 from calculator.parts.adapters import ALL_LINEAR, adapter_tensors
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.parts.parameters import parameter_tensors
@@ -52,8 +51,6 @@ class PeerTraining:
     """See `calculator.step.setups.Setup`."""
     base_bits: int | None = None
     """See `calculator.step.setups.Setup`."""
-    tensors: tuple[ParameterTensor, ...] | None = None
-    """The trained tensors of a model that the calculator does not know; None: it knows them."""
 
     def setup(
         self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = False
@@ -114,12 +111,10 @@ class PeerTraining:
 
     def update_bytes(self) -> int:
         """The most that the update of one tensor takes and gives back."""
-        tensors = self.tensors
-        if tensors is None:
-            setup = Setup(**self._model())
-            architecture = resolve(setup)
-            lora = lora_of(setup, architecture)
-            tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
+        setup = Setup(**self._model())
+        architecture = resolve(setup)
+        lora = lora_of(setup, architecture)
+        tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
         return max(OPTIMIZERS[self.optimizer].step_bytes(tensor, 4) for tensor in tensors)
 
     @property

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from calculator.choose.advice import PeerTraining, advised_micro_batch
 from calculator.choose.devices import Device
 from calculator.choose.fit import ADVISED_SHARE
-from calculator.errors import BadSetup
-from calculator.models.architecture import ParameterTensor
 from calculator.step.answer import Estimate
 from calculator.step.estimate import estimate
 from calculator.step.setups import Setup
@@ -49,8 +47,6 @@ class PeerSetup:
 
     training: PeerTraining
     layers: Layers
-    traced: Callable[[Setup, int], tuple[Estimate, tuple[ParameterTensor, ...]]]
-    """Measures a step of a model that the calculator does not know, with so many layers that keep their activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +56,7 @@ class PeerStep:
     training: PeerTraining
     setup: Setup
     estimate: Estimate
-    """All activations are recomputed in it if only some layers keep theirs; a traced step keeps those of
-    `stored_layers`."""
-    refusal: str | None
-    """The reason why a step was traced: the calculator does not know the model; None: it does."""
+    """All activations are recomputed in it if only some layers keep theirs."""
     stored_layers: int
     """Layers, counted from the last, that keep their activations."""
     stored_bytes: int
@@ -86,8 +79,6 @@ class Choice:
     kept_layers: int
     need_bytes: int
     """Device memory that a step takes in total."""
-    traced: bool
-    """Whether the step was traced, because the calculator does not know the model."""
 
 
 def largest_that_fits(
@@ -111,7 +102,7 @@ def largest_that_fits(
         checkpointing: True: all activations are recomputed; False: all are kept; None: as many are kept as fit.
 
     Raises:
-        BadSetup: If the calculator does not know the model and `setup.traced` refuses it.
+        BadSetup: If the calculator does not know the model.
     """
 
     precision = setup.training.setup(machine, 1, precision=precision).precision
@@ -136,7 +127,6 @@ def largest_that_fits(
         activation_budget_bytes=budget,
         kept_layers=kept,
         need_bytes=step.need_bytes(machine),
-        traced=step.refusal is not None,
     )
 
 
@@ -163,7 +153,7 @@ def _largest_budget(
 def peer_step(
     setup: PeerSetup, machine: Device, samples: int, budget: int | None, *, precision: str | None = None
 ) -> PeerStep:
-    """The memory of a peer's step: an estimate, or a traced step if the calculator does not know the model.
+    """The memory of a peer's step.
 
     Args:
         setup: What is trained.
@@ -173,24 +163,13 @@ def peer_step(
         precision: See `PeerTraining.setup`.
 
     Raises:
-        BadSetup: If the calculator does not know the model and `setup.traced` refuses it.
+        BadSetup: If the calculator does not know the model.
     """
     layers, training = setup.layers, setup.training
     recomputed = budget is not None if layers.keep_some else budget == 0
     made = training.setup(machine, samples, precision=precision, checkpointing=recomputed)
     stored = layers.stored(samples, budget, made.precision)
-    try:
-        result = estimate(made)
-    except BadSetup as error:
-        result, tensors = setup.traced(made, stored)
-        return PeerStep(
-            training=replace(training, tensors=tensors),
-            setup=made,
-            estimate=result,
-            refusal=str(error),
-            stored_layers=stored,
-            stored_bytes=0,
-        )
+    result = estimate(made)
     kept = layers.stored_bytes(samples, budget, made.precision)
     if kept and not layers.reversible:
         # The line from none to all lies above the peak; see `_largest_budget`.
@@ -200,7 +179,6 @@ def peer_step(
         training=training,
         setup=made,
         estimate=result,
-        refusal=None,
         stored_layers=stored if layers.keep_some else 0,
         stored_bytes=kept,
     )

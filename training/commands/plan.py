@@ -98,7 +98,6 @@ def _facts(config: RunConfig, choices: Choices, plan: Plan) -> dict[str, object]
         "stored_bytes": plan.stored_bytes,
         "local_bytes": plan.local_bytes,
         "host_bytes": plan.host_bytes,
-        "traced": plan.refusal is not None,
         "estimate": plan.estimate.as_dict(),
     }
 
@@ -116,8 +115,6 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
     for setting in choices.settings:
         print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")
     samples = plan.setup.micro_batch_size
-    if plan.refusal is not None:
-        print("\nThe calculator does not know this model, so a step of the model itself was traced without computing.")
     print(f"\nMemory for a micro-batch of {samples} sample{'s' * (samples > 1)}, {plan.setup.precision}:")
     for name, size in _parts(config, plan).items():
         if size:

@@ -16,7 +16,7 @@ from calculator.choose.devices import Device
 from calculator.choose.largest import Choice, largest_that_fits
 from calculator.reports.units import show_bytes
 from training.compute.machine import this_machine, torch_device
-from training.compute.plan import PRECISIONS, Precision, peer_of
+from training.compute.plan import PRECISIONS, Precision, known_models, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.errors import BadInput
 from training.model.trained import count_trained
@@ -60,11 +60,12 @@ class Choices:
     activation_budget_bytes: int | None
     """Bytes of activations that are kept; None: all; see `TrainedModel.stored_layers`."""
     need_bytes: int
-    """Memory that training takes on the device, by the calculator or a traced step (`training.compute.plan`)."""
+    """Memory that training takes on the device, by the calculator (`training.compute.plan`)."""
     settings: tuple[Setting, ...]
     """These choices as they are shown to people, in the order in which they were made."""
 
 
+@known_models()
 def choose(
     task: Task,
     wishes: Wishes,
@@ -82,8 +83,7 @@ def choose(
             micro-batch.
 
     Raises:
-        BadInput: If there is no such device, or the calculator does not know such a model and its step cannot be
-            traced.
+        BadInput: If there is no such device, or the calculator does not know such a model.
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
@@ -101,7 +101,6 @@ def choose(
     samples, why_samples = _micro_batch(task.run.swarm, wishes, precision, largest, timer)
     choice, layers = largest([samples], precision), task.num_layers
     kept, needed = choice.kept_layers, choice.need_bytes
-    traced = "; measured by a traced step, since the calculator does not know this model" if choice.traced else ""
     return Choices(
         machine=machine,
         trained_parameters=parameters,
@@ -118,7 +117,7 @@ def choose(
                 "activations",
                 f"kept for {kept} layers, recomputed for {layers - kept}" if kept < layers else "all kept",
                 wishes.checkpointing,
-                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}{traced}",
+                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}",
             ),
         ),
     )
@@ -203,10 +202,6 @@ def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tu
     return lower, rates
 
 
-def _according_to(choice: Choice) -> str:
-    return f"according to {'a traced step' if choice.traced else 'the calculator'}"
-
-
 def _kernels(model: TrainedModel, precision: Precision) -> Setting:
     choice = model.kernel_choice(getattr(torch, precision))
     words = {"fused": "fused kernels", "products": "separate matrix multiplications"}
@@ -222,13 +217,13 @@ def _micro_batch(
 ) -> tuple[int, str]:
     if wishes.micro_batch_size is not None:
         choice = largest([wishes.micro_batch_size], precision)
-        return choice.micro_batch_size, "it fits" if choice.fits else f"{_according_to(choice)} it does not fit"
+        return choice.micro_batch_size, "it fits" if choice.fits else "according to the calculator it does not fit"
     a_sample = timer.expected_seconds(precision)
     target, window = swarm.target_batch_size, swarm.matchmaking_seconds
     sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
     choice = largest(sizes, precision)
     if not choice.fits:
-        return 1, f"{_according_to(choice)} not even one fits; it is tried all the same"
+        return 1, "according to the calculator not even one fits; it is tried all the same"
     fitting = [size for size in sizes if size <= choice.micro_batch_size]
     speeds: dict[int, float] = {}
     for size in fitting:

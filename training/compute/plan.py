@@ -2,40 +2,42 @@
 
 The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
 the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
-multiplications; fused kernels, which a GPU may use (`training.model.kernels.kernel_choice`), keep no probabilities. A
-step of a
-model that the calculator does not know is traced instead (`training.compute.traced`). `training.compute.choices` bases
-its decisions on this.
+multiplications; fused kernels, which a GPU may use (`training.model.kernels.kernel_choice`), keep no probabilities.
+`training.compute.choices` bases its decisions on this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from calculator import Estimate, Setup
+from calculator import BadSetup, Estimate, Setup
 from calculator.choose.advice import PeerTraining, sizes_to_advise
 from calculator.choose.devices import Device
 from calculator.choose.fit import Suggestion, suggestions
 from calculator.choose.largest import Layers, PeerSetup, largest_that_fits, peer_step
-from calculator.models.architecture import ParameterTensor
 from calculator.parts.optimizers import OF_RECIPES
-from calculator.reports.units import show_bytes
-from calculator.step.answer import GpuMemory, Peak
-from calculator.step.estimate import estimate_around
+from training.errors import BadInput
 from training.model.trained import count_trained
 from training.recipe import RunConfig
 from training.tasks.shape import shape_of
 from training.tasks.task import ModelShape, Task, TrainedModel
 
-if TYPE_CHECKING:  # a question to the calculator alone needs no PyTorch
-    from training.compute.traced import TracedSteps
-
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
 PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
 """The calculator's names of these types."""
+
+
+@contextmanager
+def known_models() -> Iterator[None]:
+    """Raises BadInput within this context, or a function that it decorates, for a model unknown to the calculator."""
+    try:
+        yield
+    except BadSetup as error:
+        raise BadInput(f"The model cannot be planned: {error}", cure="Change the recipe's `[model]`.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,7 @@ class Plan:
     setup: Setup
     """The calculator's setup."""
     estimate: Estimate
-    """Estimate for one micro-batch. By the calculator, all activations are recomputed if only some layers keep them; a
-    traced step keeps those of `stored_layers`."""
-    refusal: str | None
-    """Why the calculator does not know this model, so that a step was traced; None: it knows it."""
+    """Estimate for one micro-batch. All activations are recomputed in it if only some layers keep them."""
     stored_layers: int
     """Number of layers, counted from the last, that keep their activations."""
     stored_bytes: int
@@ -77,6 +76,7 @@ class Plan:
         return self.need_bytes <= self.device.usable_bytes
 
 
+@known_models()
 def make_plan(
     task: Task,
     device: Device,
@@ -96,7 +96,7 @@ def make_plan(
             `training.tasks.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
-        BadInput: If the calculator does not know such a model and its step cannot be traced.
+        BadInput: If the calculator does not know such a model.
     """
     budget, model = activation_budget_bytes, task.on_paper()
     peer = peer_of(task, model)
@@ -108,7 +108,7 @@ def make_plan(
     largest = largest_that_fits(peer, device, sizes, precision=theirs, checkpointing=recomputed)
     samples = micro_batch_size or largest.micro_batch_size
     step = peer_step(peer, device, samples, budget, precision=theirs)
-    needed, known = step.need_bytes(device), step.refusal is None
+    needed = step.need_bytes(device)
     local, more = step.training.bytes_of_the_mode(step.estimate)
     return Plan(
         parameters=_count(model),
@@ -116,7 +116,6 @@ def make_plan(
         computing_parameters=task.computing_parameters,
         setup=step.setup,
         estimate=step.estimate,
-        refusal=step.refusal,
         stored_layers=step.stored_layers,
         stored_bytes=step.stored_bytes,
         local_bytes=local,
@@ -124,7 +123,7 @@ def make_plan(
         device=device,
         need_bytes=needed,
         advised_micro_batch=largest.micro_batch_size if largest.fits else 0,
-        suggestions=tuple(suggestions(step.setup, device)) if known and needed > device.usable_bytes else (),
+        suggestions=tuple(suggestions(step.setup, device)) if needed > device.usable_bytes else (),
     )
 
 
@@ -146,20 +145,13 @@ def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
 
 
 def peer_of(task: Task, model: TrainedModel) -> PeerSetup:
-    """A task's training as the calculator asks for it: the settings, the model's layers, and steps to trace.
+    """A task's training as the calculator asks for it: the settings and the model's layers.
 
     Args:
         task: What is trained.
         model: From `Task.on_paper`.
     """
-    from training.compute.traced import TracedSteps
-
-    steps = cache(partial(TracedSteps, task))
-    return PeerSetup(
-        training=_training(task.run, task.shape),
-        layers=layers_of(task, model),
-        traced=lambda setup, stored: _traced(task.run.optimizer.name, model, steps(), setup, stored),
-    )
+    return PeerSetup(training=_training(task.run, task.shape), layers=layers_of(task, model))
 
 
 def layers_of(task: Task, model: TrainedModel) -> Layers:
@@ -171,41 +163,6 @@ def layers_of(task: Task, model: TrainedModel) -> Layers:
         stored=lambda samples, budget, precision: model.stored_layers(samples, budget, dtype_of(precision)),
         activation_bytes=lambda samples, precision: model.activation_bytes(samples, dtype_of(precision)),
     )
-
-
-def _traced(
-    optimizer: str, model: TrainedModel, steps: TracedSteps, setup: Setup, stored: int
-) -> tuple[Estimate, tuple[ParameterTensor, ...]]:
-    """A step of a model that the calculator does not know, and the tensors that it trains."""
-    tensors, frozen = _tensors(optimizer, model)
-    step = steps.peak(setup.micro_batch_size, stored, dtype_of(setup.precision))
-    parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
-    largest = sorted((parts | {"temporary": step.temporary}).items(), key=lambda part: -part[1])[:2]
-    words = " and ".join(f"{name} ({show_bytes(size)})" for name, size in largest)
-    result = estimate_around(
-        GpuMemory(**parts, optimizer_state=0, temporary=step.temporary),
-        setup,
-        tensors,
-        frozen,
-        saved_activations=step.saved,
-        peak=Peak(phase=step.phase, instant=f"In {step.phase}, in {step.operation}; the largest parts are {words}."),
-        note="The calculator does not know this model: a step of the model itself was traced.",
-    )
-    return result, tensors
-
-
-def _tensors(optimizer: str, model: TrainedModel) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
-    """Lists the tensors that are trained, and the bytes of each tensor that is not."""
-    from training.optim.groups import hidden_matrices
-
-    hidden = hidden_matrices(model) if optimizer == "muon" else set()
-    trained = []
-    for name, tensor in model.named_parameters():
-        if tensor.requires_grad:
-            # The calculator's optimizers only tell embeddings, which Muon does not move, from the rest.
-            part, kind = ("feed-forward", "feed_forward") if id(tensor) in hidden else ("embeddings", "embedding")
-            trained.append(ParameterTensor(f"{kind}.{name}", part, tuple(tensor.shape), 1))
-    return tuple(trained), tuple(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
 
 
 def dtype_of(precision: str):
