@@ -196,7 +196,7 @@ def _see(pixels: np.ndarray, region: np.ndarray, backdrop: np.ndarray) -> SeenTh
     # How far each pixel's colour lies on the way from the background's to the thing's. The region is grown by a pixel,
     # since it leaves out the faint rim.
     coverage = np.clip((pixels - backdrop) @ towards / max(towards @ towards, 1.0), 0, 1) * _grown(region)
-    # Of a thing of many colours, the median may be none of them: then no pixel is on the way to it.
+    # The median of a thing with many colours may be a colour that no pixel has: then no pixel has a coverage of 0.5.
     rows, columns = np.nonzero(coverage >= 0.5 if (coverage >= 0.5).any() else region)
     top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
     shape, overlap = best_shape(coverage[top:bottom, left:right])

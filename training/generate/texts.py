@@ -129,5 +129,5 @@ def harmless(text: str) -> str:
 
 
 def _is_kept(sign: str) -> bool:
-    # Python calls no space printable but one, and French, Chinese and Japanese texts have others.
+    # `str.isprintable` is False for every space but U+0020; French, Chinese and Japanese texts use others.
     return sign in KEPT or unicodedata.category(sign) == "Zs"

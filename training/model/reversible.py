@@ -65,7 +65,7 @@ class _ReversibleStack(torch.autograd.Function):
             if store:
                 stored.extend(saved)
                 counts.append(len(saved))
-            # `out` is new and nobody else has it, so the sum needs no further memory.
+            # `out` is new and not used elsewhere, so the sum needs no further memory.
             return out.add_(target)
 
         for index, layer in enumerate(layers):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the site's builder imports who imports this, and has no torch
+if TYPE_CHECKING:  # the site's builder, which has no torch, imports modules that import this one
     from torch import Tensor, nn
 
 

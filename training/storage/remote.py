@@ -478,7 +478,7 @@ class _Remote(Source):
                 raise
             except RefusedAddress as error:
                 raise MissingError(f"{self._address}/{name} cannot be fetched: {error}") from None
-            except Exception as error:  # those of fsspec's stores are of many kinds
+            except Exception as error:  # fsspec's stores raise many kinds
                 failures = 1 if done - before >= PROGRESS_BYTES else failures + 1
                 if failures >= TRIES or time.monotonic() > gives_up_at:
                     raise UnreachableError(f"{self._address}/{name} cannot be fetched: {reason_of(error)}") from None
@@ -584,5 +584,5 @@ def tried(name: str, address: str, act: Callable[[], Any]) -> Any:
             time.sleep(pause_seconds(failures))
     raise TrainingError(
         f"{name} cannot be read or written at {address}: {reason}.",
-        cure="Give the same command again; it goes on where it broke off.",
+        cure="Give the same command again; it continues where it broke off.",
     )

@@ -45,7 +45,7 @@ def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str]
 
     Args:
         folder: It need not exist yet.
-        wait: Sleeps for so many seconds, or until the program is asked to stop; whether it is.
+        wait: Sleeps for a number of seconds, or until the program is asked to stop; returns whether it is asked.
         tell: Gets one sentence if the disk is full.
     """
     asked, told = False, False

@@ -11,7 +11,7 @@ from training.errors import BadInput
 from training.recipe import RunConfig
 from training.section import Section
 
-if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
+if TYPE_CHECKING:  # torch takes seconds to load, and reading a recipe does not need it
     import torch
     from torch import Tensor
 

@@ -1,10 +1,9 @@
 """Obtains the run's current state for a newcomer, or finds that the run has ended.
 
-It begins with fresh weights only if nobody knows of an update: no record, no server's report, no checkpoint. Otherwise
-it takes the state of a peer; if none is there, or none of them answers, the weights that it has kept itself when it
-left, if they are as new as any that it hears of; else the newest checkpoint that the run's site serves; and until one
-of them comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while,
-there is nothing to wait for.
+It begins with fresh weights only if no record, no server's report and no checkpoint tells of an update. Otherwise it
+takes the state of a peer. If no peer answers, it takes the weights that it has kept itself when it left, if it hears of
+no newer ones, or else the newest checkpoint that the run's site serves. It waits until it has one of them. If the site
+has no checkpoint either, and no peer comes for a while, the run begins anew.
 """
 
 from __future__ import annotations

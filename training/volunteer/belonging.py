@@ -118,7 +118,7 @@ class Belonging:
             sites += posted_sites(self._dht, self._run_id, self._trusted)
         return list(dict.fromkeys(sites))
 
-    # -- which one it is -----------------------------------------------------------------------------------------------
+    # -- changes of the lineage ----------------------------------------------------------------------------------------
 
     def go_over(self, epoch: int) -> None:
         """Changes to the lineage that the servers announce; `epoch` is the last one of this peer in the old lineage."""
@@ -160,7 +160,7 @@ class Belonging:
             and choice.signer not in self._trusted
             and any(w.lineage.id == kept.lineage.id for w in said)
         ):
-            return kept.lineage  # strangers move no peer to another lineage than the one that it has trained
+            return kept.lineage  # strangers do not move a peer from the lineage that it has trained
         if kept is not None and kept.lineage.id != choice.lineage.id:
             self._notices.console.print(_other_lineage(kept, choice), markup=False)
         return choice.lineage
@@ -168,7 +168,7 @@ class Belonging:
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_SECONDS)
-            with self.resting, suppress(Exception):  # such as that the node has ended; the next look may be answered
+            with self.resting, suppress(Exception):  # the node may have ended; the next look may succeed
                 own = str(self._connection.identity.peer_id)
                 self._look([word for word in self._posted_words() if word.signer != own])
 

@@ -136,7 +136,7 @@ class TrainingLoop:
         """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took.
 
         Raises:
-            ProcessEnded: If the node has ended: nobody would ever come.
+            ProcessEnded: If the node has ended, so that no peer can come.
         """
         began, epochs = time.monotonic(), self.swarm.max_epochs_alone
         self.notices.warn(
@@ -187,7 +187,7 @@ class TrainingLoop:
             update_samples=report.update_samples,
             **{f"data_{name}": value for name, value in asdict(since).items()},
         )
-        # After the log: what a peer that is killed here has told the others is then in its log, too.
+        # After the log: if the peer is killed here, its log has all that it has reported to others.
         self.reporter.end_epoch(report, loss, seconds)
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
         share = since.waiting_seconds / seconds if seconds else 0.0

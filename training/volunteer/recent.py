@@ -51,8 +51,8 @@ class RecentEpochs:
     def until(self, lineage: str, last: int) -> list[RecentEpoch]:
         """The epochs of a lineage up to one, in their order; an epoch that was done again, as it was done last.
 
-        Those from before the last start are told only until the first one after it has ended. From the first epoch
-        that a record tells of, the history sees where its peer went on.
+        Epochs from before the last start are reported only until the first epoch after it has ended. The first epoch of
+        a record shows the history where its peer has continued.
         """
         known = {one.epoch: one for of, one in list(self._own) or self._before if of == lineage and one.epoch <= last}
         return [known[epoch] for epoch in sorted(known)]

@@ -187,7 +187,7 @@ class _TextWork:
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self._tokenizer()
         note, full = _Note(), {}
-        # Of notes, there may be thousands: of all but the last one, only the number of blocks is kept.
+        # There may be thousands of notes: we keep the last one, and the numbers of blocks of all others.
         for path in self.folder.glob(f"*{NOTE_SUFFIX}"):
             found = _Note.from_file(path)
             full[found.number] = found.blocks
@@ -321,7 +321,7 @@ class _TextWork:
 def _reason_to_leave_out(piece: Piece, ids: np.ndarray, min_characters: int) -> str | None:
     if piece.begins and not piece.text.strip():
         return "empty"
-    # The whole document is longer than one piece of it.
+    # A document in several pieces is longer than `min_characters`.
     if piece.begins and not piece.goes_on and len(piece.text.strip()) < min_characters:
         return "too short"
     return None if len(ids) else "no tokens"

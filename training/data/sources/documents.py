@@ -260,7 +260,7 @@ def _plain(lines: io.TextIOWrapper) -> Iterator[Piece | str]:
         if ends or size >= LONGEST_PIECE:
             piece = _piece(kept, begins=begins, ends=ends)
             yield piece
-            # Behind a piece that is left out, the next one has nothing to go on with.
+            # After a piece that is left out, the next piece begins a document of its own.
             begins, size, found = ends or isinstance(piece, str), 0, found + 1
             kept.clear()
     if kept or not found:

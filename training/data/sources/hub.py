@@ -65,7 +65,7 @@ def broken_off(address: str, error: Exception) -> TrainingError:
     """Returns the error to raise when the hub stops sending."""
     return TrainingError(
         f"{address} could not be read to its end: {first_line(error)}.",
-        cure="Give the same command again; it goes on where it broke off.",
+        cure="Give the same command again; it continues where it broke off.",
     )
 
 
@@ -155,7 +155,7 @@ class HubSet:
         try:
             # A commit, not a branch: for branches the library also asks another server of the hub.
             opened = datasets.load_dataset(self.name, self.config, revision=self.commit, streaming=True)
-            # As bytes: a broken picture then ends nothing, and nobody decodes it twice.
+            # As bytes: a broken picture then does not end the reading, and pictures are decoded once.
             return {name: data.decode(False) for name, data in opened.items()}
         except (FileNotFoundError, datasets.exceptions.DatasetsError, ValueError) as error:
             raise self._refused(error) from None

@@ -133,7 +133,7 @@ class HubRows:
         """Takes at most `size` rows and writes their pictures to the file `name`. Returns the rows, and the place
         behind them."""
         found, batch, left_out = _Read(part=last.part, place=last.place), [], Counter()
-        # Threads: of a folder of pictures, each one is a request.
+        # Threads, since each picture of a folder on the hub is a request.
         with (self._folder / name).open("wb") as spool, ThreadPoolExecutor(READ_TOGETHER // 4) as pool:
             while len(batch) < size and spool.tell() < SPOOL_BYTES and not found.is_last:
                 together = list(islice(rows, min(READ_TOGETHER, size - len(batch))))

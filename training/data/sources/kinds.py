@@ -223,7 +223,7 @@ def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator
 def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
     """Members of a sample follow each other and have the same name up to the first dot, as webdataset writes them."""
     try:
-        with tarfile.open(tar, "r:") as opened:  # a compressed one has no places that can be read alone
+        with tarfile.open(tar, "r:") as opened:  # parts of a compressed tar cannot be read alone
             key, parts = None, {}
             for member in opened:
                 if not member.isfile():
@@ -240,7 +240,7 @@ def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
             opened.fileobj.seek(opened.offset)
             if opened.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 yield Unusable(reason="broken tar", file=tar.name)
-    except (tarfile.TarError, OSError, EOFError, ValueError):  # ValueError: a number in a header is none
+    except (tarfile.TarError, OSError, EOFError, ValueError):  # ValueError: a header has letters in place of a number
         yield Unusable(reason=COMPRESSED_TAR if _is_gzip(tar) else "broken tar", file=tar.name)
 
 

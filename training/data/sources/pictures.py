@@ -81,7 +81,7 @@ class Pictures:
                     yield [one.result() for one in coming]
                 coming = begun
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # who interrupts the work does not wait for slow hosts
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for slow hosts
 
     def open(self, row: Row) -> Picture | str:
         """A row's picture, or the reason for leaving it out."""

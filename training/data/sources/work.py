@@ -87,7 +87,7 @@ def _locked(path: Path, out: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(f"Another `prepare` makes {out}. Wait for its end, or give another --out.") from None
-            # Whoever held it may just have deleted the file; a lock on a deleted file keeps nobody off.
+            # The call that held it may just have deleted the file; a lock on a deleted file excludes no other call.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
                 try:
                     yield

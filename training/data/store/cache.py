@@ -29,7 +29,7 @@ def default_cache() -> Path:
 
 def mark_used(path: Path) -> None:
     """Notes that a file is used now; `make_room` deletes those first that were not used for longest."""
-    with suppress(OSError):  # the cache may be on a file system that somebody else owns
+    with suppress(OSError):  # another user may own the file system of the cache
         os.utime(path)
 
 

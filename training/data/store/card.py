@@ -45,7 +45,7 @@ def write_card(folder: Path, manifest: Manifest, run: RunConfig, *, licence: str
         folder: Of the shards.
         manifest: Of the set; its files are in the folder.
         run: The recipe.
-        licence: Of pictures and captions; None: the card says that nobody has named one.
+        licence: Licence of pictures and captions; None: the card says that it is unknown.
     """
     first = folder / manifest.splits["train"].shards[0]
     samples = list(islice(read_shard(first), SHOWN))
@@ -88,7 +88,7 @@ def write_text_card(folder: Path, manifest: TextManifest, *, licence: str | None
     Args:
         folder: Of the shards; tokenizer and shards are in it.
         manifest: Of the set.
-        licence: Of the text; None: the card says that nobody has named one.
+        licence: Licence of the text; None: the card says that it is unknown.
     """
     (folder / "README.md").write_text(_text_card(folder, manifest, licence), encoding="utf-8")
 
@@ -123,7 +123,7 @@ def _text_card(folder: Path, manifest: TextManifest, licence: str | None) -> str
 
 
 def _header(task: str, licence: str | None, *tags: str) -> str:
-    # The hub takes only its own short names, all of this form, and `other` with a name of one's own.
+    # The hub accepts only its own short names, all of this form, or `other` with any name.
     if licence is None or HUB_LICENCE.fullmatch(licence):
         licences = {"license": licence or "unknown"}
     else:

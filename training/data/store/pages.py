@@ -35,7 +35,7 @@ def check_pages(content: memoryview, *, values: int, largest_bytes: int) -> None
         if header[_UNCOMPRESSED] < 0 or inflated > largest_bytes:
             raise ValueError(f"its pages claim {inflated} bytes; there is room for {largest_bytes}")
         kinds = [kind for kind in (_DATA, _DATA_2, _DICTIONARY) if isinstance(header.get(kind), dict)]
-        if len(kinds) != 1:  # of several, Arrow takes the one that the page's type names
+        if len(kinds) != 1:  # if there are several, Arrow reads the header that the page's type names
             raise ValueError("a page is neither data nor a dictionary")
         (kind,) = kinds
         count, encoding = header[kind].get(1), header[kind].get(4 if kind == _DATA_2 else 2)

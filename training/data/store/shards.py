@@ -310,9 +310,9 @@ def text_schema(block_length: int, kind: np.dtype) -> pa.Schema:
     """Columns of a shard of text.
 
     `tokens` has the ids of a block as little-endian numbers; `starts` has one bit for each of them, the highest of a
-    byte first, which says whether a document begins there. Both have one length, so nobody can claim another one. As
-    bytes, tokens take 8 % less than as a list of numbers after Brotli, and half of the time to read (4.1 million tokens
-    of code and documentation with 30 000 ids).
+    byte first, which says whether a document begins there. Both have one length, so a hostile shard cannot claim
+    another. As bytes, tokens take 8 % less than as a list of numbers after Brotli, and half of the time to read (4.1
+    million tokens of code and documentation with 30 000 ids).
     """
     return pa.schema({"tokens": pa.binary(block_length * kind.itemsize), "starts": pa.binary(-(-block_length // 8))})
 
@@ -413,7 +413,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
                     cure="Fetch or prepare the shards again.",
                 )
             for batch in file.iter_batches(batch_size=ROW_GROUP):
-                # Views of one array: `to_pylist` would make a Python number of each code.
+                # Views of one array, since `to_pylist` would make a Python number of each code.
                 codes = batch.column("codes")
                 flat, offsets = codes.values.to_numpy(), codes.offsets.to_numpy()
                 ids, captions = batch.column("id").to_pylist(), batch.column("caption").to_pylist()

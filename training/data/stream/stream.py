@@ -123,7 +123,7 @@ class SampleSet(Samples):
     Args:
         shards: From `open_shards`.
         model: The recipe's model; its sizes must be those of the shards.
-        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
+        shuffle_buffer: Samples that are mixed with each other, as far as there is memory for them.
 
     Raises:
         BadInput: If the shards were prepared for another model, or hold no pictures.
@@ -156,7 +156,7 @@ class TextSet(Samples):
         shards: From `open_shards`, of the kind `text`.
         block_length: T, tokens of a sample for which the model is made.
         vocab_size: Ids for which the model has room.
-        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
+        shuffle_buffer: Samples that are mixed with each other, as far as there is memory for them.
 
     Raises:
         BadInput: If the shards were prepared for another model, or hold no text.
@@ -256,7 +256,7 @@ class SampleStream:
         ready = self._ready.get()
         self.waiting_seconds += time.monotonic() - began
         if isinstance(ready, Exception):
-            self._ready.put(ready)  # whoever asks again gets the same answer
+            self._ready.put(ready)  # the next call raises the same error
             raise ready
         self.place, self.skipped_samples, self.repeated_samples = ready.place, ready.skipped, ready.repeated
         return ready.batch

@@ -9,6 +9,6 @@ def multiplies(module: nn.Module) -> bool:
     """Returns whether a module is an `nn.Linear`, or the `Conv1D` in which transformers' GPT-2 keeps a transposed
     one."""
     kind = type(module)
-    # By name, because importing transformers takes seconds; whoever has such a module has imported it.
+    # By name, because importing transformers takes seconds; a program that has such a module has imported it.
     is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
     return isinstance(module, nn.Linear) or is_conv1d

@@ -213,7 +213,7 @@ def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Modu
         # has no backward pass and takes only some widths: training after a look at the loss would be silently wrong.
         new.support_avx512bf16_for_cpu = False
         network.set_submodule(name, new)
-    # peft asks for this before it takes such layers for what they are.
+    # peft adds adapters for 4-bit layers only if the network has this mark.
     network.is_loaded_in_4bit = True
 
 

@@ -125,7 +125,7 @@ class _Repository(WeightSource):
         where, missing = {"revision": self._revision}, 0
         for name in names:
             if not isinstance(try_to_load_from_cache(self._repository, name, **where), str):
-                # A file that is not there, or a hub that does not answer, is told by the download.
+                # If a file is missing or the hub does not answer, the download reports it.
                 with suppress(Exception):
                     missing += get_hf_file_metadata(hf_hub_url(self._repository, name, **where)).size or 0
         if missing > most_bytes:
