@@ -93,7 +93,7 @@ class _LastOfTwo:
 
     def __init__(self, model, run):
         self.local_epoch, self._reports, self._left = 0, [], threading.Event()
-        host = Delayed.make_host(model, run)
+        host = Delayed.make_master(model, run)
         self._updates = Updates(host, None, AlignmentState(), epoch_seconds=float, round_seconds=9, search_seconds=9)
         host.use_gradients([torch.zeros(shape) for shape in host.shapes])
         self._strategy = Delayed(
