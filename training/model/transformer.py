@@ -123,7 +123,6 @@ class TextToImageTransformer(nn.Module):
             self.text_positions = nn.Parameter(torch.randn(self.layout.text_len, width))
             self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
             self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
-        self._kernel_choices: dict[tuple, KernelChoice] = {}
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
 
@@ -322,21 +321,10 @@ class TextToImageTransformer(nn.Module):
         return self._patterns[key]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """Kernels of attention in this type on the weights' device; chosen at the first call."""
+        """Kernels of attention on the weights' device; the same for each type."""
         if self.attention_kernels is not None:
             return KernelChoice(kernels=self.attention_kernels, reason="as it was set")
-        reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
-        key = (reference.device, dtype)
-        if key not in self._kernel_choices:
-            self._kernel_choices[key] = choose_kernels(
-                reference,
-                self.attention_kinds,
-                self.layout,
-                conv_kernel_size=config.conv_kernel_size,
-                num_heads=config.num_heads,
-                head_dim=config.head_dim,
-            )
-        return self._kernel_choices[key]
+        return choose_kernels(self.final_norm.weight.device)
 
     def rotation(self) -> Tensor:
         """The `rotation_table`, on the device and in the type of the weights."""
