@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +17,12 @@ from training.recipe import RunConfig
 from training.storage.whole import write_whole
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import WORD_SECONDS, post_recipe
-from training.swarm.node.metrics import LARGEST_LOSS, MetricsBoard, PeerRecord, RecentEpoch
+from training.swarm.node.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
 from training.swarm.node.tokens import tell_tokens
 from training.swarm.peers.epochs import EpochReport
 from training.swarm.run.lineage import Word, post_lineage
 from training.volunteer.belonging import Belonging
 from training.volunteer.connection import Connection
-from training.volunteer.recent import RECENT_FILE, RecentEpochs
 
 TOTALS_FILE = "contribution.json"
 """File in the state folder with the peer's contribution over its whole life, restarts included."""
@@ -39,7 +39,7 @@ class Reporter:
         run: The recipe.
         connection: To the run.
         belonging: The lineage that the peer trains.
-        state_dir: Keeps totals and recent epochs across restarts.
+        state_dir: Keeps totals across restarts.
         micro_batch_size: Samples per forward pass.
         tokens: Digest of the tokens that the peer trains on.
         warn: Called with a sentence if the totals cannot be kept.
@@ -61,7 +61,9 @@ class Reporter:
         self._board = MetricsBoard(
             dht=self._dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds
         )
-        self._totals_file, self._recent = state_dir / TOTALS_FILE, RecentEpochs(state_dir / RECENT_FILE)
+        self._totals_file = state_dir / TOTALS_FILE
+        self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
+        """Lineage and result of each epoch that ended last, for a monitor that was away when it ended."""
         self._are_kept = True
         """Whether the totals were written when the last epoch ended."""
         self.record = _first_record(
@@ -90,7 +92,7 @@ class Reporter:
         told = loss if loss <= LARGEST_LOSS else None  # others would refuse the record
         if told is not None:
             ended = RecentEpoch(epoch=report.epoch, loss=told, samples=report.samples, time=time_of_day())
-            self._recent.add(self._belonging.lineage.id, ended)
+            self._recent.append((self._belonging.lineage.id, ended))
         self.update(
             status="training",
             epoch=report.epoch,
@@ -148,7 +150,9 @@ class Reporter:
 
     def _post(self):
         record, lineage = self.record, self._belonging.lineage.id
-        recent = self._recent.until(lineage, record.epoch)
+        # An epoch that was done again counts as it was done last.
+        ended = {one.epoch: one for of, one in list(self._recent) if of == lineage and one.epoch <= record.epoch}
+        recent = [ended[epoch] for epoch in sorted(ended)]
         now = {"lineage": lineage, "time": time_of_day(), "recent": recent}
         return self._board.post(record.copy(update=now), self._identity)
 
