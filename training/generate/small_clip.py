@@ -53,10 +53,8 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
         raise BadInput(f"{target} holds no small CLIP of a run; move it, or name a CLIP model with --clip.")
     manifest = shards.manifest
     facts = {"shards": manifest.input_digest, "codec": manifest.codec_digest, "steps": steps}
-    if (target / FACTS_FILE).is_file():
-        known = json.loads((target / FACTS_FILE).read_text())
-        if {"codec": manifest.codec_digest, **known} == facts:  # older ones do not say the codec
-            return load_clip(target)
+    if (target / FACTS_FILE).is_file() and json.loads((target / FACTS_FILE).read_text()) == facts:
+        return load_clip(target)
     clip = train_small_clip(*decoded_samples(shards, codec, progress=progress), steps=steps, progress=progress)
     with whole_folder(target) as draft:
         save_clip(clip, draft)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
@@ -27,6 +27,8 @@ WAIT_SECONDS = 1.0
 """A peer that waits for others looks for them this often."""
 SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
 """A peer that waits for samples for this share of an epoch shows it, and for more than the second one warns of it."""
+STREAM_COSTS = ("waiting_seconds", "skipped_samples", "repeated_samples")
+"""Attributes of `SampleStream` that each epoch's report contains."""
 APART_IN_A_ROW = 10
 """Epochs in a row without an average, though others train, after which a peer warns that they do not reach each
 other."""
@@ -50,22 +52,6 @@ class _WeightedMean:
         return self.total / self.samples
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Streamed:
-    """Costs of the stream of samples; see `SampleStream`."""
-
-    waiting_seconds: float = 0.0
-    skipped_samples: int = 0
-    repeated_samples: int = 0
-
-    @classmethod
-    def of(cls, samples: OwnSamples) -> _Streamed:
-        return cls(**{name.name: getattr(samples.stream, name.name) for name in fields(cls)})
-
-    def minus(self, other: _Streamed) -> _Streamed:
-        return _Streamed(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
-
-
 @dataclass(kw_only=True)
 class TrainingLoop:
     """The loop over micro-batches."""
@@ -82,7 +68,7 @@ class TrainingLoop:
     """Losses in a row that were not finite."""
     apart: int = 0
     """Epochs in a row that were not averaged though others train."""
-    told: _Streamed = field(default_factory=_Streamed)
+    told: dict[str, float] = field(default_factory=dict)
     """Costs of the stream that earlier reports contain."""
 
     def train(self, epochs: int | None, stop: LeaveRequest) -> None:
@@ -169,8 +155,8 @@ class TrainingLoop:
         return False
 
     def _end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
-        streamed = _Streamed.of(self.samples)
-        since, self.told = streamed.minus(self.told), streamed
+        streamed = {name: getattr(self.samples.stream, name) for name in STREAM_COSTS}
+        since, self.told = {name: cost - self.told.get(name, 0) for name, cost in streamed.items()}, streamed
         self.notices.events.write(
             "epoch",
             epoch=report.epoch,
@@ -185,12 +171,12 @@ class TrainingLoop:
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
             update_samples=report.update_samples,
-            **{f"data_{name}": value for name, value in asdict(since).items()},
+            **{f"data_{name}": cost for name, cost in since.items()},
         )
         # After the log: if the peer is killed here, its log has all that it has reported to others.
         self.reporter.end_epoch(report, loss, seconds)
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
-        share = since.waiting_seconds / seconds if seconds else 0.0
+        share = since["waiting_seconds"] / seconds if seconds else 0.0
         waiting = f"  {share:.0%} waiting for samples" if share >= SHOWN_SHARE else ""
         samples = f"{report.samples:>5} samples  {self.reporter.record.samples_per_second:6.1f}/s"
         self.notices.console.print(

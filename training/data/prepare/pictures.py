@@ -380,7 +380,7 @@ class _Note:
     def read(cls, path: Path) -> _Note:
         """A kept note."""
         note, kept = cls(), json.loads(path.read_text())
-        vars(note).update({"decoded": kept["samples"], **kept})  # versions before 2026-11-23 decoded all
+        vars(note).update(kept)
         note.left_out = Counter(note.left_out)
         return note
 

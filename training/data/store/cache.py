@@ -16,8 +16,6 @@ SUFFIXES = (".parquet", ".block", ".footer")
 """Whole shards, row groups and footers; nothing else in the cache is ever deleted."""
 IN_USE_SECONDS = 60.0
 """A whole shard that was used within this time may be open in another program on this machine, so it stays."""
-CLOCK_SECONDS = 2.0
-"""File systems and servers of files round their times, and so name the present as a part of the future."""
 LOOKS_PER_LIMIT = 32
 """Other peers on this machine may fill the same cache, so it is counted again whenever this part of it was written."""
 
@@ -48,9 +46,7 @@ def make_room(folder: Path, *, needed_bytes: int, limit_bytes: int) -> int:
         if path.suffix in SUFFIXES:
             with suppress(OSError):  # another peer on this machine may have deleted it
                 facts = path.stat()
-                # A clock that was set back leaves files of the future, which would stay until the clock gets there.
-                used_at = facts.st_mtime if facts.st_mtime <= now + CLOCK_SECONDS else 0.0
-                files.append((used_at, facts.st_size, path))
+                files.append((facts.st_mtime, facts.st_size, path))
     taken = sum(size for _, size, _ in files)
     for used_at, size, path in sorted(files):
         if taken + needed_bytes <= limit_bytes:

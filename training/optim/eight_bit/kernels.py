@@ -108,10 +108,9 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The compiled loops, or None if they cannot be built or differ from blockwise.py; logs which of these, once."""
+    """The compiled loops, or None if they cannot be built; logs which, once."""
     try:
         made = Kernels(compiled(SOURCE, cache_folder()))
-        _check(made)
     except NotNative as reason:
         logger.warning("The 8-bit optimizer runs in PyTorch alone, which takes about three times as long: %s.", reason)
         return None
@@ -136,23 +135,3 @@ def _map(signed: bool) -> _Map:
     for name, values in arrays.items():
         getattr(made, name)[:] = values
     return made
-
-
-def _check(made: Kernels) -> None:
-    """Tries every bit pattern that decides a code, and every code.
-
-    Raises:
-        NotNative: If a result differs from the table.
-    """
-    patterns = (torch.arange(1 << 16, dtype=torch.int32) << 16).view(torch.float32)
-    for signed in (True, False):
-        book = codebook(signed)
-        chosen = patterns.abs() <= 1 if signed else (patterns >= 0) & (patterns <= 1)
-        values, expected = patterns[chosen], book.nearest[chosen]
-        codes, scales, out = torch.empty_like(expected), torch.empty(1), torch.empty(256)
-        # One block whose largest value is 1, so that the quotients are the patterns themselves.
-        made.quantize(values, codes, scales, block_size=len(values), signed=signed)
-        all_codes = torch.arange(256, dtype=torch.uint8)
-        made.dequantize(all_codes, torch.ones(1), out, block_size=256, signed=signed)
-        if not (torch.equal(codes, expected) and torch.equal(out, book.values)):
-            raise NotNative("the compiled loops do not give the codes of the table")
