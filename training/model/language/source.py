@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,19 +57,18 @@ class WeightSource:
             raise BadInput(f"{self._name} of model.from lacks {CONFIG}; give weights that `transformers` has saved.")
         return table
 
-    def check_room(self, names: Sequence[str], most_bytes: int) -> None:
-        """Checks files before they are fetched; nothing to do where they are on this machine.
+    def check_size(self, names: Sequence[str], most_bytes: int) -> None:
+        """Checks files before they are fetched; a folder has nothing to check.
 
         Raises:
             BadInput: If they have more bytes than such weights can have.
-            TrainingError: If the disk has no room for them.
         """
 
     def weight_files(self, most_bytes: int) -> list[Path]:
         """The safetensors files, all on this machine.
 
         Args:
-            most_bytes: That they may have together, if they have to be fetched.
+            most_bytes: The most bytes that all together may have, if they have to be fetched.
 
         Raises:
             BadInput: If there are none, or they are too large.
@@ -84,7 +82,7 @@ class WeightSource:
             # A name with a slash could lead out of the folder.
             if not names or any(not re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
                 raise BadInput(f"{INDEX} of {self._name} names no files beside it; choose other weights.")
-        self.check_room(names, most_bytes)
+        self.check_size(names, most_bytes)
         paths = {name: self.path(name) for name in names}
         missing = [name for name, path in paths.items() if path is None]
         if missing:
@@ -119,8 +117,8 @@ class _Repository(WeightSource):
         self._repository, _, revision = name.partition("@")
         self._revision = revision or None
 
-    def check_room(self, names: Sequence[str], most_bytes: int) -> None:
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    def check_size(self, names: Sequence[str], most_bytes: int) -> None:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
         where, missing = {"revision": self._revision}, 0
         for name in names:
@@ -132,13 +130,6 @@ class _Repository(WeightSource):
             raise BadInput(
                 f"The weights of {self._name} have {missing:,} bytes, and a model of their config.json has at most "
                 f"{most_bytes:,}; they are not fetched. Choose other weights."
-            )
-        cache = Path(constants.HF_HUB_CACHE)
-        cache.mkdir(parents=True, exist_ok=True)
-        if missing > (free := shutil.disk_usage(cache).free):
-            raise TrainingError(
-                f"The weights of {self._name} have {missing:,} bytes, and {cache} has room for {free:,}. Make room "
-                "there, or set HF_HOME to a folder on a larger disk."
             )
 
     def path(self, name: str) -> Path | None:
