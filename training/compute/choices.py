@@ -39,7 +39,7 @@ class Wishes:
     """Settings that the volunteer has asked for; None: chosen here."""
 
     device: str | None = None
-    """See `training.compute.machine.torch_device`."""
+    """Device by name; see `training.compute.machine.torch_device`."""
     micro_batch_size: int | None = None
     """Samples per forward pass."""
     precision: Precision | None = None
@@ -62,7 +62,7 @@ class Choices:
     need_bytes: int
     """Memory that training takes on the device, by the calculator (`training.compute.plan`)."""
     settings: tuple[Setting, ...]
-    """These choices as they are shown to people, in the order in which they were made."""
+    """These choices in words, in the order in which they were made."""
 
 
 @known_models()
@@ -76,8 +76,8 @@ def choose(
     """Settings for this machine, by the calculator and by measurement; for another machine, by the calculator alone.
 
     Args:
-        task: What is trained.
-        wishes: What the volunteer has asked for.
+        task: Task to train.
+        wishes: Settings that the volunteer has asked for.
         machine: A GPU other than this machine's; then nothing is measured.
         build: Returns the model on its device, so that steps can be timed; without it, memory alone decides the
             micro-batch.

@@ -83,7 +83,7 @@ def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
 
     Args:
         root: Where control groups are mounted.
-        own: What says in which of them this process is.
+        own: File that names the groups of this process.
     """
     # macOS has no such call.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -106,7 +106,7 @@ def group_bytes(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
 
     Args:
         root: Where control groups are mounted.
-        own: What says in which of them this process is.
+        own: File that names the groups of this process.
 
     Returns:
         Bytes, or None where there is no limit.
@@ -128,8 +128,8 @@ def _groups(root: Path, own: Path, controller: str) -> list[Path]:
 
     Args:
         root: Where control groups are mounted.
-        own: As Linux's /proc/self/cgroup.
-        controller: Of version 1; empty: version 2.
+        own: File like Linux's /proc/self/cgroup.
+        controller: Controller of version 1; empty: version 2.
     """
     mounted, inner = root / controller, ""
     with suppress(OSError):

@@ -88,7 +88,7 @@ def make_plan(
     """A plan for one machine.
 
     Args:
-        task: What is trained.
+        task: Task to train.
         device: Where it is trained; see `training.compute.machine`.
         micro_batch_size: Samples per forward pass; None: as many as are advised.
         precision: Type in which layers compute; None: 16 bits on a GPU, float32 on a processor.
@@ -148,8 +148,8 @@ def peer_of(task: Task, model: TrainedModel) -> PeerSetup:
     """A task's training as the calculator asks for it: the settings and the model's layers.
 
     Args:
-        task: What is trained.
-        model: From `Task.on_paper`.
+        task: Task to train.
+        model: Result of `Task.on_paper`.
     """
     return PeerSetup(training=_training(task.run, task.shape), layers=layers_of(task, model))
 

@@ -98,7 +98,7 @@ def evaluate_by_clip(pictures: Sequence[Picture], clip: Clip, *, seed: int) -> C
     A picture that CLIP finds as near to another prompt as to its own is not counted as right.
 
     Args:
-        pictures: What the model drew.
+        pictures: Pictures that the model drew.
         clip: The judge. It knows what it was trained on; where it ranked the pictures before, the share is too high.
         seed: Chooses the other prompts.
 

@@ -94,8 +94,8 @@ def draw_prompts(
         model: The transformer.
         codec: The codec of its recipe.
         tokenizer: The tokenizer of its shards.
-        prompts: What to draw.
-        sampling: How codes are drawn.
+        prompts: Captions to draw.
+        sampling: Settings by which codes are drawn.
         seed: Picture i is drawn with seed + i, regardless of the batch size.
         batch_size: Pictures at once; a larger batch is faster and takes more memory.
         progress: Called with the number of tokens drawn and the total.
@@ -141,7 +141,7 @@ def drawer(
         loaded: The checkpoint.
         codec: The codec of its recipe.
         tokenizer: The tokenizer of its shards.
-        sampling: How codes are drawn.
+        sampling: Settings by which codes are drawn.
         seed: Seed of the first picture.
         total: Pictures of all calls together.
         show: Called with the current work, the number of tokens drawn and the total.
@@ -167,7 +167,7 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
     """The codec and tokenizer of a checkpoint, from the shards on which it was trained.
 
     Args:
-        checkpoint: From `load_checkpoint`.
+        checkpoint: Result of `load_checkpoint`.
         shards: Folder or URL of the shards, if they have been moved.
 
     Raises:
@@ -221,10 +221,10 @@ def save_pictures(
     """Writes each picture as `NUMBER-PROMPT.png`, and `pictures.json` with prompt, seed and settings of each.
 
     Args:
-        pictures: From `draw_prompts`.
+        pictures: Result of `draw_prompts`.
         folder: Created if necessary; files of the same names are replaced, each whole or not at all.
         checkpoint: The checkpoint that drew them.
-        sampling: How they were drawn.
+        sampling: Settings by which they were drawn.
         notes: Additional facts for the JSON, one dictionary per picture.
         facts: Additional facts about all pictures.
 

@@ -34,7 +34,7 @@ def draw_best(
     Args:
         draw: The function that draws them.
         clip: The model that scores them.
-        prompts: What to draw.
+        prompts: Captions to draw.
         candidates: Pictures per prompt.
         keep: Pictures to keep per prompt.
         seed: Candidate c of prompt p is drawn with seed + p * candidates + c.

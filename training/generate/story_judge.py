@@ -67,7 +67,7 @@ def judge_story(prompt: str, continuation: str) -> StoryVerdict:
     """Judges a prompt and its continuation as one story.
 
     Args:
-        prompt: How the story begins, in whole sentences of the grammar; may be empty.
+        prompt: Beginning of the story in whole sentences of the grammar; may be empty.
         continuation: The rest, without the token that ends a text.
 
     Raises:
@@ -87,7 +87,7 @@ def evaluate_stories(
     """Lets a model continue prompts, and judges what it wrote.
 
     Args:
-        prompts_by_kind: Such as `training.data.demo.stories.prompts` gives for each of its kinds.
+        prompts_by_kind: Kind -> prompts, as `training.data.demo.stories.prompts` makes them.
         continue_: Gives for prompts their continuations, each as far as the end of the text.
 
     Raises:

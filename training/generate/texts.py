@@ -28,7 +28,7 @@ def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextToken
     """The tokenizer of a language model, from the shards on which it was trained.
 
     Args:
-        checkpoint: From `load_checkpoint`.
+        checkpoint: Result of `load_checkpoint`.
         shards: Folder or address of the shards, if they have been moved.
 
     Raises:
@@ -72,11 +72,11 @@ def continued(
     """The text that follows a prompt, in pieces, to the end of the document or the most tokens.
 
     Args:
-        model: In evaluation mode.
-        tokenizer: Of its shards.
-        prompt: How the text begins.
-        sampling: How tokens are drawn.
-        most_tokens: That are added; prompt and continuation together have at most those of a block.
+        model: The model, in evaluation mode.
+        tokenizer: Tokenizer of its shards.
+        prompt: Beginning of the text.
+        sampling: Settings by which tokens are drawn.
+        most_tokens: Most tokens to add; prompt and continuation together have at most a block's.
         seed: The same seed gives the same text.
 
     Raises:

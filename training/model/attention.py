@@ -50,7 +50,7 @@ class AttentionPattern:
     """One kind of attention mask, prepared for a layout.
 
     Args:
-        kind: Which image tokens attend to each other; text is causal, and the image attends to all of it.
+        kind: Image tokens that attend to each other; text is causal, and the image attends to all of it.
         layout: Order of the tokens.
         conv_kernel_size: Side of the neighbourhood of `conv`: it reaches up and to the left.
         reference: A tensor on the device and in the type in which attention is computed.

@@ -38,7 +38,7 @@ class FeedForwardBlock(Block):
 
     Args:
         shift: Layout for the token shift, or None for no shift.
-        dtype: In which to compute.
+        dtype: Type in which to compute.
     """
 
     def __init__(self, shift: Layout | None, dtype: torch.dtype):
@@ -86,7 +86,7 @@ class AttentionBlock(Block):
     Weights: norm weight and bias (D), qkv weight (3NH, D), output weight (D, NH) and bias (D), scale (D).
 
     Args:
-        pattern: Which token attends to which.
+        pattern: Mask of the tokens that attend to each other.
         shift: Layout for the token shift, or None for no shift.
         rotation: Complex (3, X + I, H / 2), see `rotation_table`.
         num_heads: N.

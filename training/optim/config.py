@@ -12,7 +12,7 @@ from training.section import Count, Decay, Positive, Section
 
 
 class OptimizerConfig(Section):
-    """What moves the weights, on the host: LAMB (You et al. 2020), AdamW (Loshchilov and Hutter 2019) or Muon (Jordan
+    """Optimizer on the host: LAMB (You et al. 2020), AdamW (Loshchilov and Hutter 2019) or Muon (Jordan
     et al. 2024), with moments in 8 bit (Dettmers et al. 2021) or in 32."""
 
     name: Literal["lamb8bit", "lamb", "adamw8bit", "adamw", "muon"] = "lamb8bit"

@@ -80,7 +80,7 @@ class MomentOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _update(self, parameter: Tensor, group: dict, clip: float) -> None:
-        """Updates one tensor, whose gradient is to be multiplied by `clip` first."""
+        """Updates one tensor, after its gradient is multiplied by `clip`."""
 
     def _check_parameter(self, parameter: Tensor, group: dict) -> None:
         if parameter.dtype != torch.float32 or not parameter.is_contiguous():

@@ -81,9 +81,9 @@ def simulate(
 
     Args:
         kinds: The volunteers.
-        rules: What they exchange, and how they meet.
+        rules: Sizes that they exchange, and rules by which they meet.
         epochs: Epochs that are counted, after `WARM_UP_EPOCHS` that are not.
-        spread: How much volunteers of a kind differ; None: the default.
+        spread: Differences between volunteers of a kind; None: the default.
         seed: Seed of everything that is drawn.
         progress: Called with the number of each epoch that has ended.
     """

@@ -122,7 +122,7 @@ class Swarm:
 
     Args:
         people: All volunteers, present or not.
-        rules: What they exchange, and how they meet.
+        rules: Sizes that they exchange, and rules by which they meet.
         chance: Draws sessions, groups and donors.
     """
 

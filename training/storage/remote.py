@@ -1,4 +1,4 @@
-"""The one client for what lies elsewhere: documents of web servers, and files of a folder, a web server or a store.
+"""Reads documents of web servers, and files of a folder, a web server or a store.
 
 Each fetch has two limits, bytes and seconds, so no host can fill the memory or hold a program by sending a byte now and
 then. No redirect leads from the Internet into a private network, and none gives up TLS.
@@ -85,7 +85,7 @@ class Answer:
     """The address that has answered, behind all redirects."""
     status: int
     headers: Headers
-    """Names in any case; `get_list` gives all values of a name."""
+    """Headers by name in any case; `get_list` returns all values of a name."""
     pieces: Iterator[bytes]
     """The body as it arrives, without decompression."""
 
@@ -112,7 +112,7 @@ def read_document(url: str, *, most_bytes: int = LARGEST_DOCUMENT_BYTES, seconds
     """A document of the web, whole.
 
     Args:
-        url: Of http or https.
+        url: Address of http or https.
         most_bytes: A longer one is refused.
         seconds: Limit of the whole time.
         how: Further arguments of `ask`.
@@ -140,7 +140,7 @@ def ask(
     """Asks a web server, whose address may come from a stranger.
 
     Args:
-        url: Of http or https.
+        url: Address of http or https.
         seconds: Limit of the whole time, from the connection to the last byte.
         silence_seconds: Longest silence of the server; None: `seconds`.
         headers: Added to the request.
@@ -566,7 +566,7 @@ def tried(name: str, address: str, act: Callable[[], Any]) -> Any:
     """Calls `act`, again if it fails, and returns its result.
 
     Args:
-        name: Of the file that it reads or writes, for messages.
+        name: Name of the file that it reads or writes, for messages.
         address: Where that is, for messages.
         act: May raise anything; `BadInput` is not tried again.
 

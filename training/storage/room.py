@@ -22,7 +22,7 @@ def has_room(folder: Path) -> bool:
 
 @contextmanager
 def beginning(folder: Path) -> Iterator[None]:
-    """Within this context a program writes its first files to a disk that had room, but may have filled up since.
+    """Replaces errors of a program's first writes within this context, if the disk has filled up meanwhile.
 
     Raises:
         DiskFilled: In place of any other error, if the disk is full.

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file (text as UTF-8). It replaces an existing file and takes over its permissions.
+    """Writes a file (text as UTF-8). It replaces an existing file and keeps its permissions.
 
     Raises:
         OSError: If it cannot be written; an existing file is then unchanged.

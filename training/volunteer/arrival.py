@@ -71,7 +71,7 @@ def arrive(
         run: The recipe.
         belonging: The lineage that this peer joins, and who knows of it.
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
-        kept: What this peer has kept of the run.
+        kept: Weights of the run that this peer has kept.
         stop: A request to stop, or to leave the lineage, ends the waiting.
         console: Prints what the peer waits for.
 

@@ -46,7 +46,7 @@ class LeaveRequest:
         return self._stop.asked or self._belonging.is_left
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps this long, or until it is to stop; returns whether it is."""
+        """Sleeps this long, or until it is asked to stop; returns whether it is asked."""
         until = time.monotonic() + seconds
         while not self.asked and (left := until - time.monotonic()) > 0:
             self._stop.wait(min(left, WAKE_SECONDS))

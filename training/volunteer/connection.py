@@ -60,8 +60,8 @@ def connect(
 
     Args:
         run: The recipe.
-        settings: Of this peer.
-        identity: Of this peer.
+        settings: Settings of this peer.
+        identity: Identity of this peer.
         warn: Gets a sentence when the run's servers are gone, and when they are back.
         admission: By which this peer lets others in; None in an open run.
 

@@ -63,7 +63,7 @@ def model_on_device(task: Task, wanted: str | None) -> TrainedModel:
     """The model with its initial weights, on the device that trains it.
 
     Args:
-        task: What is trained.
+        task: Task to train.
         wanted: The device that the volunteer has asked for; see `torch_device`.
 
     Raises:

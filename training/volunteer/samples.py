@@ -27,7 +27,7 @@ class OwnSamples:
     gradients the peer drops, because the others went on without it, count as used.
 
     Args:
-        stream: From the kept place on.
+        stream: Samples from the kept place on.
         file: Where the place is kept.
         tell: Called with a sentence if it cannot be kept.
     """
@@ -91,7 +91,7 @@ def own_samples(
     """Samples of the training split, from the kept place on; without one, from the beginning of an order of their own.
 
     Args:
-        task: What is trained.
+        task: Task to train.
         settings: This peer's; a kept place of another seed than theirs does not count.
         file: Where the place is kept.
         seed: Decides the order if no place is kept.

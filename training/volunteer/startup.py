@@ -121,7 +121,7 @@ def all_reduce_bytes(codec: Codec, parameters: int) -> int:
     It sends its gradient to the reducers, and the part that it has averaged back to the other peers.
 
     Args:
-        codec: Of gradients; see `SwarmConfig.gradient_codec`.
+        codec: Codec of gradients; see `SwarmConfig.gradient_codec`.
         parameters: Number of the model's parameters; all are counted as large tensors.
     """
     return 2 * vector_bytes(parameters, 0, codec)

@@ -109,7 +109,7 @@ def draw_picture(scene: Scene, random_numbers: random.Random, *, size: int = 64)
     """The scene as an RGB picture.
 
     Args:
-        scene: What to draw.
+        scene: Scene to draw.
         random_numbers: Chooses what the scene leaves open: the layout of several things.
         size: Side of the picture, pixels.
     """

@@ -271,7 +271,7 @@ def prompts(kind: Kind, count: int, seed: int) -> list[str]:
         kind: "seen": those with which the stories that `write_stories` makes of this seed begin. "unseen": openings
             that are in no training set, whatever its seed. "never combined": with a thing in a colour that it never
             has in training.
-        count: How many.
+        count: Number of prompts.
         seed: Any integer.
 
     Raises:

@@ -94,7 +94,7 @@ class Input:
             )
 
     def open_rows(self, folder: Path) -> RowTable | HubRows:
-        """The rows that are not left out; `folder` is for what has to wait."""
+        """Opens the rows that are not left out; `folder` is for temporary files."""
         if self.hub is None:
             return RowTable(folder, self.rows())
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
@@ -145,7 +145,7 @@ def prepare(
         seed: Seed of the samples' order and the codec's training.
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
         device: Where the codec encodes. A GPU rounds differently, so a few codes may differ.
-        licence: Of pictures and captions, for the data card.
+        licence: Licence of pictures and captions, for the data card.
         fetcher: Fetches pictures of `source.urls`; None: one that reaches public addresses only.
         drops_near_duplicates: Whether pictures that are nearly the same as an earlier one are left out; they are
             counted in any case.
@@ -343,7 +343,7 @@ class _Note:
         self.marked = 0
         """Pictures of this shard and all before it that `NearDuplicates` has kept."""
         self.squared_error, self.decoded = 0.0, 0
-        """Sum of the mean squared errors of the pictures that were decoded again, and how many these are."""
+        """Sum of the mean squared errors of the pictures that were decoded again, and their number."""
         self.left_out: Counter[str] = Counter() if left_out is None else left_out
         self.listed: list[dict[str, str]] = []
         """The pictures that were left out; of one shard only."""
@@ -373,7 +373,7 @@ class _Note:
         self.left_out.update(other.left_out)
 
     def write(self, path: Path) -> None:
-        """Keeps the note, whole or not at all."""
+        """Writes the note, whole or not at all."""
         write_whole(path, json.dumps(vars(self)))
 
     @classmethod

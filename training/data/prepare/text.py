@@ -120,7 +120,7 @@ def prepare_text(
         source: The text.
         out: Folder to make.
         replace: Whether an `out` made from other input may be replaced.
-        licence: Of the text, for the data card.
+        licence: Licence of the text, for the data card.
         progress: See `Progress`; of megabytes of the files.
 
     Returns:

@@ -112,7 +112,7 @@ class TextFile:
             raise self._unreadable(error) from None
 
     def __iter__(self) -> Iterator[Piece | str]:
-        """Raises BadInput if the file cannot be opened, or lacks the column."""
+        """Yields pieces and reasons; raises BadInput if the file cannot be opened, or lacks the column."""
         try:
             if self._name.endswith(".parquet"):
                 yield from self._rows()

@@ -193,7 +193,7 @@ def split_of(name: str, *, among: int = 2) -> Split:
 
 
 class HubText:
-    """The pieces of a part in order; has what `training.data.sources.documents.TextFile` has."""
+    """Pieces of a part in order, with the attributes of `training.data.sources.documents.TextFile`."""
 
     size_bytes = 0
     """Unknown."""

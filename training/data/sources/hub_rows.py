@@ -49,11 +49,11 @@ class _Read:
 
 
 class HubRows:
-    """Rows of a set of the hub; has what `training.data.sources.rows.RowTable` has.
+    """Rows of a set of the hub, with the methods of `training.data.sources.rows.RowTable`.
 
     Args:
         found: The set.
-        folder: For the pictures that wait.
+        folder: Folder for the pictures of one shard.
         image_column: Name of the column of pictures; None: a usual one.
         caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
 

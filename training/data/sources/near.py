@@ -96,7 +96,7 @@ class NearDuplicates:
         return False
 
     def keep(self) -> int:
-        """Writes all marks to the disk; how many there are."""
+        """Writes all marks to the disk, and returns their number."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._count

@@ -71,8 +71,8 @@ class RowTable:
     """Rows on disk, by split.
 
     Args:
-        folder: For its files.
-        rows: All rows, and what is none.
+        folder: Folder for the table's files.
+        rows: All rows, and the lines or files that cannot be used.
     """
 
     def __init__(self, folder: Path, rows: Iterable[Row | Unusable]):

@@ -99,7 +99,7 @@ class Blocks:
     """Reads the blocks of a split's shards.
 
     Args:
-        manifest: Of the set.
+        manifest: The set's manifest.
         shards: Names of the split's shards.
         source: Where they are.
         cache: Keeps what is fetched; None: nothing is kept.

@@ -39,7 +39,7 @@ def make_room(folder: Path, *, needed_bytes: int, limit_bytes: int) -> int:
     Args:
         folder: Holds a folder for each set of shards; codecs and tokenizers in it are never deleted.
         needed_bytes: Size of the file that is about to be kept.
-        limit_bytes: For all files together.
+        limit_bytes: Disk space of all files together.
     """
     files, now = [], time.time()
     for path in folder.glob("*/*"):
@@ -61,8 +61,8 @@ class Cache:
     """Parts of one set of shards, which a peer reads at once and can fetch again at any time.
 
     Args:
-        folder: Of this set; the limit applies to all folders beside it.
-        limit_bytes: For all sets together.
+        folder: Folder of this set; the limit applies to all folders beside it.
+        limit_bytes: Disk space of all sets together.
     """
 
     def __init__(self, folder: Path, limit_bytes: int):

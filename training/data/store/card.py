@@ -42,8 +42,8 @@ def write_card(folder: Path, manifest: Manifest, run: RunConfig, *, licence: str
     """Writes `README.md`, with a YAML header as data hubs read it, and `samples.png`.
 
     Args:
-        folder: Of the shards.
-        manifest: Of the set; its files are in the folder.
+        folder: Folder of the shards.
+        manifest: The set's manifest; its files are in the folder.
         run: The recipe.
         licence: Licence of pictures and captions; None: the card says that it is unknown.
     """
@@ -86,8 +86,8 @@ def write_text_card(folder: Path, manifest: TextManifest, *, licence: str | None
     """Writes `README.md` for shards of text.
 
     Args:
-        folder: Of the shards; tokenizer and shards are in it.
-        manifest: Of the set.
+        folder: Folder of the tokenizer and the shards.
+        manifest: The set's manifest.
         licence: Licence of the text; None: the card says that it is unknown.
     """
     (folder / "README.md").write_text(_text_card(folder, manifest, licence), encoding="utf-8")
@@ -151,7 +151,7 @@ def _table(facts: dict[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that neither Markdown nor HTML takes for more."""
+    """Escapes a text for Markdown and HTML."""
     short = " ".join(text.split())[:SHOWN_CHARACTERS]
     return "".join(f"\\{sign}" if sign in "\\`*_[]|#<>!" else sign for sign in short)
 

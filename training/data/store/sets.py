@@ -123,7 +123,7 @@ def open_shards(
     Args:
         source: A folder, or an address at which a folder's files are served: `https://`, `hf://`, `s3://`.
         split: One of `SPLITS` in `training.data.demo.captions`.
-        kind: What the samples must be; None: anything.
+        kind: Kind that the samples must have; None: any.
         cache: Folder for fetched files; None is `default_cache()`.
         cache_gb: Disk space that fetched shards may take, in GB (10**9 bytes).
 
@@ -164,8 +164,8 @@ def open_manifest(source: str, *, kind: Kind | None = "pictures") -> Manifest | 
     """The manifest of prepared shards, never taken from the cache.
 
     Args:
-        source: As for `open_shards`.
-        kind: As for `open_shards`.
+        source: See `open_shards`.
+        kind: See `open_shards`.
 
     Raises:
         BadInput: If it cannot be read, or describes something else.

@@ -284,7 +284,7 @@ def check_text_fit(manifest: Manifest | TextManifest, *, block_length: int, voca
     """Compares the sizes of the shards' tokens with those of a language model.
 
     Args:
-        manifest: Of the set.
+        manifest: The set's manifest.
         block_length: Tokens of a sample for which the model is made.
         vocab_size: Ids for which the model has room.
         source: Where the set is, for messages.

@@ -1,4 +1,4 @@
-"""A page that shows what a set of shards holds: samples, how long captions or documents are, and what was left out.
+"""Makes a page that shows a set of shards: samples, how long captions or documents are, and what was left out.
 
 Row groups are drawn at random and read as the trainer reads them, so that a page about a set of terabytes fetches a few
 megabytes. Captions, texts and names come from strangers: the template escapes all that it shows, and characters that
@@ -57,7 +57,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A document, or what a block has of it."""
+    """A document, or the part of it in a block."""
 
     text: str
     begins: bool
@@ -101,7 +101,7 @@ def look(source: str, *, split: Split = "train", count: int = 24, seed: int = 0)
         source: Folder or address, as for `open_shards`.
         split: The part to show.
         count: Samples to show.
-        seed: Which ones are drawn.
+        seed: Chooses the samples.
 
     Raises:
         BadInput: If the set cannot be read, or nothing of it.
@@ -154,7 +154,7 @@ def plain(text: str) -> str:
 
 
 def _some(blocks: Blocks, seed: int) -> tuple[list[Rows | TextRows], list[str]]:
-    """Row groups drawn at random, and why others could not be read."""
+    """Reads row groups drawn at random; returns them, and messages about those that cannot be read."""
     total = len(blocks.rows)
     found, damaged = [], []
     for block in permuted(np.arange(min(LOOKED_AT, total)), total, f"{seed}/read").tolist():

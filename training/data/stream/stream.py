@@ -121,7 +121,7 @@ class SampleSet(Samples):
     """Pictures and captions.
 
     Args:
-        shards: From `open_shards`.
+        shards: Result of `open_shards`.
         model: The recipe's model; its sizes must be those of the shards.
         shuffle_buffer: Samples that are mixed with each other, as far as there is memory for them.
 
@@ -153,7 +153,7 @@ class TextSet(Samples):
     """Blocks of text.
 
     Args:
-        shards: From `open_shards`, of the kind `text`.
+        shards: Result of `open_shards`, of the kind `text`.
         block_length: T, tokens of a sample for which the model is made.
         vocab_size: Ids for which the model has room.
         shuffle_buffer: Samples that are mixed with each other, as far as there is memory for them.
@@ -213,7 +213,7 @@ class SampleStream:
 
     Args:
         samples: The set.
-        place: Of the first sample.
+        place: Place of the first sample.
         micro_batch_size: B.
         tell: Called with a sentence when something is wrong, and when it is right again.
     """

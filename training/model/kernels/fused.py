@@ -40,13 +40,13 @@ class Piece:
 
 
 class FusedPattern(AttentionPattern):
-    """`AttentionPattern` by fused kernels; see there for `attend` and `backward`.
+    """Computes what `AttentionPattern` does by fused kernels; `backward` needs only the bias.
 
     Args:
-        kind: As there.
-        layout: As there.
-        conv_kernel_size: As there.
-        reference: As there.
+        kind: See `AttentionPattern`.
+        layout: See `AttentionPattern`.
+        conv_kernel_size: See `AttentionPattern`.
+        reference: See `AttentionPattern`.
         num_heads: N; needed to separate samples, since a sample's padding mask is the same for all heads.
     """
 

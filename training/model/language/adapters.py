@@ -85,11 +85,11 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
 
     Args:
         network: Its weights are as `frozen_dtype` says. On the meta device, adapters have shapes only.
-        adapter: What is added.
-        seed: Of the adapters' first values.
+        adapter: Adapters to add.
+        seed: Seed of the adapters' first values.
 
     Returns:
-        What saves and merges them. `network` computes with them.
+        peft's view of the network, which saves and merges adapters. `network` computes with them.
 
     Raises:
         BadInput: If a target is no linear layer of the model.
@@ -154,7 +154,7 @@ def allocate_adapters(network: nn.Module) -> None:
 
 
 def quantize(network: nn.Module) -> None:
-    """Quantizes what is to be in 4 bits and is not yet: `to` does so when it moves a model, but not within the CPU."""
+    """Quantizes 4-bit weights that are still whole: `to` does so when it moves a model, but not within the CPU."""
     for module in network.modules():
         weight = getattr(module, "weight", None)
         if getattr(weight, "bnb_quantized", None) is False:
@@ -221,8 +221,8 @@ def save_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path, *, b
     """Writes adapters in peft's format: adapter_config.json and adapter_model.safetensors.
 
     Args:
-        adapted: From `add_adapters`.
-        adapter: As the recipe has it.
+        adapted: Result of `add_adapters`.
+        adapter: The recipe's adapter.
         folder: Exists.
         base: Folder or hub id of the frozen weights.
     """
