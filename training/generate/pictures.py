@@ -100,6 +100,8 @@ def draw_prompts(
         batch_size: Pictures at once; a larger batch is faster and takes more memory.
         progress: Called with the number of tokens drawn and the total.
     """
+    from training.model.codecs.codec import decoded_pixels
+
     tokens = model.config.image_seq_len
     pictures: list[Picture] = []
     for start in range(0, len(prompts), batch_size):
@@ -119,7 +121,7 @@ def draw_prompts(
             seed=list(seeds),
             progress=report,
         )
-        pixels = (codec.decode(codes).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        pixels = decoded_pixels(codec, codes)
         for prompt, one, drawn, shown in zip(batch, seeds, codes.cpu().numpy(), pixels, strict=True):
             pictures.append(Picture(prompt=prompt, seed=one, codes=drawn.astype(np.uint16), pixels=shown))
     return pictures

@@ -22,7 +22,7 @@ from training.data.store.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
-from training.model.codecs.codec import ImageCodec, rise_and_fall
+from training.model.codecs.codec import ImageCodec, decoded_pixels, rise_and_fall
 from training.storage.whole import whole_folder
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
@@ -102,8 +102,7 @@ def decoded_samples(
     pictures = []
     for start in range(0, len(codes), 256):
         part = torch.from_numpy(np.stack(codes[start : start + 256]).astype(np.int64))
-        decoded = (codec.decode(part).clamp(0, 1) * 255).round().byte()
-        pictures.append(decoded.permute(0, 2, 3, 1).numpy())
+        pictures.append(decoded_pixels(codec, part))
         progress("Decoding pictures for CLIP", start + len(part), len(codes))
     return np.concatenate(pictures), captions
 

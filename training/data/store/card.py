@@ -15,7 +15,7 @@ from training.data.store.blocks import Blocks
 from training.data.store.layouts import LARGEST_ASPECT_RATIO, LEAST_CAPTION_CHARACTERS
 from training.data.store.shards import TOKENIZER_FILE, AnyManifest, Manifest, TextManifest, read_shard
 from training.data.store.text_tokenizer import TextTokenizer
-from training.model.codecs.codec import load_codec
+from training.model.codecs.codec import decoded_pixels, load_codec
 from training.recipe import RunConfig
 from training.storage.remote import Folder
 
@@ -38,6 +38,28 @@ def times_smaller(manifest: Manifest | TextManifest) -> float:
     return before / sum(manifest.files[name].bytes for name in shards)
 
 
+def facts_of(manifest: Manifest | TextManifest) -> dict[str, str]:
+    """Sizes of a set in words, by name."""
+    facts = {f"Samples, {name}": f"{split.samples:,}" for name, split in manifest.splits.items()}
+    if manifest.kind == "text":
+        return facts | {
+            "Tokens of a block": f"{manifest.block_length:,}, each one of {manifest.vocab_size:,}",
+            "Bits of a token": f"{8 * manifest.token_type.itemsize}, little-endian",
+            "Tokens": f"{manifest.tokens:,}",
+            "Tokens at the end, too few for a block": f"{manifest.left_over_tokens:,}",
+            "Text over shards, bytes": f"{times_smaller(manifest):.1f}",
+            "Id between two documents": f"{manifest.end_of_text}",
+        }
+    return facts | {
+        "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
+        "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
+        "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
+        "Nearly the same as an earlier picture": f"{manifest.near_duplicates:,}",
+        "Shortest caption": f"{LEAST_CAPTION_CHARACTERS} characters",
+        "Largest aspect ratio": f"{LARGEST_ASPECT_RATIO:g}",
+    }
+
+
 def write_card(folder: Path, manifest: Manifest, run: RunConfig, *, licence: str | None) -> None:
     """Writes `README.md`, with a YAML header as data hubs read it, and `samples.png`.
 
@@ -50,28 +72,18 @@ def write_card(folder: Path, manifest: Manifest, run: RunConfig, *, licence: str
     first = folder / manifest.splits["train"].shards[0]
     samples = list(islice(read_shard(first), SHOWN))
     codes = torch.from_numpy(np.stack([sample.codes for sample in samples]).astype(np.int64))
-    pictures = load_codec(folder, run.codec).decode(codes).clamp(0, 1)
-    _write_grid(folder / SAMPLES_FILE, (pictures * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy())
+    _write_grid(folder / SAMPLES_FILE, decoded_pixels(load_codec(folder, run.codec), codes))
     captions = [_plain(sample.caption) for sample in samples]
     (folder / "README.md").write_text(_card(manifest, run, captions, licence), encoding="utf-8")
 
 
 def _card(manifest: Manifest, run: RunConfig, captions: list[str], licence: str | None) -> str:
-    facts = {
-        **{f"Samples, {name}": f"{split.samples:,}" for name, split in manifest.splits.items()},
-        "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
-        "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
-        "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
-        "Nearly the same as an earlier picture": f"{manifest.near_duplicates:,}",
-        "Shortest caption": f"{LEAST_CAPTION_CHARACTERS} characters",
-        "Largest aspect ratio": f"{LARGEST_ASPECT_RATIO:g}",
-    }
     return "\n".join(
         [
             _header("text-to-image", licence, run.run_id),
             f"# Samples of {_plain(run.title)}\n",
             f"Pictures as codes of an image codec, and their captions. {_written(licence)}",
-            _table(facts),
+            _table(facts_of(manifest)),
             f"## Left out of {manifest.pictures:,} rows\n",
             _left_out(manifest),
             "`left-out.jsonl` names the pictures that could not be used.\n",
@@ -98,22 +110,13 @@ def _text_card(folder: Path, manifest: TextManifest, licence: str | None) -> str
     tokenizer = TextTokenizer.parse(content, end_of_text=manifest.end_of_text, source=TOKENIZER_FILE)
     first = Blocks(manifest, manifest.splits["train"].shards, Folder(folder), None).read(0)
     shown = [_plain(tokenizer.decode(block[:SHOWN_CHARACTERS])) for block in first.tokens[:SHOWN_BLOCKS]]
-    facts = {
-        **{f"Blocks, {name}": f"{split.samples:,}" for name, split in manifest.splits.items()},
-        "Tokens of a block": f"{manifest.block_length:,}, each one of {manifest.vocab_size:,}",
-        "Bits of a token": f"{8 * manifest.token_type.itemsize}, little-endian",
-        "Tokens": f"{manifest.tokens:,}",
-        "Tokens at the end, too few for a block": f"{manifest.left_over_tokens:,}",
-        "Text over shards, bytes": f"{times_smaller(manifest):.1f}",
-        "Id between two documents": f"{manifest.end_of_text}",
-    }
     return "\n".join(
         [
             _header("text-generation", licence),
             "# Text in blocks of tokens\n",
             "Documents one behind the other, with an end of text between them, cut into blocks of one length. `tokens` "
             f"has the ids of a block, `starts` one bit for each: whether a document begins there. {_written(licence)}",
-            _table(facts),
+            _table(facts_of(manifest)),
             f"## Left out of {manifest.documents:,} documents\n",
             _left_out(manifest),
             "## How the first blocks begin\n",

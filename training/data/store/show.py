@@ -23,13 +23,13 @@ from PIL import Image
 
 from training.data.demo.captions import Split
 from training.data.store.blocks import Blocks, DamagedError
-from training.data.store.card import times_smaller
+from training.data.store.card import facts_of
 from training.data.store.layouts import Rows, TextRows
 from training.data.store.sets import Shards, open_shards
-from training.data.store.shards import KINDS, Manifest
+from training.data.store.shards import KINDS
 from training.data.stream.order import permuted
 from training.errors import BadInput
-from training.model.codecs.codec import ImageCodec, codec_config, load_codec
+from training.model.codecs.codec import ImageCodec, codec_config, decoded_pixels, load_codec
 from training.storage.remote import MissingError, UnreachableError
 
 TEMPLATE = "show.html"
@@ -124,7 +124,7 @@ def look(source: str, *, split: Split = "train", count: int = 24, seed: int = 0)
         source=shards.source,
         kind=KINDS[manifest.kind],
         split=split,
-        facts=_facts(shards),
+        facts=facts_of(manifest) | {"Digest of the tokens": manifest.tokens_digest},
         samples=(_texts if is_text else _pictures)(shards, rows, places),
         lengths=_doubling(manifest.document_lengths) if is_text else _even(captions),
         length_of=counted,
@@ -170,10 +170,9 @@ def _pictures(shards: Shards, rows: Sequence[Rows], places: list[tuple[int, int]
     for start in range(0, len(places), DECODED_TOGETHER):
         part = places[start : start + DECODED_TOGETHER]
         codes = torch.from_numpy(np.stack([rows[at].codes[row] for at, row in part]).astype(np.int64))
-        pictures = (codec.decode(codes).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
         shown += [
             Shown(caption=rows[at].captions[row], picture=_png(picture))
-            for (at, row), picture in zip(part, pictures, strict=True)
+            for (at, row), picture in zip(part, decoded_pixels(codec, codes), strict=True)
         ]
     return shown
 
@@ -212,28 +211,6 @@ def _texts(shards: Shards, rows: Sequence[TextRows], places: list[tuple[int, int
             parts.append(Part(text=text, begins=bool(starts[first]), tokens=last - first))
         shown.append(Shown(parts=parts))
     return shown
-
-
-def _facts(shards: Shards) -> dict[str, str]:
-    manifest = shards.manifest
-    facts = {f"Samples, {name}": f"{entry.samples:,}" for name, entry in manifest.splits.items()}
-    if manifest.kind == "text":
-        facts |= {
-            "Tokens of a block": f"{manifest.block_length:,}, each one of {manifest.vocab_size:,}",
-            "Tokens": f"{manifest.tokens:,}",
-            "Text over shards, bytes": f"{times_smaller(manifest):.1f}",
-        }
-    else:
-        facts |= _picture_facts(manifest)
-    return facts | {"Digest of the tokens": manifest.tokens_digest}
-
-
-def _picture_facts(manifest: Manifest) -> dict[str, str]:
-    return {
-        "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
-        "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
-        "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
-    }
 
 
 def _bars(counts: dict[str, int]) -> list[Bar]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
+import numpy as np
 import safetensors.torch
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,11 @@ class ImageCodec(Protocol):
 
     def to(self, device: torch.device) -> ImageCodec:
         """The same codec, after its weights have moved to a device."""
+
+
+def decoded_pixels(codec: ImageCodec, codes: Tensor) -> np.ndarray:
+    """Decodes codes (B, G * G) to pixels, uint8 (B, S, S, 3)."""
+    return (codec.decode(codes).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
 class _Residual(nn.Module):

@@ -258,7 +258,7 @@ def test_the_card_says_what_the_set_is(tmp_path):
     card = (tmp_path / "shards" / "README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["license"] == "odc-by" and header["task_categories"] == ["text-generation"]
-    assert f"| Blocks, train | {manifest.splits['train'].samples} |" in card
+    assert f"| Samples, train | {manifest.splits['train'].samples} |" in card
     assert "\\!\\[x\\]" in card and "<img" not in card.replace("\\<img", "")
     prepare_text(source, tmp_path / "other", licence="ours: ask us")
     header = yaml.safe_load((tmp_path / "other" / "README.md").read_text().split("---")[1])
