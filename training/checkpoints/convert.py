@@ -1,4 +1,4 @@
-"""Converts weights of dalle-pytorch, transformers and peft into checkpoints of this project, and back to the first."""
+"""Converts dalle-pytorch's weights into checkpoints of this project and back, and adapters for peft."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, re
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, to_dalle_pytorch
-from training.model.language.adapters import ADAPTER_CONFIG, load_adapters
-from training.model.language.folders import build_language_model, export_adapters
+from training.model.language.folders import export_adapters
 from training.model.transformer import build_model
-from training.recipe import LanguageRun, parse_recipe, read_recipe
+from training.recipe import parse_recipe, read_recipe
 from training.storage.whole import whole_file
-from training.tasks.known import task_of
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Keys under which the files of training scripts store the state dictionary."""
@@ -69,46 +67,6 @@ def import_weights(
     )
 
 
-def import_language_model(source: Path, folder: Path, *, recipe: str | None, epoch: int, shards: str | None) -> Path:
-    """Writes a checkpoint with the weights of a folder that `transformers` has saved, or the adapters that peft has.
-
-    Args:
-        source: With config.json and safetensors, or adapter_config.json and adapter_model.safetensors.
-        folder: Receives the checkpoint.
-        recipe: Name, path or URL of a recipe whose `[model]` is this architecture, and whose `[adapter]` these are.
-        epoch: Global updates to record.
-        shards: Folder or address of the shards; None: the recipe's.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        BadInput: If the folder cannot be read, or is of another architecture than the recipe.
-    """
-    text, config = _language_recipe(recipe, source)
-    if (source / ADAPTER_CONFIG).is_file():
-        if config.adapter is None:
-            raise BadInput(f"{source} holds adapters, and the recipe {recipe} has no [adapter]. Give another --recipe.")
-        loaded = task_of(config).build_model()
-        load_adapters(loaded.adapted, config.adapter, source)
-    elif config.adapter is not None:
-        raise BadInput(
-            f"The recipe {recipe} trains adapters, and {source} holds a whole model. Give a folder that peft has saved."
-        )
-    else:
-        loaded = build_language_model(config.model.model_copy(update={"pretrained": str(source)}), config.seed)
-        loaded.config = config.model
-    return save_checkpoint(
-        folder,
-        model=loaded,
-        recipe_toml=text,
-        epoch=epoch,
-        metrics={},
-        shards=shards or config.data.shards,
-        codec_digest=_codec_of(shards) if shards is not None else None,
-    )
-
-
 def export_adapters_of(source: Path, folder: Path) -> None:
     """Writes a checkpoint's adapters in peft's format.
 
@@ -123,16 +81,6 @@ def export_adapters_of(source: Path, folder: Path) -> None:
     if getattr(recipe_of(path), "adapter", None) is None:
         raise BadInput(f"{path} holds a whole model and no adapters; omit --adapters.")
     export_adapters(load_checkpoint(path, computes=False).model, folder)
-
-
-def _language_recipe(recipe: str | None, source: Path) -> tuple[str, LanguageRun]:
-    if recipe is None:
-        raise BadInput("Say with --recipe which recipe the checkpoint is for, such as stories.")
-    text = read_recipe(recipe)
-    config = parse_recipe(text, source=recipe)
-    if not isinstance(config, LanguageRun):
-        raise BadInput(f"The recipe {recipe} trains no language model, and {source} holds one. Give another --recipe.")
-    return text, config
 
 
 def _codec_of(shards: str) -> str | None:

@@ -76,7 +76,7 @@ def test_its_checkpoint_writes_and_is_judged(run_dir):
     assert all(one["count"] == 5 and one["right"] == 0 for one in found["kinds"].values())
 
 
-def test_it_goes_to_transformers_and_back(run_dir, tmp_path):
+def test_it_goes_to_transformers(run_dir, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     call("convert", run_dir, tmp_path / "theirs")
@@ -85,10 +85,6 @@ def test_it_goes_to_transformers_and_back(run_dir, tmp_path):
     ours = load_checkpoint(find_checkpoint(run_dir))
     with torch.no_grad():
         torch.testing.assert_close(network(ids).logits, ours.model.logits(ids), rtol=1e-5, atol=1e-6)
-    recipe, shards = find_checkpoint(run_dir) / "recipe.toml", run_dir / "shards"
-    call("convert", tmp_path / "theirs", tmp_path / "ours", "--recipe", recipe, "--shards", shards)
-    back = load_checkpoint(tmp_path / "ours" / "epoch-000000").model.state_dict()
-    assert all(torch.equal(tensor, back[name]) for name, tensor in ours.model.state_dict().items())
 
 
 def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""`convert`: weights of dalle-pytorch, transformers or peft to a checkpoint of this project, and back."""
+"""`convert`: weights of dalle-pytorch to a checkpoint, and a checkpoint to dalle-pytorch, transformers or peft."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def run(
         Path,
         typer.Argument(
             metavar="IN",
-            help="Weights of dalle-pytorch (.pt or .safetensors), transformers or peft (a folder), or a checkpoint "
-            "folder of this project.",
+            help="Weights of dalle-pytorch (.pt or .safetensors), or a checkpoint folder of this project.",
         ),
     ],
     out: Annotated[
@@ -41,7 +40,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Convert weights between dalle-pytorch, transformers or peft and this project; IN decides the direction."""
+    """Convert dalle-pytorch's weights to a checkpoint, or a checkpoint to weights of other libraries; IN decides."""
     print(_convert(source, out, recipe=recipe, epoch=epoch, shards=shards, adapters=adapters))
 
 
@@ -51,7 +50,6 @@ def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards:
     from training.checkpoints.convert import (
         export_adapters_of,
         export_checkpoint,
-        import_language_model,
         import_weights,
     )
     from training.generate.texts import export_texts
@@ -59,9 +57,6 @@ def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards:
     if adapters:
         export_adapters_of(source, out)
         return f"Wrote {out} for peft: PeftModel.from_pretrained(base, {str(out)!r})."
-    if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
-        path = import_language_model(source, out, recipe=recipe, epoch=epoch, shards=shards)
-        return f"Wrote the checkpoint {path}."
     if source.is_dir() and recipe_of(find_checkpoint(source)).kind == "text":
         export_texts(source, out, shards)
         return f"Wrote {out} for transformers: AutoModelForCausalLM.from_pretrained({str(out)!r})."

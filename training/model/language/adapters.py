@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from training.errors import BadInput, first_line, reason_of
+from training.errors import BadInput
 from training.model.kernels.linear import multiplies
 from training.model.language.config import AdapterConfig
 
@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FROZEN_DTYPES = {32: torch.float32, 16: torch.bfloat16, 4: torch.bfloat16}
 """Type of frozen weights by `AdapterConfig.frozen_bits`; with 4, of those outside the layers' linear modules."""
-
-OTHER_KINDS = (
-    "use_rslora",
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "alpha_pattern",
-    "rank_pattern",
-    "layer_replication",
-    "modules_to_save",
-    "lora_bias",
-)
-"""Settings of peft that make an adapter another function than W + (alpha / rank) B A."""
-OTHER_STARTS = ("pissa", "olora", "corda", "loftq")
-"""First values for which peft also changes the frozen weights."""
 
 
 def frozen_dtype(adapter: AdapterConfig | None) -> torch.dtype:
@@ -240,70 +225,3 @@ def save_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path, *, b
     }
     text = json.dumps(table, indent=2, sort_keys=True, default=str)
     (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def load_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path) -> None:
-    """Reads adapters that peft has saved.
-
-    Raises:
-        BadInput: If they cannot be read, or are not as the recipe's.
-    """
-    from peft import set_peft_model_state_dict
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        table = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise BadInput(f"The adapters in {folder} cannot be read: {reason_of(error)}. Get the files again.") from None
-    _check_kind(table, adapter, folder)
-    if bad := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise BadInput(
-            f"The adapters in {folder} have values that are not finite, in {bad[0]}.", cure="Give other adapters."
-        )
-    drawn = [first.detach().clone() for first, _ in _matrices(adapted)] if adapter.freeze_a else []
-    try:
-        report = set_peft_model_state_dict(adapted, tensors)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise BadInput(
-            f"The adapters in {folder} do not fit the recipe's model: {first_line(error)}",
-            cure="Give adapters of this model.",
-        ) from None
-    lacking = [name for name in report.missing_keys if "lora_" in name]
-    if lacking or report.unexpected_keys:
-        named = [*lacking, *report.unexpected_keys][0]
-        raise BadInput(
-            f"The adapters in {folder} stand beside other layers than the recipe's adapter.targets; {named} is on one "
-            "side only. Set the targets to those of the adapters."
-        )
-    if any(not first.equal(other) for other, (first, _) in zip(drawn, _matrices(adapted), strict=False)):
-        raise BadInput(
-            f"The recipe's adapter.freeze_a keeps A as it is drawn from the seed, and the adapters in {folder} have "
-            "another A; set adapter.freeze_a = false, or give adapters that were trained with this recipe."
-        )
-
-
-def _check_kind(table: object, adapter: AdapterConfig, folder: Path) -> None:
-    """Raises BadInput if adapters compute otherwise than the recipe's, by what their adapter_config.json says."""
-    if not isinstance(table, dict) or not all(isinstance(table.get(name), int | float) for name in ("r", "lora_alpha")):
-        raise BadInput(f"{folder / ADAPTER_CONFIG} gives no rank and alpha (r, lora_alpha). Get the files again.")
-    for field, name, wanted in (("rank", "r", adapter.rank), ("alpha", "lora_alpha", adapter.alpha)):
-        if table[name] != wanted:
-            found = table[name]
-            raise BadInput(
-                f"The adapters in {folder} have the {field} {found!r}, and the recipe's adapter.{field} is {wanted:g}; "
-                f"set it to {found!r} in the recipe, or give other adapters."
-            )
-    starts = table.get("init_lora_weights")
-    other = [name for name in OTHER_KINDS if table.get(name)]
-    if table.get("peft_type", "LORA") != "LORA":
-        other.insert(0, "peft_type")
-    if isinstance(starts, str) and starts.startswith(OTHER_STARTS):
-        other.append("init_lora_weights")
-    if other:
-        raise BadInput(
-            f"The adapters in {folder} compute otherwise than LoRA as published: {other[0]} is {table[other[0]]!r:.60} "
-            "in their adapter_config.json.",
-            cure="Give adapters that were trained without it.",
-        )
