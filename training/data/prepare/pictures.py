@@ -35,6 +35,7 @@ from training.data.sources.work import (
     alone_at,
     described,
     digest_of,
+    digest_of_input,
     finish,
     finished,
     part_folder,
@@ -43,7 +44,7 @@ from training.data.sources.work import (
 from training.data.store.card import write_card
 from training.data.store.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, SplitEntry, write_shard
 from training.data.store.tokenizer import Tokenizer
-from training.errors import BadInput, reason_of
+from training.errors import BadInput
 from training.model.codecs.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
 from training.recipe import RunConfig
 from training.storage.whole import write_whole
@@ -398,13 +399,7 @@ def _input_digest(
     described = json.dumps([run.codec.model_dump(), sizes, settings], sort_keys=True)
     digest = hashlib.sha256(described.encode())
     for file in chain(files, source.files()):
-        try:
-            digest.update(b"-" if file is None else digest_of(file))
-        except OSError as error:
-            raise BadInput(
-                f"{file} cannot be read: {reason_of(error)}.",
-                cure="Check that the file is there, whole, and readable for you.",
-            ) from None
+        digest.update(digest_of_input(file))
     if isinstance(table, HubRows):
         digest.update(table.identity.encode())
         return digest.hexdigest()

@@ -27,7 +27,7 @@ from training.data.sources.work import (
     Progress,
     alone_at,
     described,
-    digest_of,
+    digest_of_input,
     finish,
     finished,
     part_folder,
@@ -45,7 +45,7 @@ from training.data.store.shards import (
 )
 from training.data.store.text_tokenizer import TextTokenizer
 from training.data.stream.order import permuted
-from training.errors import BadInput, reason_of
+from training.errors import BadInput
 from training.storage.whole import write_whole
 
 SHARD_TOKENS = 1 << 24
@@ -368,13 +368,7 @@ def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progre
     del settings["path"], settings["tokenizer"]
     described = [settings, SHARD_TOKENS, READ_CHARACTERS, GROUP_TOKENS, VOCABULARY_CHARACTERS]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    try:
-        digest.update(b"-" if source.tokenizer is None else digest_of(source.tokenizer))
-    except OSError as error:
-        raise BadInput(
-            f"{source.tokenizer} cannot be read: {reason_of(error)}.",
-            cure="Check that the file is there, whole, and readable for you.",
-        ) from None
+    digest.update(digest_of_input(source.tokenizer))
     for done, file in enumerate(files, start=1):
         digest.update(file.identity)
         progress("Reading the files", done, len(files))

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.data.demo.captions import SPLITS, Split
-from training.data.sources.work import digest_of
+from training.data.sources.work import digest_of_input
 from training.data.store.text_tokenizer import END_OF_TEXT
 from training.errors import BadInput, reason_of
 
@@ -106,10 +106,7 @@ class TextFile:
     @property
     def identity(self) -> bytes:
         """Digest of the content, and whether it is plain text or lines of JSON, which the name alone says."""
-        try:
-            return digest_of(self._path) + (b"plain" if self._is_plain else b"")
-        except OSError as error:
-            raise self._unreadable(error) from None
+        return digest_of_input(self._path) + (b"plain" if self._is_plain else b"")
 
     def __iter__(self) -> Iterator[Piece | str]:
         """Yields pieces and reasons; raises BadInput if the file cannot be opened, or lacks the column."""
@@ -119,13 +116,10 @@ class TextFile:
             else:
                 yield from self._lines()
         except OSError as error:
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: OSError) -> BadInput:
-        return BadInput(
-            f"{self._path} cannot be read: {reason_of(error)}.",
-            cure="Check that the file is there, whole, and readable for you.",
-        )
+            raise BadInput(
+                f"{self._path} cannot be read: {reason_of(error)}.",
+                cure="Check that the file is there, whole, and readable for you.",
+            ) from None
 
     def _lines(self) -> Iterator[Piece | str]:
         with ExitStack() as opened:

@@ -141,6 +141,21 @@ def digest_of(file: Path) -> bytes:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
+def digest_of_input(file: Path | None) -> bytes:
+    """SHA-256 of a file that was given; another value if none was.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    try:
+        return b"-" if file is None else digest_of(file)
+    except OSError as error:
+        raise BadInput(
+            f"{file} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
+
+
 def described(
     work: Path, splits: dict[Split, SplitEntry], others: Iterable[str] = ()
 ) -> dict[str, dict[str, BaseModel]]:

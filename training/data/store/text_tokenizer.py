@@ -18,8 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from training.data.store.tokenizer import read_inner
-from training.errors import BadInput, reason_of
+from training.data.store.tokenizer import read_file, read_inner
+from training.errors import BadInput
 from training.storage.whole import write_whole
 
 END_OF_TEXT = "<|endoftext|>"
@@ -107,13 +107,7 @@ class TextTokenizer:
         Raises:
             BadInput: If it is not one, or has no such token.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise BadInput(
-                f"{path} cannot be read: {reason_of(error)}.", cure="Give a tokenizer.json with --tokenizer."
-            ) from None
-        inner = read_inner(content, source=str(path))
+        inner = read_inner(read_file(path), source=str(path))
         names = END_NAMES if end_of_text is None else (end_of_text,)
         found = [inner.token_to_id(name) for name in names if inner.token_to_id(name) is not None]
         if not found:

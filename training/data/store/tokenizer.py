@@ -73,14 +73,7 @@ class Tokenizer:
         Raises:
             BadInput: If it is not one, or its id 0 is not padding.
         """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise BadInput(
-                f"{path} cannot be read: {reason_of(error)}.",
-                cure="Check that the file is there, whole, and readable for you.",
-            ) from None
-        return cls.parse(content, source=str(path))
+        return cls.parse(read_file(Path(path)), source=str(path))
 
     @classmethod
     def parse(cls, content: bytes, *, source: str) -> Tokenizer:
@@ -104,6 +97,16 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Writes `tokenizer.json`, whole or not at all."""
         write_whole(path, self._inner.to_str(pretty=True))
+
+
+def read_file(path: Path) -> bytes:
+    """Reads a file that was given; raises BadInput if that fails."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read: {reason_of(error)}.", cure="Give a tokenizer.json with --tokenizer."
+        ) from None
 
 
 def read_inner(content: bytes, *, source: str) -> tokenizers.Tokenizer:
