@@ -210,14 +210,15 @@ def test_a_picture_that_trickles_is_given_up(server, fetcher, monkeypatch):
 
 
 def test_a_host_is_asked_by_few_at_a_time(server, fetcher):
-    now, most, lock = 0, 0, threading.Lock()
+    """Each answer waits until as many are asked for at once as may be."""
+    now, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(CONNECTIONS_PER_HOST, timeout=20)
 
     def count(handler, name, first):
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
-        time.sleep(0.05)
+        full.wait()
         with lock:
             now -= 1
 
