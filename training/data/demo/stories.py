@@ -110,7 +110,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 Kind = Literal["seen", "unseen", "never combined"]
 SPLIT_OF_KIND: dict[Kind, Split] = dict(zip(get_args(Kind), SPLITS, strict=True))
-"""Kind of prompts -> the split whose stories begin so."""
+"""Kind of prompts -> the split whose stories begin with such prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,7 +65,7 @@ class Packer:
         return self.size // self.block_length
 
     def take(self) -> Packed:
-        """The full blocks, which the packer forgets."""
+        """Removes the full blocks from the packer and returns them."""
         full = self.blocks * self.block_length
         tokens = np.concatenate([np.zeros(0, self.kind), *self.parts])
         starts = np.zeros(full, dtype=bool)

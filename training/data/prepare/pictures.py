@@ -178,7 +178,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Shards in the making; what is finished stays if the work is interrupted."""
+    """Work on the shards of a set; finished shards stay if it is interrupted."""
 
     folder: Path
     table: RowTable | HubRows
@@ -192,7 +192,7 @@ class _Work:
     """Device on which the codec encodes."""
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
-        """Makes all files; the manifest, which is not written yet."""
+        """Makes all files but the manifest, and returns that."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self._tokenizer(tokenizer_file)
         tokenizer.save(self.folder / TOKENIZER_FILE)
@@ -216,7 +216,7 @@ class _Work:
         )
 
     def _encode(self, codec: ImageCodec, near: NearDuplicates) -> tuple[dict[Split, SplitEntry], _Note]:
-        """Encodes all rows into shards; the splits, and what all shards' notes say together.
+        """Encodes all rows into shards. Returns the splits, and the sum of all shards' notes.
 
         Raises:
             BadInput: If no picture can be trained on.
@@ -298,7 +298,7 @@ class _Work:
         return tokenizer
 
     def _codec(self, codec_file: Path | None, steps: int) -> ImageCodec:
-        """The codec to encode with; its files are in the folder afterwards."""
+        """Returns the codec to encode with, and puts its files into the folder."""
         # Work on this input was interrupted. A codec trained again may differ from the one of the finished shards.
         if (self.folder / CONFIG_FILE).exists():
             return load_codec(self.folder, self.run.codec)

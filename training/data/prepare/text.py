@@ -171,7 +171,7 @@ class _Note:
 
 @dataclass(frozen=True, slots=True)
 class _TextWork:
-    """Shards in the making; what is finished stays if the work is interrupted."""
+    """Work on the shards of a set; finished shards stay if it is interrupted."""
 
     folder: Path
     source: TextInput
@@ -179,7 +179,7 @@ class _TextWork:
     progress: Progress
 
     def make(self, digest: str) -> TextManifest:
-        """Makes all files; the manifest, which is not written yet.
+        """Makes all files but the manifest, and returns that.
 
         Raises:
             BadInput: If no block is full.
@@ -218,7 +218,7 @@ class _TextWork:
         )
 
     def _tokenizer(self) -> TextTokenizer:
-        """The tokenizer to encode with; its file is in the folder afterwards."""
+        """Returns the tokenizer to encode with, and puts its file into the folder."""
         path, source = self.folder / TOKENIZER_FILE, self.source
         if source.tokenizer is not None:
             tokenizer = TextTokenizer.from_file(source.tokenizer, end_of_text=source.end_of_text)
@@ -245,7 +245,7 @@ class _TextWork:
         self.progress("Training the tokenizer, files", len(self.files), len(self.files))
 
     def _pieces(self, note: _Note) -> Iterator[_Placed]:
-        """The pieces from a place on, each with the place behind it."""
+        """Yields the pieces from a place on, each with the place behind it."""
         sizes = [file.size_bytes for file in self.files]
         before, total = sum(sizes[: note.file]), sum(sizes)
         for number in range(note.file, len(self.files)):

@@ -17,7 +17,7 @@ SUFFIXES = (".parquet", ".block", ".footer")
 IN_USE_SECONDS = 60.0
 """A whole shard that was used within this time may be open in another program on this machine, so it stays."""
 LOOKS_PER_LIMIT = 32
-"""Other peers on this machine may fill the same cache, so it is counted again whenever this part of it was written."""
+"""The cache is counted again whenever this part of its limit was written: other peers on this machine may fill it."""
 
 
 def default_cache() -> Path:

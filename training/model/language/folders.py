@@ -230,7 +230,7 @@ def _check_numbers(tensors: dict[str, torch.Tensor], named: str) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """`transformers` draws progress bars, which do not belong between the trainer's lines."""
+    """Hides the progress bars of `transformers`, which would stand between the trainer's lines."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
