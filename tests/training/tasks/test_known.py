@@ -43,11 +43,6 @@ def test_what_an_architecture_leaves_out_is_the_same_for_the_calculator_as_for_t
     assert from_config(shape_of(run).config) == from_config(task_of(run).calculator_config())
 
 
-def test_a_task_of_a_package_is_asked_for_its_shape(package):
-    run = parse_recipe(with_task("wider").replace("[model]", "[model]\ntimes = 3"))
-    assert shape_of(run).config == {"model_type": "text-to-image", **run.model.model_dump()}
-
-
 def test_a_recipe_that_names_no_task_draws_pictures():
     assert load_recipe("demo").task == TEXT_TO_IMAGE
     assert parse_recipe(with_task(TEXT_TO_IMAGE)) == load_recipe("demo")

@@ -93,14 +93,14 @@ class _LastOfTwo:
 
     def __init__(self, model, run):
         self.local_epoch, self._reports, self._left = 0, [], threading.Event()
-        host = Delayed.make_master(model, run)
-        self._updates = Updates(host, None, AlignmentState(), epoch_seconds=float, round_seconds=9, search_seconds=9)
-        host.use_gradients([torch.zeros(shape) for shape in host.shapes])
+        master = Delayed.make_master(model, run)
+        self._updates = Updates(master, None, AlignmentState(), epoch_seconds=float, round_seconds=9, search_seconds=9)
+        master.use_gradients([torch.zeros(shape) for shape in master.shapes])
         self._strategy = Delayed(
             Parts(
                 run=run,
                 model=model,
-                host=host,
+                master=master,
                 updates=self._updates,
                 exchange=self,
                 begin_update=partial(self._updates.begin, average_parameters=False, expected_peers=0),
