@@ -12,7 +12,6 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -181,17 +180,7 @@ class Led:
     words: bytes
     leader: object
     messages: tuple[bytes, ...]
-    """The group's list, and a word of a leader that sends its followers to another one."""
-
-
-def named(message: object) -> object:
-    """A leader's message with the group's name, whatever it lists."""
-    from training.swarm.engine.ids import digest_of
-
-    again = type(message)()
-    again.CopyFrom(message)
-    again.group_id = digest_of(*message.ordered_peer_ids, *message.gathered)
-    return again
+    """The group's list, and a message of a leader that sends its followers away."""
 
 
 def led() -> Led:
@@ -205,72 +194,54 @@ def led() -> Led:
         ordered_peer_ids=[peer.to_bytes(), leader.peer_id.to_bytes()],
         gathered=[words, words_of_a_group().seeds[0]],
     )
-    elsewhere = averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED, suggested_leader=b"q" * 34)
-    messages = tuple(each.SerializeToString() for each in (named(listed), elsewhere))
+    elsewhere = averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED)
+    messages = tuple(each.SerializeToString() for each in (listed, elsewhere))
     return Led(peer=peer, words=words, leader=leader, messages=messages)
 
 
 def words_of_leaders() -> Reader:
-    """What a leader answers a follower, first or second; also with the group id that fits what it lists."""
+    """What a leader answers a follower, first or second."""
     from google.protobuf.message import DecodeError
     from hivemind.proto import averaging_pb2
 
     from training.swarm.engine.coroutine import wait_for_result
-    from training.swarm.round.gathering import NonsenseError
 
     one = led()
 
     async def follow(*answers: object) -> bool:
         """Whether the peer is in a group then."""
-        follower = follower_of(one, answers)
-        async with follower.lock_looking_for_group:
-            group = await follower._request_join_group(one.leader.peer_id)
-        return group is not None
+        matchmaking, search = follower_of(one, answers)
+        await matchmaking._ask(search, one.leader.peer_id)
+        return search.found.done()
 
     def read(raw: bytes) -> bool:
         message, joined = averaging_pb2.MessageFromLeader.FromString(raw), False
         accepted = averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
-        for answers in ((message,), (accepted, message), (accepted, named(message))):
-            with suppress(NonsenseError):
-                joined |= wait_for_result(follow(*answers))
+        for answers in ((message,), (accepted, message)):
+            joined |= wait_for_result(follow(*answers))
         return joined
 
     return Reader(read=read, refuses=(DecodeError,), seeds=one.messages)
 
 
-def follower_of(one: Led, answers: Sequence[object]) -> object:
-    """The part of a peer's averager that looks for a group; its leaders answer so, one message after the other."""
-    import asyncio
-    from contextlib import nullcontext
+def follower_of(one: Led, answers: Sequence[object]) -> tuple[object, object]:
+    """The part of a peer's averager that looks for a group, and a search of it; its leaders answer so, one message
+    after the other."""
     from types import SimpleNamespace
-    from unittest.mock import AsyncMock, MagicMock
+    from unittest.mock import AsyncMock
 
     from hivemind.utils import get_dht_time
     from hivemind.utils.asyncio import as_aiter
 
-    from training.swarm.round.matchmaking import PatientMatchmaking
+    from training.swarm.round.matchmaking import Matchmaking, Search
+    from training.swarm.round.pipe import AveragerSettings
 
-    class Follower(PatientMatchmaking):
-        def __init__(self):  # hivemind's needs a node
-            self._expected = self._epochs_apart = 0
-            self._leader, self._following_until, self.left_out = None, float("inf"), frozenset()
-            self._idle, self._idle_at, self._mute_at, self._nonsense_at = Counter(), {}, {}, {}
-            self._spoilers, self._asked = set(), []
-            self.peer_id, self.step_control = one.peer, SimpleNamespace(data_for_gather=one.words)
-
-        def get_request_expiration_time(self) -> float:
-            return get_dht_time() + 60
-
-    follower = Follower()
     stub = SimpleNamespace(rpc_join_group=AsyncMock(side_effect=lambda request: as_aiter(*answers)))
-    follower._servicer_type, follower._p2p, follower._prefix = MagicMock(get_stub=lambda *_, **__: stub), None, ""
-    follower.schema_hash, follower.client_mode, follower.request_timeout = bytes(9), True, 5.0
-    follower.group_key_manager = MagicMock(current_key="key", update_key_on_group_assembled=AsyncMock())
-    follower.potential_leaders = MagicMock(pause_search=lambda: nullcontext())
-    follower.lock_looking_for_group, follower.lock_request_join_group = asyncio.Lock(), asyncio.Lock()
-    follower.was_accepted_to_group, follower.current_followers = asyncio.Event(), {}
-    follower.assembled_group = asyncio.Future()
-    return follower
+    own, servicer = SimpleNamespace(peer_id=one.peer), SimpleNamespace(get_stub=lambda *_, **__: stub)
+    matchmaking = Matchmaking(own, SimpleNamespace(), servicer, AveragerSettings(prefix="demo"), schema=b"schema")
+    search = Search(words=one.words, deadline=get_dht_time() + 60, expected=2, faults={})
+    search.window_ends = search.deadline
+    return matchmaking, search
 
 
 def accusations() -> Reader:

@@ -80,7 +80,7 @@ update (`training.volunteer.arrival`). `restore` makes a branch, to which all pe
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (round/service.py), and those of
   `StateService` (round/serving.py) and `Auditor` (defence/auditor.py). Each knows the caller (`context.remote_id`). A
-  leader names the members of its group: `PatientMatchmaking.follower_assemble_group` checks them. round/gathering.py
+  leader names the members of its group: `Matchmaking._join` checks them. round/gathering.py
   reads what they send.
 - Calls to the DHT node, which answers them in its own process; records are checked there (node/).
 - In a run for members, all of these ask node/admission.py whether the other's ticket holds. Parts, verdicts and

@@ -1,13 +1,11 @@
 """hivemind, the engine below the swarm: the version that is needed, and what is changed in it.
 
-hivemind gives the DHT, connections between peers, codecs, matchmaking and the all-reduce. This package overrides the
+hivemind gives the DHT, connections between peers, and codecs. This package overrides the
 following private names of it, and no others (a test counts them). The next version may have mended the fault; then the
 override can go. The faults are described in site/reference/hivemind.md.
 
 | private name | where | the fault that it mends |
 |---|---|---|
-| `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
-| `Matchmaking._request_join_group` | matchmaking | nobody learns which leader forgets its followers |
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `node._SearchState` | engine | what a look brings is stored, however much it is |

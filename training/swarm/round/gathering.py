@@ -7,9 +7,10 @@ that make no sense would fail the average of all. A leader refuses such a peer, 
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hivemind.p2p import PeerID
@@ -52,7 +53,7 @@ class Words:
     """Its ticket, in a run that admits members only."""
 
     def packed(self) -> bytes:
-        """As hivemind's join requests carry them."""
+        """As join requests carry them."""
         told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
         return MSGPackSerializer.dumps([self.mbits, self.client_mode, told, self.ticket, nonce])
 
@@ -86,40 +87,52 @@ def renewed(packed: bytes) -> bytes:
     return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
 
 
-def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:
-    """The id of the group of these peers, in this order, with these words.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormedGroup:
+    """A group as its leader names it: its members, and what each of them tells the others."""
 
-    A leader that tells its followers different things of a member puts them into different groups. Otherwise they would
-    divide the tensors differently, and find fault with that member.
-    """
-    return digest_of(*(peer.to_bytes() for peer in peers), *gathered)
+    peers: tuple[PeerID, ...]
+    words: tuple[bytes, ...]
+    """Packed `Words`, in the same order."""
 
+    @classmethod
+    def of(cls, words: Mapping[PeerID, bytes]) -> FormedGroup:
+        """The members with their words, in a random order: the first one is the first referee (`agreement`)."""
+        peers = random.sample(list(words), len(words))
+        return cls(peers=tuple(peers), words=tuple(words[peer] for peer in peers))
 
-def members_of(message: averaging_pb2.MessageFromLeader) -> list[PeerID]:
-    """Whom a leader's list names.
+    @property
+    def group_id(self) -> bytes:
+        """Follows from members, order and words.
 
-    Raises:
-        NonsenseError: If there are too many, or a name is too long, which would take seconds to read; or as
-            `check_members`.
-    """
-    ids = message.ordered_peer_ids
-    if not len(ids) == len(message.gathered) <= MOST_PEERS or any(len(one) > MOST_ID_BYTES for one in ids):
-        raise NonsenseError("a leader names too many members, or not what each has told")
-    peers = [PeerID(one) for one in ids]
-    check_members(peers, message.gathered)
-    return peers
+        A leader that tells its followers different things of a member puts them into different groups. Otherwise they
+        would divide the tensors differently, and find fault with that member.
+        """
+        return digest_of(*(peer.to_bytes() for peer in self.peers), *self.words)
 
+    def message(self) -> averaging_pb2.MessageFromLeader:
+        """The leader's message that carries it."""
+        ids = [peer.to_bytes() for peer in self.peers]
+        return averaging_pb2.MessageFromLeader(
+            code=averaging_pb2.BEGIN_ALLREDUCE, ordered_peer_ids=ids, gathered=self.words
+        )
 
-def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
-    """Checks a group as its leader names it.
+    @classmethod
+    def read(cls, message: averaging_pb2.MessageFromLeader) -> FormedGroup:
+        """From a leader's message.
 
-    Raises:
-        NonsenseError: If a member is named twice, its words make no sense, or no member averages anything.
-    """
-    if not len(peers) == len(gathered) == len(set(peers)) <= MOST_PEERS:
-        raise NonsenseError("a leader names a member twice, or too many")
-    if all(rate == 0 for rate in bandwidths([Words.read(words) for words in gathered])):
-        raise NonsenseError("a leader names a group of which nobody averages anything")
+        Raises:
+            NonsenseError: If members are too many, or one is named twice or by too long a name, which would take
+                seconds to read; if words make no sense, or no member averages anything.
+        """
+        ids = message.ordered_peer_ids
+        if not len(set(ids)) == len(ids) == len(message.gathered) <= MOST_PEERS:
+            raise NonsenseError("a leader names a member twice, or too many, or not what each has told")
+        if any(len(one) > MOST_ID_BYTES for one in ids):
+            raise NonsenseError("a leader names a member by too long a name")
+        if all(rate == 0 for rate in bandwidths([Words.read(words) for words in message.gathered])):
+            raise NonsenseError("a leader names a group of which nobody averages anything")
+        return cls(peers=tuple(map(PeerID, ids)), words=tuple(message.gathered))
 
 
 def bandwidths(group: Sequence[Words]) -> list[float | None]:

@@ -1,476 +1,414 @@
-"""Groups that wait for the peers that are expected, and start at once when these are there."""
+"""How a group forms: a peer asks a leader to take it in, or leads those that ask it.
+
+Each peer that looks for a group announces in the DHT when its window ends. It asks peers whose windows end before its
+own, the earliest first:
+
+    follower                                leader
+    rpc_join_group  --- its words ------->  takes it in, or says why not
+                    <-- ACCEPTED ---------
+                    <-- BEGIN_ALLREDUCE --  all expected peers are there, or the window has ended: the group
+                    <-- GROUP_DISBANDED --  too few have come, or the leader follows another peer: look again
+
+A leader takes in only peers whose windows end after its own, so no two peers can follow each other. A group begins as
+soon as all expected peers have come, and a smaller one only after some windows. The number of expected peers is a hint.
+If it is too low, the peers form two groups for a round. If it is too high, for example after a peer's death, the group
+waits for `PATIENCE_WINDOWS` windows, and then for `MAJORITY_WINDOWS` if it has fewer than most of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import random
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
-from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext, PeerID, ServicerBase
+import torch
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from calculator.swarm.forecast import PATIENCE_WINDOWS
-from training.swarm.node.admission import Admission, admission_of
+from training.swarm.engine.ids import digest_of
+from training.swarm.engine.process import DHT
+from training.swarm.node.admission import admission_of
 from training.swarm.node.dht import announced_peer, own_subkey
 from training.swarm.node.slow_nodes import slow_peers
 from training.swarm.peers.groups import Announcement
-from training.swarm.round.gathering import NonsenseError, Words, members_of, name_of, renewed
+from training.swarm.round.gathering import FormedGroup, NonsenseError, Words, renewed
+from training.swarm.round.pipe import AveragerSettings
 from training.trust.check import TicketRefused
 
 logger = logging.getLogger(__name__)
 
-TURN_SHARE = 0.75
-"""A leader rejects a request that has waited for longer than this share of the requester's patience: its answer could
-arrive when the requester has given up. The rest of the patience is for the answer's way."""
-LATE_SECONDS = 0.5
-"""A leader's last word may be so late."""
-AVOIDED_SECONDS = 60.0
-"""A leader that has said nothing more is not asked again for so long; it may still follow others."""
-MOST_IDLE = 2
-"""After so many times, with no group of it in between, it counts as one that spoils; once it may be a busy machine."""
+LATE_SHARE = 0.25
+"""A leader's last message may be late by this share of a request's timeout."""
+IDLE_WEIGHT = 0.75
+"""What counts against a leader that says nothing more to a peer that it has taken in: it may be a busy machine."""
 MAJORITY_WINDOWS = 2
 """After `PATIENCE_WINDOWS`, a group needs only the majority of the expected peers, for so many windows. If any two
 could go on then, one peer with a bad link would make the others part in pairs, with weights that differ."""
-MUTE_WINDOWS = 1.5
-"""A leader that does not answer in time, or answers nonsense, is not asked again for so many windows, if there may be
-others. Else each window would be spent on the one peer whose link is full."""
-MOST_REDIRECTS = 3
-"""So often in a row this peer goes to another leader because the one that it has asked sends it there."""
-_LOOK_SECONDS, _PAUSE_SHARE = 0.1, 0.25
+LOOK_SECONDS, PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
-at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, and fills the links of those who answer.
-Peers that come late look often, and find those who wait."""
+at most. Peers that come late look often, and find those that wait."""
+
+Message = averaging_pb2.MessageFromLeader
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Search:
-    """A search for a group, with the fields that hivemind's matchmaking reads of a step."""
+    """A search for a group; needs a running event loop."""
 
-    data_for_gather: bytes
-    """What the group is told."""
+    words: bytes
+    """What this peer tells its group."""
     deadline: float
     """DHT time at which the search ends."""
-    scheduled_time: float
-    """DHT time at which this peer's first window ends."""
+    expected: int
+    """Peers that the group should have; 0: nobody knows."""
+    faults: dict[PeerID, float]
+    """Peers that have cost this round time, with a weight; from 1 on without doubt."""
+    began: float = field(default_factory=time.monotonic)
+    window_ends: float = -math.inf
+    """DHT time at which this peer's own window ends."""
+    asks: bool = False
+    """Whether a leader may be adding this peer to a group now."""
+    follows: bool = False
+    """Whether a leader has taken this peer in."""
+    asked: set[tuple[float, PeerID]] = field(default_factory=set)
+    """Announcements of leaders that this peer has asked."""
+    followers: dict[PeerID, bytes] = field(default_factory=dict)
+    """Their words."""
+    fate: asyncio.Future[FormedGroup | None] = field(default_factory=asyncio.Future)
+    """The group of the followers; None if they are sent away."""
+    found: asyncio.Future[FormedGroup] = field(default_factory=asyncio.Future)
+    """This peer's group."""
 
-    def get_timeout(self) -> float:
-        """Seconds that are left."""
-        return max(0.0, self.deadline - get_dht_time())
+    def send_followers_away(self) -> None:
+        """They look for another leader."""
+        self.fate.set_result(None)
+        self.followers, self.fate = {}, asyncio.Future()
+
+    def end(self) -> None:
+        """Nobody can follow this peer any more."""
+        self.found.cancel()
+        if not self.fate.done():
+            self.fate.set_result(None)
 
 
-class PatientMatchmaking(Matchmaking):
-    """Matchmaking that knows how many peers to expect.
-
-    hivemind's groups always wait for the end of a window, and start then with whoever has come: a peer that computes
-    for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
-    one only after some windows. The number is a hint: if it is too low, the peers form two groups for a round; if it is
-    too high, for example after a peer's death, the group waits for `PATIENCE_WINDOWS` windows, and then for
-    `MAJORITY_WINDOWS` if it has fewer than the most of them.
+class Matchmaking:
+    """Finds groups for an averager.
 
     Args:
-        min_group_size: A smaller group does not average.
-        target_group_size: A group of this size starts at once; None: there is no largest size.
-        epochs_apart: See `Strategy.epochs_apart`.
-        kwargs: See hivemind.
+        connection: To the network.
+        dht: A running node, where peers announce themselves.
+        servicer: Class of the averager's process, which leaders run as well.
+        settings: Of the averager.
+        schema: Of its tensors; only peers with the same form a group.
     """
 
-    _admission: Admission | None = None
-
-    def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
-        self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
-        self._expected, self._began = 0, -math.inf
-        self._arrivals: dict[int, float] = {}
+    def __init__(
+        self, connection: P2P, dht: DHT, servicer: type[ServicerBase], settings: AveragerSettings, *, schema: bytes
+    ):
+        self._connection, self._dht, self._servicer, self._schema = connection, dht, servicer, schema
+        self._own = connection.peer_id
+        self._settings, self._window = settings, settings.matchmaking_seconds
+        self._key, self._admission = announcements_key(settings.prefix), admission_of(dht)
         self.left_out: frozenset[PeerID] = frozenset()
         """Peers that this one neither leads nor follows; see `standing`."""
-        self._leader: PeerID | None = None
-        self._following_until = math.inf
-        self._idle: Counter[PeerID] = Counter()
-        self._idle_at: dict[PeerID, float] = {}
-        self._mute_at: dict[PeerID, float] = {}
-        self._nonsense_at: dict[PeerID, float] = {}
-        self._spoilers: set[PeerID] = set()
-        self._asked: list[PeerID] = []
-        """Whom this peer asks now, after those that have sent it there."""
-        kwargs["servicer_type"] = _prompt(kwargs["servicer_type"], kwargs["request_timeout"])
-        super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
-        # hivemind's constructor has made a manager, and gives no way to pass another one.
-        manager = self.group_key_manager
-        self._admission = admission_of(manager.dht)
-        self.group_key_manager = PatientKeyManager(
-            manager.dht,
-            manager.prefix,
-            manager.group_bits,
-            manager.target_group_size,
-            follows=self._follows,
-            pause=self._pause_between_looks,
-            window_seconds=self.min_matchmaking_time,
-        )
+        self._search: Search | None = None
+        self._one_search = asyncio.Lock()
 
-    async def find_group(self, told: bytes, *, deadline: float, expected_peers: int) -> GroupInfo | None:
+    async def find_group(
+        self, words: bytes, *, deadline: float, expected_peers: int, faults: dict[PeerID, float]
+    ) -> FormedGroup | None:
         """A group for one average; None if there was none until the deadline.
 
         Args:
-            told: What its peers are told: packed `Words`.
+            words: What its peers are told: packed `Words`.
             deadline: In DHT time.
             expected_peers: How many peers the group should have; 0: nobody knows.
+            faults: See `Search`; peers that waste this peer's time are added.
         """
-        self._expected = min(expected_peers, self._most or expected_peers)
-        self._began = time.monotonic()
-        window_ends = get_dht_time() + self.min_matchmaking_time
-        search = Search(data_for_gather=renewed(told), deadline=deadline, scheduled_time=window_ends)
-        try:
-            group = await self.look_for_group(search)
-            # hivemind takes a cancellation that comes while its search ends for that of a task of its own. The round
-            # would go on, and wait for ever for a trainer that has given it up.
-            if asyncio.current_task().cancelling():
-                raise asyncio.CancelledError
-            return group
-        finally:
-            # hivemind leaves a task for each follower, which waits for this event. Another search, which this one has
-            # waited for in vain, still needs it.
-            if not self.is_looking_for_group:
-                self.was_accepted_to_group.set()
-                self.was_accepted_to_group.clear()
+        async with self._one_search:  # one that was given up may not have ended yet
+            expected = min(expected_peers, self._settings.max_group_size or expected_peers)
+            search = Search(words=renewed(words), deadline=deadline, expected=expected, faults=faults)
+            self._search, looking = search, asyncio.create_task(self._look(search))
+            try:
+                await asyncio.wait({looking, search.found}, return_when=asyncio.FIRST_COMPLETED)
+                if not search.found.done():
+                    looking.result()
+                return search.found.result() if search.found.done() else None
+            finally:
+                self._search = None
+                search.end()
+                looking.cancel()
+                await asyncio.wait({looking})
+                self._announce(search, is_looking=False)
 
-    async def expect_fewer(self, gone: int) -> None:
-        """So many of the expected peers are gone: a group that lacks nobody else starts now.
+    async def _look(self, search: Search) -> None:
+        """Looks for leaders, window after window; returns at the deadline."""
+        while get_dht_time() < search.deadline:
+            search.window_ends = min(get_dht_time() + self._window, search.deadline)
+            self._announce(search)
+            while (left := search.window_ends - get_dht_time()) > 0:
+                await asyncio.sleep(min(self._pause(search), left))
+                for one in await self._leaders(search):
+                    if self._may_ask(search, *one):
+                        search.asked.add(one)
+                        await self._ask(search, one[1])
+                        self._begin_if_complete(search)
+            if not self._begin(search, self._fewest(search)):
+                search.send_followers_away()
 
-        A negative number: so many that were taken for dead have answered.
-        """
-        if not self.is_looking_for_group:
-            return
-        self._expected = max(self._expected - gone, 0)
-        async with self.lock_request_join_group:
-            is_leader = self.is_looking_for_group and self.current_leader is None and self.current_followers
-            if is_leader and not self.assembled_group.done() and self._is_complete():
-                await self.leader_assemble_group()
+    def _announce(self, search: Search, *, is_looking: bool = True) -> None:
+        """Tells the DHT that this peer leads until its window ends, or no longer; does not wait for the node."""
+        if not self._settings.client_mode:
+            until = search.window_ends if is_looking else math.nextafter(search.window_ends, math.inf)
+            subkey = own_subkey(self._dht)
+            self._dht.store(self._key, subkey=subkey, value=is_looking, expiration_time=until, return_future=True)
 
-    def _is_complete(self) -> bool:
-        most = self.target_group_size
-        return most is not None and len(self.current_followers) + 1 >= most
-
-    # hivemind compares the sizes of its groups with these two whenever a peer comes or a window ends. As properties,
-    # they may change during a search. The setters are for hivemind's constructor, which assigns both.
-
-    @property
-    def target_group_size(self) -> int | None:
-        """A group of this size starts at once."""
-        return self._expected if self._expected >= self._least else self._most
-
-    @target_group_size.setter
-    def target_group_size(self, value: int | None) -> None:
-        self._most = value
-
-    @property
-    def min_group_size(self) -> int:
-        """A group of this size starts at the end of a window."""
-        windows = (time.monotonic() - self._began) / self.min_matchmaking_time
-        if windows < PATIENCE_WINDOWS:
-            return max(self._expected, self._least)
-        majority = self._expected // 2 + 1 if windows < PATIENCE_WINDOWS + MAJORITY_WINDOWS else 0
-        return max(majority, self._least)
-
-    @min_group_size.setter
-    def min_group_size(self, value: int) -> None:
-        self._least = value
+    def _pause(self, search: Search) -> float:
+        lasted = time.monotonic() - search.began
+        return min(max(LOOK_SECONDS, PAUSE_SHARE * lasted), max(self._window / 2, LOOK_SECONDS))
 
     # -- as a follower -----------------------------------------------------------------------------------------------
 
-    @property
-    def current_leader(self) -> PeerID | None:
-        """Whom this peer follows."""
-        return self._leader
+    async def _leaders(self, search: Search) -> list[tuple[float, PeerID]]:
+        """Peers that look for a group, as they have announced it, without those to which this peer's link is slow.
 
-    @current_leader.setter
-    def current_leader(self, leader: PeerID | None) -> None:
-        self._leader = leader
-        if leader is not None:
-            left = max(0.0, self.get_request_expiration_time() - get_dht_time())
-            self._following_until = time.monotonic() + left
-
-    async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
-        """Asks a peer to lead this one; notes a leader that does not answer, or accepts and then says nothing more.
-
-        An honest one starts its group when its window ends, or sends its followers away.
-
-        Raises:
-            NonsenseError: If the leader answers what no leader says, or names no group; see `follower_assemble_group`.
+        Such a leader would hold up its whole group. An error, such as that of a busy node, is the same as nobody.
         """
-        # hivemind goes where a leader sends it: also to one that this peer leaves out, and round in circles.
-        if leader in self.left_out or leader in self._asked or len(self._asked) > MOST_REDIRECTS:
-            return None
-        self._following_until, answered, asked_at = math.inf, False, time.monotonic()
-        self._asked.append(leader)
         try:
-            group = await super()._request_join_group(leader)
-            answered = group is not None
-            accepted = math.isfinite(self._following_until)
-            if not (answered or accepted) and time.monotonic() - asked_at >= self.request_timeout:
-                self._mute_at[leader] = time.monotonic()
-        except TicketRefused:  # the leader's fault or late news of a ban: `follower_assemble_group` has judged that
-            raise
-        except ValueError:  # by hivemind, which looks up the name of a code that has none
-            self._note_nonsense(leader)
-            raise NonsenseError("a leader answers with a code that there is not") from None
+            async with asyncio.timeout(max(search.window_ends - get_dht_time(), 0.0)):
+                found = await announced(self._dht, self._key)
+                ask = partial(slow_peers, [peer for _, peer in found])
+                slow = await self._dht.run_coroutine(ask, return_future=True)
+        except Exception as error:
+            logger.debug("The leaders of a group could not be looked up: %r", error)
+            return []
+        return [(until, peer) for until, peer in found if peer not in slow]
+
+    def _may_ask(self, search: Search, until: float, leader: PeerID) -> bool:
+        """Whether this peer would follow one that has announced itself until then.
+
+        A leader that has not answered, with a weight of 0, is asked again if there is nobody else to ask in a pair.
+        Among more, each window would be spent on the one whose link is full.
+        """
+        has_wasted = leader in search.faults and (search.faults[leader] > 0 or search.expected > 2)
+        if leader == self._own or leader in self.left_out or has_wasted:
+            return False
+        return (until, leader) not in search.asked and (until, leader) < (self._expiration(search), self._own)
+
+    def _expiration(self, search: Search) -> float:
+        """Until when this peer would follow a leader."""
+        if self._settings.client_mode:
+            return min(get_dht_time() + self._window, search.deadline)
+        return search.window_ends
+
+    async def _ask(self, search: Search, leader: PeerID) -> None:
+        """Asks a peer to lead this one; follows it to its group if it does."""
+        timeout, expiration = self._settings.request_timeout_seconds, self._expiration(search)
+        began, answered, search.asks = get_dht_time(), False, True
+        request = averaging_pb2.JoinRequest(schema_hash=self._schema, expiration=expiration, gather=search.words)
+        stub = self._servicer.get_stub(self._connection, leader, namespace=self._settings.prefix)
+        try:
+            async with asyncio.timeout(min(timeout, expiration - began)) as limit:
+                async with aclosing(await stub.rpc_join_group(request)) as messages:
+                    if (await anext(messages)).code != averaging_pb2.ACCEPTED:
+                        return
+                    search.follows = True
+                    search.send_followers_away()
+                    left = expiration - get_dht_time() + timeout
+                    limit.reschedule(asyncio.get_running_loop().time() + left)
+                    last = await anext(messages)
+                    answered = True
+                    if last.code == averaging_pb2.BEGIN_ALLREDUCE:
+                        self._join(search, leader, last)
+        except TimeoutError:
+            if not search.follows and get_dht_time() - began >= timeout:
+                search.faults.setdefault(leader, 0.0)
+        except Exception as error:  # whatever it is, the next leader is asked
+            logger.debug("%s does not lead this peer: %r", leader, error)
         finally:  # also if the search is given up meanwhile, because the others have gone on
-            self._asked.pop()
-            if not answered and time.monotonic() >= self._following_until + LATE_SECONDS:
-                self._note_idle(leader)
-                self._following_until = math.inf  # whoever has sent this peer there is not to blame
-        return group
+            if search.follows and not answered and get_dht_time() > expiration + LATE_SHARE * timeout:
+                search.faults.setdefault(leader, IDLE_WEIGHT)
+            search.asks = search.follows = False
 
-    def _follows(self, leader: PeerID) -> bool:
-        now, muted = time.monotonic(), MUTE_WINDOWS * self.min_matchmaking_time
-        is_idle = now - self._idle_at.get(leader, -math.inf) < AVOIDED_SECONDS
-        is_mute = self._expected > 2 and now - self._mute_at.get(leader, -math.inf) < muted
-        return leader not in self.left_out and not (is_idle or is_mute)
-
-    def _pause_between_looks(self) -> float:
-        lasted = time.monotonic() - self._began
-        return min(max(_LOOK_SECONDS, _PAUSE_SHARE * lasted), max(self.min_matchmaking_time / 2, _LOOK_SECONDS))
-
-    def _note_idle(self, leader: PeerID) -> None:
-        self._idle[leader] += 1
-        self._idle_at[leader] = time.monotonic()
-        if self._idle[leader] >= MOST_IDLE:
-            self._spoilers.add(leader)
-
-    def _note_nonsense(self, leader: PeerID) -> None:
-        self._spoilers.add(leader)
-        self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
-
-    async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
-        """The group that a leader names.
-
-        Raises:
-            NonsenseError: If its words, or its members', make no sense.
-            TicketRefused: If a member has no ticket that holds.
-        """
+    def _join(self, search: Search, leader: PeerID, message: Message) -> None:
+        """Goes into the group that a leader names, unless that makes no sense or has members without tickets."""
         try:
-            peers = members_of(msg)
-            self._check_epochs(msg.gathered)
-            for peer, words in zip(peers, msg.gathered, strict=True):
+            group = FormedGroup.read(message)
+            self._check_epochs(group)
+            for peer, words in zip(group.peers, group.words, strict=True):
                 self._check_ticket(peer, words)
-            self._check_name(msg.group_id, peers, msg.gathered)
-        except (NonsenseError, TicketRefused) as error:
-            if not self._may_be_late_news(error):
-                self._note_nonsense(leader)
-            raise
-        self._idle.pop(leader, None)
-        return await super().follower_assemble_group(leader, msg)
-
-    def _check_name(self, group_id: bytes, peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
-        if (self.peer_id, self.step_control.data_for_gather) not in zip(peers, gathered, strict=True):
-            raise NonsenseError("a leader tells its group other words than this peer's own")
-        if group_id != name_of(peers, gathered):
-            raise NonsenseError("a leader names another group than that of its members")
+            if (self._own, search.words) not in zip(group.peers, group.words, strict=True):
+                raise NonsenseError("a leader tells its group other words than this peer's own")
+        except TicketRefused as refused:
+            if not self._admission.may_be_late_news(refused):  # of a ban, of which the leader has not heard yet
+                self._blame(search, leader)
+            return
+        except NonsenseError:
+            self._blame(search, leader)
+            return
+        if not search.found.done():
+            search.found.set_result(group)
 
     def _check_ticket(self, peer: PeerID, words: bytes) -> None:
-        if self._admission is not None and peer != self.peer_id:
+        if self._admission is not None and peer != self._own:
             self._admission.check(Words.read(words).ticket, str(peer), trains=True)
 
-    def _may_be_late_news(self, error: Exception) -> bool:
-        return isinstance(error, TicketRefused) and self._admission.may_be_late_news(error)
-
-    def _check_epochs(self, gathered: Collection[bytes]) -> None:
+    def _check_epochs(self, group: FormedGroup) -> None:
         """A leader takes only followers near its own epoch, so no two members are further apart than this."""
-        epochs = [told.epoch for words in gathered if (told := _announcement_in(words)) is not None]
-        if epochs and max(epochs) - min(epochs) > 2 * self._epochs_apart:
+        epochs = [told.epoch for words in group.words if (told := _announcement_in(words)) is not None]
+        if epochs and max(epochs) - min(epochs) > 2 * self._settings.epochs_apart:
             raise NonsenseError("a leader names members of different epochs")
 
-    def take_spoilers(self) -> set[str]:
-        """Leaders that have wasted this peer's time since the last call."""
-        spoilers, self._spoilers = self._spoilers, set()
-        for peer in spoilers:
-            self._idle.pop(peer, None)
-        return set(map(str, spoilers))
+    def _blame(self, search: Search, leader: PeerID) -> None:
+        """A leader has told nonsense, so this round's groups neither expect it nor take it in."""
+        search.faults[leader] = 1.0
+        search.expected = max(search.expected - 1, 0)
 
     # -- as a leader -------------------------------------------------------------------------------------------------
 
     @property
     def has_no_group(self) -> bool:
         """Whether this peer is surely in no group: it looks for one, and no leader can be adding it to one now."""
-        asks = self.lock_request_join_group.locked() or self.current_leader is not None
-        return self.is_looking_for_group and not asks and not self.assembled_group.done()
+        search = self._search
+        return search is not None and not search.asks and not search.found.done()
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """A peer asks this one to lead it.
-
-        In hivemind, two peers that ask each other at the same moment both wait until they give up, since each holds
-        the lock that the other's request needs. Then one may be in a group that the other knows nothing of. Here a
-        request that would be rejected is rejected before it waits for the lock.
-        """
-        if (reason := self._check_reasons_to_reject(request, context)) is not None:
-            yield reason
+        """A peer asks this one to lead it."""
+        search, peer = self._search, context.remote_id
+        if (refusal := self._refusal(search, request, peer)) is not None:
+            yield Message(code=refusal)
             return
-        self._arrivals[id(context)], last = time.monotonic(), None
+        followers, fate = search.followers, search.fate
+        followers[peer] = request.gather
         try:
-            async for message in super().rpc_join_group(request, context):
-                if message.code == averaging_pb2.ACCEPTED:
-                    yield message
-                else:
-                    last = message
-        finally:
-            del self._arrivals[id(context)]
-        # hivemind's part ends first: until then, the leader's search waits. A follower that reads nothing would hold
-        # up its leader for as long as it likes.
-        if last is not None:
-            yield last
+            yield Message(code=averaging_pb2.ACCEPTED)
+            self._begin_if_complete(search)
+            group = await asyncio.shield(fate)
+        finally:  # also if it hangs up
+            del followers[peer]
+        if group is None or peer not in group.peers:
+            yield Message(code=averaging_pb2.GROUP_DISBANDED)
+        else:
+            yield group.message()
 
-    def _check_reasons_to_reject(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> averaging_pb2.MessageFromLeader | None:
-        """hivemind's reasons, and more: the requester is left out, is no member, talks nonsense, may have given up, or
-        its gradients are of another epoch.
+    def _refusal(self, search: Search | None, request: averaging_pb2.JoinRequest, peer: PeerID) -> int | None:
+        """Why this peer does not take another one in; None if it does.
 
-        Without the last, a peer that is late for the end of an epoch forms a group with a peer that is early for the
-        end of the next one. The two wait for that end, and a third peer finds neither of them.
+        If epochs differed, a peer that is late for the end of an epoch would form a group with a peer that is early for
+        the end of the next one. The two would wait for that end, and a third peer would find neither of them.
         """
-        reason = super()._check_reasons_to_reject(request, context)
-        if reason is not None:
-            return reason
-        if not self._lets_in(context.remote_id, request.gather):
-            return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
-        arrived = self._arrivals.get(id(context))
-        if arrived is not None and time.monotonic() - arrived > TURN_SHARE * self.request_timeout:
-            return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
-        own, other = _announcement_in(self.step_control.data_for_gather), _announcement_in(request.gather)
-        if own is None or other is None:
-            return None
-        if abs(own.epoch - other.epoch) > self._epochs_apart:
-            return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
-        if arrived is not None and self._expected:
-            self._make_room_for(other)
+        if search is None or search.found.done():
+            return averaging_pb2.NOT_LOOKING_FOR_GROUP
+        if request.schema_hash != self._schema:
+            return averaging_pb2.BAD_SCHEMA_HASH
+        if not (search.window_ends, self._own) < (request.expiration, peer):
+            return averaging_pb2.BAD_EXPIRATION_TIME
+        if search.follows:
+            return averaging_pb2.NOT_A_LEADER
+        if peer in search.followers:
+            return averaging_pb2.DUPLICATE_PEER_ID
+        if self._is_full(search):
+            return averaging_pb2.GROUP_IS_FULL
+        if not self._lets_in(search, peer, request.gather):
+            return averaging_pb2.PROTOCOL_VIOLATION
+        own, other = _announcement_in(search.words), _announcement_in(request.gather)
+        if own is not None and other is not None:
+            if abs(own.epoch - other.epoch) > self._settings.epochs_apart:
+                return averaging_pb2.BAD_GROUP_KEY
+            self._make_room_for(search, other)
         return None
 
-    def _lets_in(self, peer: PeerID, words: bytes) -> bool:
+    def _lets_in(self, search: Search, peer: PeerID, words: bytes) -> bool:
         """Whether a peer may follow this one: its words make sense, and its ticket holds if it needs one."""
         with suppress(NonsenseError, TicketRefused):
             Words.read(words)
             self._check_ticket(peer, words)
-            return peer not in self.left_out and not self._has_just_told_nonsense(peer)
+            return peer not in self.left_out and search.faults.get(peer, 0.0) < 1
         return False
 
-    def _has_just_told_nonsense(self, peer: PeerID) -> bool:
-        """Then the group does not expect it, and it would take an honest peer's place."""
-        muted = MUTE_WINDOWS * self.min_matchmaking_time
-        return time.monotonic() - self._nonsense_at.get(peer, -math.inf) < muted
-
-    async def leader_assemble_group(self) -> GroupInfo:
-        """The group of this peer and its followers, without those that have been banned since they came.
-
-        As hivemind's, but for the group's id, which hivemind draws at random.
-
-        Raises:
-            NonsenseError: If no other is left.
-        """
-        for peer, request in list(self.current_followers.items()):
-            if not self._lets_in(peer, request.gather):
-                del self.current_followers[peer]
-                if not self.current_followers:
-                    raise NonsenseError("the last follower may no longer take part")
-        words = {peer: request.gather for peer, request in self.current_followers.items()}
-        words[self.peer_id] = self.step_control.data_for_gather
-        peers = random.sample(list(words), len(words))
-        gathered = tuple(words[peer] for peer in peers)
-        group = GroupInfo(name_of(peers, gathered), tuple(peers), gathered)
-        await self.group_key_manager.update_key_on_group_assembled(group)
-        self.assembled_group.set_result(group)
-        return group
-
-    def _make_room_for(self, newcomer: Announcement) -> None:
+    def _make_room_for(self, search: Search, newcomer: Announcement) -> None:
         """The group waits for one peer more if a newcomer knows of more peers than are expected.
 
         The others do not count the newcomer yet. Without this it would complete the group in place of one of them.
         """
-        most = min(self._expected + 1, self._most or self._expected + 1)
-        self._expected = max(self._expected, min(newcomer.expected_peers, most))
+        if search.expected:
+            most = min(search.expected + 1, self._settings.max_group_size or search.expected + 1)
+            search.expected = max(search.expected, min(newcomer.expected_peers, most))
+
+    def expect_fewer(self, gone: int) -> None:
+        """So many of the expected peers are gone: a group that lacks nobody else begins now.
+
+        A negative number: so many that were taken for dead have answered.
+        """
+        if self._search is not None:
+            self._search.expected = max(self._search.expected - gone, 0)
+            self._begin_if_complete(self._search)
+
+    def _is_full(self, search: Search) -> bool:
+        is_known = search.expected >= self._settings.min_group_size
+        most = search.expected if is_known else self._settings.max_group_size
+        return most is not None and len(search.followers) + 1 >= most
+
+    def _fewest(self, search: Search) -> int:
+        """A group of this size begins at the end of a window."""
+        windows = (time.monotonic() - search.began) / self._window
+        if windows < PATIENCE_WINDOWS:
+            return max(search.expected, self._settings.min_group_size)
+        majority = search.expected // 2 + 1 if windows < PATIENCE_WINDOWS + MAJORITY_WINDOWS else 0
+        return max(majority, self._settings.min_group_size)
+
+    def _begin_if_complete(self, search: Search) -> None:
+        if not search.asks and self._is_full(search):
+            self._begin(search, len(search.followers) + 1)
+
+    def _begin(self, search: Search, fewest: int) -> bool:
+        """Begins the group of this peer and its followers, without those banned since they came; not a smaller one.
+
+        Returns whether there is a group now.
+        """
+        if search.found.done():
+            return True
+        words = {peer: told for peer, told in search.followers.items() if self._lets_in(search, peer, told)}
+        if len(words) + 1 < fewest:
+            return False
+        group = FormedGroup.of({self._own: search.words, **words})
+        search.found.set_result(group)
+        search.fate.set_result(group)
+        return True
 
 
-def _prompt(servicer: type[ServicerBase], seconds: float) -> type[ServicerBase]:
-    """The same class, whose calls to leaders are open within so many seconds.
-
-    hivemind holds the lock that other peers' requests need while the stream to a leader opens, however long that takes.
-    """
-
-    class Prompt(servicer):
-        @classmethod
-        def get_stub(cls, *args, **kwargs) -> _PromptStub:
-            return _PromptStub(servicer.get_stub(*args, **kwargs), seconds)
-
-    return Prompt
+def announcements_key(prefix: str) -> str:
+    """The DHT key under which averagers that look for a group announce themselves, the same as hivemind's."""
+    return f"{prefix}.0b"
 
 
-class _PromptStub:
-    def __init__(self, stub: object, seconds: float):
-        self._stub, self._seconds = stub, seconds
+async def announced(dht: DHT, key: str) -> list[tuple[float, PeerID]]:
+    """Peers that look for a group, with the ends of their windows, the earliest first."""
+    found = await dht.get(key, latest=True, return_future=True)
+    if found is None or not isinstance(found.value, dict):
+        return []
+    records = ((announced_peer(dht, subkey), record) for subkey, record in found.value.items())
+    return sorted(
+        (record.expiration_time, peer) for peer, record in records if peer is not None and record.value is True
+    )
 
-    async def rpc_join_group(self, request: averaging_pb2.JoinRequest) -> AsyncIterator:
-        return await asyncio.wait_for(self._stub.rpc_join_group(request), self._seconds)
+
+def schema_of(tensors: Iterable[torch.Tensor]) -> bytes:
+    """What the tensors of two averagers must have in common."""
+    return digest_of(*(str(tuple(tensor.shape)).encode() for tensor in tensors))
 
 
-def _announcement_in(gather: bytes) -> Announcement | None:
-    """The announcement in what hivemind's join requests carry."""
+def _announcement_in(words: bytes) -> Announcement | None:
     with suppress(NonsenseError):
-        return Announcement.read(Words.read(gather).told)
+        return Announcement.read(Words.read(words).told)
     return None
-
-
-class PatientKeyManager(GroupKeyManager):
-    """Announces averagers by signed records, and looks for them with pauses.
-
-    Args:
-        args: hivemind's.
-        follows: Whether this peer would follow another one.
-        pause: Seconds to the next look.
-        window_seconds: So long from now an announcement is valid at most.
-    """
-
-    def __init__(self, *args, follows: Callable[[PeerID], bool], pause: Callable[[], float], window_seconds: float):
-        self._follows, self._pause, self._window_seconds = follows, pause, window_seconds
-        super().__init__(*args)
-
-    # hivemind takes the subkey of an announcement for a peer id. Ours is the key that signs it, so that nobody can
-    # announce another peer, and is passed to hivemind as if it were such an id.
-
-    async def declare_averager(self, group_key: str, _peer_id: PeerID, *args, **kwargs) -> bool:
-        return await super().declare_averager(group_key, PeerID(own_subkey(self.dht)), *args, **kwargs)
-
-    async def get_averagers(self, group_key: str, only_active: bool) -> list:
-        """See hivemind. An error, such as that of a node that is too busy to answer, is the same as nobody: hivemind's
-        search would look for no leader any more, and say nothing."""
-        await asyncio.sleep(self._pause())
-        try:
-            return await self._leaders(group_key, only_active)
-        except Exception as error:
-            logger.debug("The leaders of a group could not be looked up: %r", error)
-            return []
-
-    async def _leaders(self, group_key: str, only_active: bool) -> list:
-        announced = await super().get_averagers(group_key, only_active)
-        averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
-        # hivemind looks for no new leaders while it knows of one that is announced for longer than its search lasts,
-        # and does not follow that one. A single announcement by a clock that is ahead, or by somebody who wishes it,
-        # would keep all others from finding each other.
-        latest = get_dht_time() + self._window_seconds
-        averagers = [
-            (peer, min(until, latest)) for peer, until in averagers if peer is not None and self._follows(peer)
-        ]
-        # A leader with a full link would hold up its whole group.
-        ask = partial(slow_peers, [peer for peer, _ in averagers])
-        slow = await self.dht.run_coroutine(ask, return_future=True)
-        return [(peer, until) for peer, until in averagers if peer not in slow]

@@ -50,8 +50,6 @@ class AveragerSettings:
     """A smaller group does not average."""
     max_group_size: int | None = None
     """A group of this size starts at once."""
-    group_bits: str = ""
-    """Peers with other bits form other groups (hivemind's tests use it)."""
     epochs_apart: int = 0
     """See `Strategy.epochs_apart`."""
     client_mode: bool = False
@@ -88,7 +86,7 @@ class Begin:
     number: int
     """Names the round in what follows."""
     told: bytes
-    """For the group: bandwidth, mode and the trainer's own message, packed as hivemind packs it."""
+    """For the group: packed `gathering.Words`."""
     seconds: float
     """After this time the round looks for no new group."""
     expected_peers: int

@@ -19,8 +19,6 @@ from multiprocessing.synchronize import Lock
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 import torch
-from hivemind.averaging.averager import compute_schema_hash
-from hivemind.averaging.group_info import GroupInfo
 from hivemind.compression import CompressionInfo
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
@@ -34,8 +32,8 @@ from training.swarm.engine.process import DHT
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group
 from training.swarm.round.allreduce import Travel
-from training.swarm.round.gathering import Words, shares
-from training.swarm.round.matchmaking import PatientMatchmaking
+from training.swarm.round.gathering import FormedGroup, Words, shares
+from training.swarm.round.matchmaking import Matchmaking, schema_of
 from training.swarm.round.pipe import (
     AveragerSettings,
     Begin,
@@ -103,6 +101,8 @@ class _Pending:
     """When the trainer lets the round average."""
     gone: int = 0
     """Peers that it no longer expects."""
+    faults: dict[PeerID, float] = field(default_factory=dict)
+    """See `matchmaking.Search`."""
     spoiled_by: dict[str, float] = field(default_factory=dict)
     """See `pipe.Ended`."""
     averages: bool = False
@@ -149,7 +149,6 @@ class Service(ServicerBase):
             is_guarded=settings.guard is not None,
         )
         self._pending: dict[int, _Pending] = {}
-        self._noting: asyncio.Task | None = None
         self._guests: dict[PeerID, Guest] = {}
         """The groupmates of the newest group."""
 
@@ -173,21 +172,7 @@ class Service(ServicerBase):
         """Makes what answers other peers, and lets them call; peers in client mode cannot be called."""
         settings = self.settings
         self.peer_id, self._connection = connection.peer_id, connection
-        self.matchmaking = PatientMatchmaking(
-            connection,
-            # hivemind compares this hash: only peers whose tensors have the same shapes form a group.
-            schema_hash=compute_schema_hash(self._tensors),
-            dht=self.dht,
-            servicer_type=Service,
-            prefix=settings.prefix,
-            initial_group_bits=settings.group_bits,
-            target_group_size=settings.max_group_size,
-            min_group_size=settings.min_group_size,
-            min_matchmaking_time=settings.matchmaking_seconds,
-            request_timeout=settings.request_timeout_seconds,
-            client_mode=settings.client_mode,
-            epochs_apart=settings.epochs_apart,
-        )
+        self.matchmaking = Matchmaking(connection, self.dht, Service, settings, schema=schema_of(self._tensors))
         guard = settings.guard(connection, self.dht, settings.prefix, self._report_caught) if settings.guard else None
         self.rounds = AllReduces(
             connection,
@@ -231,7 +216,7 @@ class Service(ServicerBase):
             case Fewer(number, gone):
                 if number in self._pending:
                     self._pending[number].gone += gone
-                    self._noting = asyncio.create_task(self.matchmaking.expect_fewer(gone))
+                    self.matchmaking.expect_fewer(gone)
             case Cancel(number):
                 if number in self._pending and not self._pending[number].averages:
                     self._pending[number].task.cancel()
@@ -254,7 +239,8 @@ class Service(ServicerBase):
             fault = str(error) or type(error).__name__
         finally:
             del self._pending[number]
-            send_end(self._pipe, Ended(number, group, fault, pending.spoiled_by))
+            spoiled_by = {str(peer): weight for peer, weight in pending.faults.items() if weight}
+            send_end(self._pipe, Ended(number, group, fault, spoiled_by | pending.spoiled_by))
 
     async def _average_in_time(self, pending: _Pending) -> AveragedGroup:
         """Looks for groups until one has averaged or the time is over.
@@ -277,24 +263,22 @@ class Service(ServicerBase):
         begin, number = pending.begin, pending.begin.number
         self._pipe.send(Reached(number, Stage.SEARCHING))
         with self.rounds.expecting_a_group():
-            expected = max(begin.expected_peers - pending.gone, 0)
-            try:
-                info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=expected)
-            finally:
-                spoilers = self.matchmaking.take_spoilers()
-                pending.gone += len(spoilers - pending.spoiled_by.keys())  # the next group need not wait for them
-                pending.spoiled_by |= dict.fromkeys(spoilers, 1.0)
-            if info is None:
+            gone = pending.gone + sum(weight >= 1 for weight in pending.faults.values())
+            expected = max(begin.expected_peers - gone, 0)
+            formed = await self.matchmaking.find_group(
+                begin.told, deadline=deadline, expected_peers=expected, faults=pending.faults
+            )
+            if formed is None:
                 raise AllReduceError("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
-            groups = [info.group_id + phase for phase in self._method.phases]
-            start = await self._start_of(pending, groups[0], info.peer_ids)
+            groups = [formed.group_id + phase for phase in self._method.phases]
+            start = await self._start_of(pending, groups[0], formed.peers)
             # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
         try:
-            group = await asyncio.wait_for(self._average(info, start), self.settings.allreduce_timeout_seconds)
+            group = await asyncio.wait_for(self._average(formed, start), self.settings.allreduce_timeout_seconds)
             pending.spoiled_by |= group.report.spoiled_by
             return group
         except RoundFailedError as error:
@@ -322,8 +306,8 @@ class Service(ServicerBase):
         finally:
             telling.cancel()
 
-    async def _average(self, info: GroupInfo, start: Start) -> AveragedGroup:
-        told, group = self._shares(info)
+    async def _average(self, formed: FormedGroup, start: Start) -> AveragedGroup:
+        told, group = self._shares(formed)
         all_reduce = GroupAllReduce(
             all_reduces=self.rounds,
             group=group,
@@ -334,16 +318,16 @@ class Service(ServicerBase):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
         return AveragedGroup.of_those_left(told, report)
 
-    def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
+    def _shares(self, formed: FormedGroup) -> tuple[dict, Group]:
         """What the peers of the group told, and which share of the values each of them averages."""
-        words = [Words.read(one) for one in info.gathered]
+        words = [Words.read(one) for one in formed.words]
         fractions = shares(self._total_size, words)
-        admission, members = admission_of(self.dht), list(zip(info.peer_ids, words, strict=True))
+        admission, members = admission_of(self.dht), list(zip(formed.peers, words, strict=True))
         self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
         unvouched = [peer for peer, one in members if admission is not None and not admission.vouches_for(one.ticket)]
         group = Group(
-            group_id=info.group_id,
-            peers=tuple(info.peer_ids),
+            group_id=formed.group_id,
+            peers=formed.peers,
             fractions=tuple(fractions),
             unvouched=frozenset(unvouched),
         )

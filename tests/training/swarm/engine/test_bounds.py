@@ -33,7 +33,7 @@ from training.swarm.node.dht import check_node, full_addresses, post_recipe, pos
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.peers.progress import Progress
-from training.swarm.round.matchmaking import PatientKeyManager
+from training.swarm.round.matchmaking import announced
 from training.swarm.run.lineage import run_prefix
 from training.swarm.run.server_lineage import ServerLineage
 from training.swarm.run.servers import Servers
@@ -310,10 +310,7 @@ def test_nobody_announces_another_peer(node, ada, tmp_path):
     for key in ("demo_state_averager.0b", "demo_state_averager.all_averagers"):
         forged = replace(signed(ada, key, True), value=signed(eve, key, True).value)
         assert send(node, [forged, by_a_peer_id(ada, True), signed(eve, key, True)]) == [[False], [False], [True]]
-    averagers = PatientKeyManager(
-        node.dht, "demo_state_averager", "", None, follows=lambda peer: True, pause=lambda: 0.0, window_seconds=60.0
-    )
-    assert [peer for peer, _ in asyncio.run(averagers.get_averagers(averagers.current_key, True))] == [eve.peer_id]
+    assert [peer for _, peer in asyncio.run(announced(node.dht, "demo_state_averager.0b"))] == [eve.peer_id]
     assert find_donors(node.dht, "demo") == [eve.peer_id]
 
 

@@ -18,7 +18,7 @@ from training.swarm.engine import engine
 
 ROOT = Path(__file__).parents[4]
 SWARM = ROOT / "training" / "swarm"
-MOST_PRIVATE_NAMES = 13
+MOST_PRIVATE_NAMES = 5
 
 
 def is_private(name):

@@ -20,7 +20,7 @@ from training.swarm.engine.bounds import MOST_BYTES, unpack
 from training.swarm.engine.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, SPARE_ENTRIES, BoundedStore
 from training.swarm.node.dht import full_addresses, start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.round.matchmaking import PatientKeyManager
+from training.swarm.round.matchmaking import announced
 
 engine.prepare()
 
@@ -157,10 +157,8 @@ def test_a_newcomer_finds_the_others_beside_a_flood_of_large_announcements(tmp_p
             ghosts.append(signed(Identity(folder), f"{name}.0b", {"x": "y" * 7000}))
         answers = send(node, ghosts)
         assert answers.count([True]) == 5 and answers.count([False]) == 3
-        averagers = PatientKeyManager(dht, name, "", None, follows=lambda _: True, pause=lambda: 0.0, window_seconds=60)
         assert send(node, [signed(ada, f"{name}.0b", True)]) == [[True]]
-        found = asyncio.run(averagers.get_averagers(averagers.current_key, True))
-        assert ada.peer_id in [peer for peer, _ in found]
+        assert ada.peer_id in [peer for _, peer in asyncio.run(announced(dht, f"{name}.0b"))]
     finally:
         dht.shutdown()
 

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from calls import PROOF, noting_calls
-from hivemind.averaging.averager import compute_schema_hash
 from hivemind.compression import NoCompression
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
@@ -43,7 +42,8 @@ from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import MetricsBoard, PeerRecord, read_records
 from training.swarm.node.tokens import tell_tokens, told_tokens
 from training.swarm.peers.progress import Progress
-from training.swarm.round.matchmaking import PatientKeyManager, PatientMatchmaking
+from training.swarm.round.gathering import FormedGroup
+from training.swarm.round.matchmaking import Matchmaking, Search, announced, schema_of
 from training.swarm.round.pipe import AveragerSettings, Stage
 from training.swarm.round.service import Service
 from training.swarm.round.serving import SEED_BYTES, StateService, offers_key
@@ -73,7 +73,7 @@ RECORDS = {
     ("metrics.py", "_metrics"): ("demo_metrics", lambda peer: metrics_of(peer).dict()),
     ("progress.py", "self.key"): (f"{PREFIX}_progress", lambda peer: PROGRESS | {"peer_id": peer.id.to_bytes()}),
     ("serving.py", "offers_key(self._prefix)"): (offers_key(STATE), 0.0),
-    ("matchmaking.py", "PatientKeyManager"): (f"{STATE}.0b", False),
+    ("matchmaking.py", "self._key"): (f"{STATE}.0b", False),
 }
 """For each place in the code that stores a record: its key, and what a peer may store there."""
 
@@ -117,7 +117,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     groups = folder / "groups"
     groups.touch()
-    find_group = PatientMatchmaking.find_group
+    find_group = Matchmaking.find_group
 
     async def find_group_and_tell(self, *args, **kwargs):
         group = await find_group(self, *args, **kwargs)
@@ -127,7 +127,7 @@ def world(tmp_path_factory):
         return group
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch, noting_calls(folder / "calls") as calls:
-        patch.setattr(PatientMatchmaking, "find_group", find_group_and_tell)
+        patch.setattr(Matchmaking, "find_group", find_group_and_tell)
         ada = start(stack, folder / "ada", Admission)
         members = SimpleNamespace(ada=ada, groups=groups, calls=calls)
         members.bob = start(stack, folder / "bob", Admission, ada)
@@ -428,14 +428,7 @@ def test_the_uninvited_are_in_no_group_while_members_go_on(world, kind):
 
 def looking(peer):
     """Who looks for a group, as a peer sees it."""
-    manager = PatientKeyManager(
-        peer.dht, STATE, "", None, follows=lambda other: True, pause=lambda: 0.0, window_seconds=60.0
-    )
-
-    async def look():
-        return {other for other, _ in await manager.get_averagers(manager.current_key, True)}
-
-    return wait_for_result(look())
+    return {other for _, other in wait_for_result(announced(peer.dht, f"{STATE}.0b"))}
 
 
 async def ask_to_lead(eve, leader):
@@ -445,11 +438,9 @@ async def ask_to_lead(eve, leader):
         stub = Service.get_stub(p2p, leader, namespace=STATE)
         words = [None, False, MSGPackSerializer.dumps([0, False, 2]), eve.admission.own_ticket, b""]
         request = averaging_pb2.JoinRequest(
-            schema_hash=compute_schema_hash([parameter.detach() for parameter in MODEL.parameters()]),
+            schema_hash=schema_of(MODEL.parameters()),
             expiration=get_dht_time() + 60,
-            client_mode=False,
             gather=MSGPackSerializer.dumps(words),
-            group_key=f"{STATE}.0b",
         )
         stream = await stub.rpc_join_group(request)
         return (await asyncio.wait_for(anext(stream), 10)).code
@@ -547,27 +538,25 @@ async def ask_to_check(peer, asked, group):
 # -- what a member believes of a leader --------------------------------------------------------------------------------
 
 
-def follower(world):
-    """Matchmaking of ada, as it follows bob."""
-    one = object.__new__(PatientMatchmaking)
-    one._admission, one.peer_id, one._spoilers, one._epochs_apart = world.ada.admission, world.ada.id, set(), 0
-    one._idle, one._mute_at, one._nonsense_at = {}, {}, {}
-    return one
-
-
 @pytest.mark.swarm
 @pytest.mark.parametrize("kind", UNINVITED)
 def test_a_member_refuses_a_group_with_the_uninvited_and_its_leader_spoils(world, kind):
-    eve, one = uninvited(world, kind), follower(world)
+    eve = uninvited(world, kind)
     texts = {peer.id: peer.admission.own_ticket for peer in (world.ada, world.bob, eve)}
     words = [MSGPackSerializer.dumps([None, False, MSGPackSerializer.dumps(7), text, b""]) for text in texts.values()]
-    group = averaging_pb2.MessageFromLeader(ordered_peer_ids=[peer.to_bytes() for peer in texts], gathered=words)
-    with pytest.raises(TicketRefused):
-        wait_for_result(one.follower_assemble_group(world.bob.id, group))
+    group = FormedGroup(peers=tuple(texts), words=tuple(words))
+
+    async def follow():
+        settings, ada = AveragerSettings(prefix=STATE), SimpleNamespace(peer_id=world.ada.id)
+        one = Matchmaking(ada, world.ada.dht, Service, settings, schema=b"schema")
+        search = Search(words=words[0], deadline=get_dht_time(), expected=3, faults={})
+        one._join(search, world.bob.id, group.message())
+        assert not search.found.done()
+        return search.faults
+
     # An honest leader may not have heard of the ban yet.
     is_late_news = kind == "banned" and world.ada.admission.may_be_late_news(TicketRefused("banned", ""))
-    assert one.take_spoilers() == (set() if is_late_news else {str(world.bob.id)})
-    assert one._mute_at.keys() == (set() if is_late_news else {world.bob.id})  # it is not followed again soon
+    assert wait_for_result(follow()) == ({} if is_late_news else {world.bob.id: 1.0})
 
 
 # -- a ban -------------------------------------------------------------------------------------------------------------

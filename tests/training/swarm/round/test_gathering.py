@@ -16,11 +16,10 @@ from training.swarm.round.gathering import (
     FASTEST_MBITS,
     MOST_BYTES,
     SLOWEST_MBITS,
+    FormedGroup,
     NonsenseError,
     Words,
     bandwidths,
-    check_members,
-    name_of,
     renewed,
     shares,
 )
@@ -28,6 +27,11 @@ from training.swarm.round.gathering import (
 engine.prepare()
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9) | st.binary()
 ANYTHING = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4), max_leaves=9)
+
+
+def read(peers, gathered):
+    """A group as a leader names it."""
+    return FormedGroup.read(FormedGroup(peers=tuple(peers), words=tuple(gathered)).message())
 
 
 def words(mbits=100.0, client_mode=False, told=None):
@@ -45,11 +49,11 @@ def test_our_words_come_through(mbits, mode, told):
 def test_other_words_are_refused_or_harmless(said):
     packed = MSGPackSerializer.dumps(said)
     try:
-        read = Words.read(packed)
+        told = Words.read(packed)
     except NonsenseError:
         return
     assert len(packed) <= MOST_BYTES
-    assert bandwidths([read])[0] in (read.mbits, 0.0, SLOWEST_MBITS, FASTEST_MBITS)
+    assert bandwidths([told])[0] in (told.mbits, 0.0, SLOWEST_MBITS, FASTEST_MBITS)
 
 
 @given(st.binary(max_size=200))
@@ -89,9 +93,9 @@ def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(cl
     ids, packed = [PeerID(bytes([number])) for number in range(len(group))], [one.packed() for one in group]
     if all(one.client_mode or one.mbits == 0 for one in group):
         with pytest.raises(NonsenseError, match="nobody averages"):
-            check_members(ids, packed)
+            read(ids, packed)
         return
-    check_members(ids, packed)
+    read(ids, packed)
     found = shares(1000, group)
     assert sum(found) == 1000 and min(found) >= 0
     for share, one in zip(found, group, strict=True):
@@ -106,15 +110,16 @@ def test_a_peer_that_claims_to_be_slow_takes_nobody_elses_work():
 
 def test_a_leader_names_each_member_once_with_words_that_make_sense():
     ada, alan, packed = PeerID(b"ada"), PeerID(b"alan"), words().packed()
-    check_members([ada, alan], [packed, packed])
-    for peers, gathered in (([ada, ada], [packed, packed]), ([ada], [packed, packed]), ([ada], [b"?"])):
+    read([ada, alan], [packed, packed])
+    for peers, gathered in (([ada, ada], [packed, packed]), ([ada], [b"?"]), ([PeerID(bytes(65))], [packed])):
         with pytest.raises(NonsenseError):
-            check_members(peers, gathered)
+            read(peers, gathered)
 
 
 def test_a_group_is_named_by_its_members_their_order_and_their_words():
+    """A leader that tells its followers different things of a member puts them into different groups."""
     ada, alan = PeerID(b"ada"), PeerID(b"alan")
     one, other = words().packed(), words(client_mode=True).packed()
     groups = [([ada, alan], [one, other]), ([alan, ada], [one, other]), ([ada, alan], [one, renewed(other)])]
-    names = [name_of(*group) for group in groups]
-    assert len(set(names)) == 3 and names == [name_of(*group) for group in groups]
+    names = [read(*group).group_id for group in groups]
+    assert len(set(names)) == 3 and names == [read(*group).group_id for group in groups]
