@@ -11,8 +11,8 @@ its result before the group has agreed on it:
 4. A repetition leaves out the peers that most of the others name. The second one also leaves out both of any two peers
    of which one names the other: the link between them may be broken, and nobody knows which of them is at fault.
 
-A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
-reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
+A broken stream does not make a peer dead: a peer whose verdict is missing counts as gone when it cannot be called, or
+answers no ping. A peer that stands in for a dead referee also asks the others whether they know of a decision.
 
 This is no consensus protocol. If the network splits, or the referee dies together with the only peer that it told,
 peers may decide differently. Their reports then say so (`RoundReport.torn`), and the next round of parameters gives
@@ -41,11 +41,8 @@ those of most. A peer that has the whole average knows that everybody's tensors 
 result can still fail."""
 VERDICT_SECONDS = 3.0
 """From the first bad verdict on, it waits so long for the peers that may be alive."""
-HOLD_SECONDS = 1.0
-"""A referee answers within this time, even if it can only say that it has not decided yet. So a peer that asks can tell
-a referee that waits from one that is dead."""
-SILENCE_SECONDS = 4.0
-"""A peer asks the next referee if this one is silent for so long, or has no decision after twice this time."""
+REFEREE_SECONDS = 8.0
+"""A peer asks the next referee if this one has no decision after so long; if it answers no ping, at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,31 +168,22 @@ class Agreement:
         self._is_repetition = is_repetition
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
-        self._barred: set[PeerID] = set()
         self.absent: set[PeerID] = set()
         """Peers that live and say that they are not of the group."""
         self._bad = False
         self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._judging: asyncio.Task | None = None
-        self._asked: dict[PeerID, asyncio.Task] = {}
+        self.asked: PeerID | None = None
+        """The referee for whose decision this peer waits."""
+        self._asking: asyncio.Task | None = None
 
     def note_gone(self, peer: PeerID) -> None:
-        """A groupmate has shown no sign of life for some seconds: nobody needs to wait for its verdict or decision."""
+        """A groupmate answers no ping, or is banned: nobody waits for it, nor counts on it for a repetition."""
         self._gone.add(peer)
-        self._news.set()
-        if peer in self._asked:
-            self._asked[peer].cancel()
-
-    def bar(self, peer: PeerID) -> None:
-        """A groupmate is banned: its verdict counts no longer, so it has no part in a repetition."""
-        self._barred.add(peer)
         self._verdicts.pop(peer, None)
-        self.note_gone(peer)
-
-    @property
-    def asked(self) -> frozenset[PeerID]:
-        """The referee for whose decision this peer waits."""
-        return frozenset(peer for peer, asking in self._asked.items() if not asking.done())
+        self._news.set()
+        if peer == self.asked:
+            self._asking.cancel()
 
     async def reach(self, verdict: Verdict) -> Decision:
         """This peer's all-reduce has ended; waits for the group's decision.
@@ -211,13 +199,14 @@ class Agreement:
                 break
             if referee in self._gone:
                 continue
-            asked = self._asked[referee] = asyncio.create_task(self._decision_of(referee, verdict))
+            self.asked, self._asking = referee, asyncio.create_task(self._decision_of(referee, verdict))
             try:
-                await asyncio.wait({asked})
+                await asyncio.wait({self._asking})
             finally:
-                asked.cancel()
-            if not asked.cancelled() and asked.exception() is None:
-                self._decide(asked.result())
+                self._asking.cancel()
+                self.asked = None
+            if not self._asking.cancelled() and self._asking.exception() is None:
+                self._decide(self._asking.result())
             # Else it is gone, or its answer makes no sense: the next one is asked.
         else:
             again = {} if verdict.whole else self._repeat((self.own,))
@@ -229,10 +218,10 @@ class Agreement:
     async def hear(self, peer: PeerID, message: Message) -> Message:
         """Answers a groupmate that takes this peer for the referee, or that is the referee and calls this peer.
 
-        The answer is the decision if there is one within `HOLD_SECONDS`, otherwise NOT_DECLARED.
+        The answer is the decision, as soon as there is one.
         """
         refused = Message(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if peer not in self.peers or peer == self.own or peer in self._barred:
+        if peer not in self.peers or peer == self.own:
             return refused
         try:
             verdict = Verdict.read(message, self.peers)
@@ -243,12 +232,7 @@ class Agreement:
         # otherwise two referees might decide differently.
         if self.own == self.referees[0] and (self._bad or self._is_whole_for_most()):
             self._judge_from_now_on()
-        try:
-            # The shield keeps the decision open when this one answer has to be given without it.
-            decision = await asyncio.wait_for(asyncio.shield(self._decision), HOLD_SECONDS)
-        except TimeoutError:
-            return Message(code=averaging_pb2.NOT_DECLARED)
-        return decision.message()
+        return (await asyncio.shield(self._decision)).message()  # the shield: others wait when this one hangs up
 
     def _is_whole_for_most(self) -> bool:
         """Whether more than half of the group have said so, and nobody anything else.
@@ -275,18 +259,14 @@ class Agreement:
             self._decision.set_result(decision)
 
     async def _decision_of(self, referee: PeerID, verdict: Verdict) -> Decision:
-        """A referee's decision. Asks again, for a limited time, while the referee has none."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 2 * SILENCE_SECONDS
-        while True:
-            answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
-            self._note_absence(referee, answer)
-            if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
-                return Decision.read(answer, self.group_id, self.peers)
+        async with asyncio.timeout(REFEREE_SECONDS):
+            return await self._answer_of(referee, verdict)
 
-    def _note_absence(self, peer: PeerID, answer: Message) -> None:
+    async def _answer_of(self, peer: PeerID, verdict: Verdict) -> Decision:
+        answer = await self._ask(peer, verdict.message(self.group_id))
         if answer.code == averaging_pb2.BAD_GROUP_ID:
             self.absent.add(peer)
+        return Decision.read(answer, self.group_id, self.peers)
 
     # -- the referee's part --------------------------------------------------------------------------------------------
 
@@ -299,7 +279,8 @@ class Agreement:
         # A peer that stands in calls even if all verdicts are good: the dead referee may have told somebody that the
         # all-reduce is repeated. Peers in client mode cannot be called.
         if self._bad or self.own != self.referees[0]:
-            calls = [asyncio.create_task(self._call(peer)) for peer in self.referees if peer in self._awaited()]
+            called = [peer for peer in self.referees if peer in self._awaited() and peer != self.own]
+            calls = [asyncio.create_task(self._call(peer)) for peer in called]
             await self._listen(VERDICT_SECONDS, enough=self._decision.done)
             for call in calls:
                 call.cancel()
@@ -326,15 +307,8 @@ class Agreement:
 
     async def _call(self, peer: PeerID) -> None:
         """Tells a silent peer how the all-reduce stands; learns whether the peer is gone, or knows of a decision."""
-        if peer == self.own:
-            return
-        verdict = Verdict(whole=not self._bad)
         try:
-            answer = await self._ask(peer, verdict.message(self.group_id))
-            self._note_absence(peer, answer)
-            # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
-            if answer.code != averaging_pb2.NOT_DECLARED:
-                self._decide(Decision.read(answer, self.group_id, self.peers))
+            self._decide(await self._answer_of(peer, Verdict(whole=not self._bad)))
         except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()

@@ -7,7 +7,6 @@ dies meanwhile, the others still hold what they brought, and repeat the all-redu
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -29,8 +28,6 @@ from training.swarm.round.guard import RoundGuard
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
-IDS_KEPT = 65_536
-"""Of groups that this peer was in; a group with one of these ids is none for it."""
 LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
 BANS_LOOK_SECONDS = 0.5
@@ -125,8 +122,6 @@ class AllReduces:
         self._connection, self._servicer, self._prefix = connection, servicer, prefix
         self._is_banned, self._has_no_group, self._guard = is_banned, has_no_group, guard
         self._begun: dict[bytes, asyncio.Future[AllReduce]] = {}
-        self._used: dict[bytes, None] = {}
-        """Digests of the ids of the latest groups, the oldest first."""
         self._agreements: dict[bytes, Agreement] = {}
         self._expecting = 0
         self._news = asyncio.Event()
@@ -152,18 +147,7 @@ class AllReduces:
             self._spread_news()
 
     def announce(self, *group_ids: bytes) -> None:
-        """This peer is in these groups: what is sent to them waits until their all-reduces begin.
-
-        Raises:
-            AllReduceError: If one has the id of an earlier group. What peers sign names the group: with one id for
-                two groups, an honest peer would contradict itself.
-        """
-        for group_id in group_ids:
-            if (used := hashlib.sha256(group_id).digest()) in self._used:
-                raise AllReduceError("a group has the id of an earlier one")
-            self._used[used] = None
-        while len(self._used) > IDS_KEPT:
-            del self._used[next(iter(self._used))]
+        """This peer is in these groups: what is sent to them waits until their all-reduces begin."""
         for group_id in group_ids:
             self._begun[group_id] = asyncio.get_running_loop().create_future()
         self._spread_news()
@@ -322,10 +306,9 @@ class AllReduces:
             while True:
                 await asyncio.sleep(BANS_LOOK_SECONDS)
                 for peer in filter(self._is_banned, group.peers):
-                    agreement.bar(peer)
-                    one.note_gone(peer)
+                    note_gone(peer)
 
-        vigil = Vigil(answers, lambda: (one.late_peers() & called) | agreement.asked, note_gone)
+        vigil = Vigil(answers, lambda: (one.late_peers() & called) | {agreement.asked} - {None}, note_gone)
         watches = [asyncio.create_task(watch) for watch in (vigil.watch(), cut_the_banned())]
         try:
             yield

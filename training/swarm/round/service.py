@@ -366,4 +366,6 @@ class Service(ServicerBase):
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
         """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        if self._is_banned(context.remote_id):
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         return await self.rounds.agree(request, context.remote_id)
