@@ -286,7 +286,7 @@ def another_receipt(network: object) -> object:
     from training.swarm.defence.receipts import Receipt
 
     words = {"commitments": b"c" * 32, "answers": b"a" * 32}
-    statement = Receipt.statement(network.books[ADA].scope, reducer=EVE, receiver=BOB, **words)
+    statement = Receipt.statement(network.transcripts[ADA].scope, reducer=EVE, receiver=BOB, **words)
     return Receipt(**words, signed=SIGNERS[THREE.index(EVE)].signed(statement))
 
 
@@ -300,8 +300,8 @@ def requests_for_parts() -> Reader:
     from training.swarm.engine.coroutine import wait_for_result
 
     network, _ = played(lambda network: network.average())
-    books, auditor = network.books[BOB], network.auditors[BOB]
-    asked = {"group_id": books.scope.group_id, "suggested_leader": EVE.to_bytes()}
+    transcript, auditor = network.transcripts[BOB], network.auditors[BOB]
+    asked = {"group_id": transcript.scope.group_id, "suggested_leader": EVE.to_bytes()}
     requests = [averaging_pb2.MessageFromLeader(**asked, gathered=[bytes(4), *more]) for more in ([], [EVADED])]
 
     async def shown(request: object) -> int:
@@ -309,7 +309,7 @@ def requests_for_parts() -> Reader:
 
     def read(raw: bytes) -> int:
         """Bytes of the part that it is shown."""
-        auditor._asked.clear()  # it may ask so often
+        transcript.asked.clear()  # it may ask so often
         return wait_for_result(shown(averaging_pb2.MessageFromLeader.FromString(raw)))
 
     return Reader(read=read, refuses=(DecodeError,), seeds=[one.SerializeToString() for one in requests])
@@ -330,9 +330,9 @@ def shown_parts() -> Reader:
     from training.swarm.engine.coroutine import wait_for_result
 
     network, _ = played(lambda network: network.average())
-    books, kept, show = network.books[ADA], dict(network.books[ADA].kept), network.stub
+    transcript, kept, show = network.transcripts[ADA], dict(network.transcripts[ADA].kept), network.stub
     request = averaging_pb2.MessageFromLeader(
-        group_id=books.scope.group_id, suggested_leader=EVE.to_bytes(), gathered=[bytes(4)]
+        group_id=transcript.scope.group_id, suggested_leader=EVE.to_bytes(), gathered=[bytes(4)]
     )
 
     async def shown_by(peer: object) -> list[bytes]:
@@ -353,12 +353,12 @@ def shown_parts() -> Reader:
             network.stub = lambda own, peer, liar=liar: (
                 SimpleNamespace(rpc_show_part=rpc_show_part) if peer == liar else show(own, peer)
             )
-            books.kept.update(kept)
-            for one in network.auditors.values():
-                one._asked.clear()
+            transcript.kept.update(kept)
+            for one in network.transcripts.values():
+                one.asked.clear()
             network.auditors[ADA]._evasions.clear()
-            network.auditors[ADA]._evaded.clear()
-            wait_for_result(network.auditors[ADA]._check(books, EVE, 0))
+            transcript.evaded.clear()
+            wait_for_result(network.auditors[ADA]._check(transcript, EVE, 0))
             possible |= not network.auditors[ADA]._evasions
         if any(weight == LIE_WEIGHT for _, weight, _ in network.caught[ADA]):
             raise AssertionError("an honest reducer is convicted")

@@ -1,6 +1,6 @@
 """Three peers of one process that average and check each other, with a network that is played.
 
-Books, keys, signatures and messages are real.
+Transcripts, keys, signatures and messages are real.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
 from training.swarm.defence.auditor import Auditor, _proof
-from training.swarm.defence.books import Books
 from training.swarm.defence.clipping import Clipping, centered_clip
+from training.swarm.defence.transcript import Transcript
 from training.swarm.engine import engine
 from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.coroutine import wait_for_result
@@ -44,7 +44,7 @@ class PlayedNetwork:
         self.caught = {peer: [] for peer in THREE}
         self.gone, self.asked = set(), []
         self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=True)}
-        self.books = {}
+        self.transcripts = {}
 
     def _auditor(self, own, signer, share):
         network = self
@@ -70,23 +70,24 @@ class PlayedNetwork:
         return SimpleNamespace(rpc_show_part=rpc_show_part, rpc_accuse=rpc_accuse)
 
     async def average(self, group=b"group", lie=lambda average: average, liar=None):
-        """An all-reduce; what each peer needs to check it is in its books."""
+        """An all-reduce; what each peer needs to check it is in its transcript."""
         plans = {peer: self.auditors[peer].plan() for peer in THREE}
-        self.books = {peer: Books(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
-        for peer, books in self.books.items():
-            self.auditors[peer].keep(books)
+        self.transcripts = {peer: Transcript(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
+        for peer, transcript in self.transcripts.items():
+            self.auditors[peer].keep(transcript)
         for reducer in THREE:
             await self._reduce(reducer, lie if reducer == liar else lambda average: average)
 
     async def _reduce(self, reducer, lie):
-        sent, own = {}, self.books[reducer]
+        sent, own = {}, self.transcripts[reducer]
         own_parts = parts_of(reducer, own.scope.group_id)[reducer]
         own_messages = as_aiter(*(Data(tensor_part=encode(part), weight=1.0) for part in own_parts))
         async for _ in own.sending(reducer, own_messages):
             pass
         for sender in THREE:
             if sender != reducer:
-                messages = self.books[sender].sending(reducer, parts_on_their_way(sender, reducer, own.scope.group_id))
+                parts = parts_on_their_way(sender, reducer, own.scope.group_id)
+                messages = self.transcripts[sender].sending(reducer, parts)
                 sent[sender] = [decode(m.tensor_part) async for m in own.taking(sender, messages)]
         sent[reducer] = parts_of(reducer, own.scope.group_id)[reducer]
         averages = [
@@ -96,12 +97,12 @@ class PlayedNetwork:
             answers = [answer(average - part) for average, part in zip(averages, sent[receiver], strict=True)]
             for one in answers:
                 await own.answering(receiver, one)
-            async for _ in self.books[receiver].answered(reducer, as_aiter(*answers)):
+            async for _ in self.transcripts[receiver].answered(reducer, as_aiter(*answers)):
                 pass
 
     async def check(self, peer):
         """All checks that this peer has drawn, until they have ended."""
-        await self.auditors[peer].begin_checks(self.books[peer])
+        await self.auditors[peer].begin_checks(self.transcripts[peer])
         while self.auditors[peer]._tasks:
             await asyncio.gather(*self.auditors[peer]._tasks)
 

@@ -61,7 +61,7 @@ def average_often(
     """
     from scenarios import run_with
 
-    from training.swarm.defence import books
+    from training.swarm.defence import transcript
     from training.swarm.defence.clipping import clipping_of_gradients
     from training.swarm.defence.options import make_auditor
     from training.swarm.engine.codecs import exchange_codec
@@ -92,7 +92,7 @@ def average_often(
     with pytest.MonkeyPatch.context() as patch:  # the averager's process is forked with the changes
         note_checks(patch, checks)
         if not keep:
-            patch.setattr(books, "KEPT_BYTES", 0)
+            patch.setattr(transcript, "KEPT_BYTES", 0)
         if lie is not None and peer.name == LIAR:
             lie(patch)
         averager = Averager(tensors_of(peer.name, 0), dht=peer.dht, settings=settings, method=method)
@@ -210,10 +210,10 @@ def drop_a_sender(patch) -> None:
 
 def claim_other_parts(patch) -> None:
     """What the first sender sends counts for nothing, and the reducer says that it has sent something else."""
-    from training.swarm.defence.books import Books
+    from training.swarm.defence.transcript import Transcript
 
     drop_a_sender(patch)
-    commitments = Books.commitments.fget
+    commitments = Transcript.commitments.fget
 
     def claimed(self):
         found = commitments(self)
@@ -222,15 +222,15 @@ def claim_other_parts(patch) -> None:
         other = replace(found[0], weights=(0.0,) * len(found[0].weights))
         return (other, *found[1:])
 
-    patch.setattr(Books, "commitments", property(claimed))
+    patch.setattr(Transcript, "commitments", property(claimed))
 
 
 def tell_two_stories(patch) -> None:
     """It signs other parts of its own for each peer."""
-    from training.swarm.defence.books import Books
     from training.swarm.defence.receipts import Commitment
+    from training.swarm.defence.transcript import Transcript
 
-    answering, commitments = Books.answering, Books.commitments.fget
+    answering, commitments = Transcript.answering, Transcript.commitments.fget
 
     def told(self):
         found = commitments(self)
@@ -246,9 +246,9 @@ def tell_two_stories(patch) -> None:
         self.story = 1.0 + self.scope.peers.index(receiver) * 1e-9
         await answering(self, receiver, message)
 
-    patch.setattr(Books, "story", 1.0, raising=False)
-    patch.setattr(Books, "commitments", property(told))
-    patch.setattr(Books, "answering", sign)
+    patch.setattr(Transcript, "story", 1.0, raising=False)
+    patch.setattr(Transcript, "commitments", property(told))
+    patch.setattr(Transcript, "answering", sign)
 
 
 def show_nothing(patch) -> None:
@@ -266,10 +266,10 @@ def show_nothing(patch) -> None:
 
 def hide_behind_its_own_part(patch) -> None:
     """It answers wrongly, and signs and shows an own part of another shape than all others have."""
-    from training.swarm.defence.books import Books
+    from training.swarm.defence.transcript import Transcript
     from training.swarm.engine.codecs import encode
 
-    sending = Books.sending
+    sending = Transcript.sending
 
     async def hide(self, reducer, messages):
         if reducer != self.own:
@@ -280,7 +280,7 @@ def hide_behind_its_own_part(patch) -> None:
             yield message
 
     answer_wrongly(patch)
-    patch.setattr(Books, "sending", hide)
+    patch.setattr(Transcript, "sending", hide)
 
 
 def accuse_falsely(patch) -> None:

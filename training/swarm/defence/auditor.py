@@ -33,7 +33,6 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.defence.auditing import Case, are_sound, lie_in
-from training.swarm.defence.books import KEPT_BYTES, Books, Plan
 from training.swarm.defence.clipping import Clipping
 from training.swarm.defence.receipts import (
     DIGEST_BYTES,
@@ -42,6 +41,7 @@ from training.swarm.defence.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.defence.transcript import KEPT_BYTES, Plan, Transcript
 from training.swarm.engine.calls import first_of, until_hung_up
 from training.swarm.engine.parts import LARGEST_HELD_BYTES, Part
 from training.swarm.engine.quota import Quota
@@ -73,17 +73,13 @@ LIE_WEIGHT = 9.0
 `standing`). No accident signs a wrong average."""
 EVADED = b"evaded"
 """Beside the number of a part: the one that asks could not check this reducer lately."""
-BOOKS_KEPT = 8
+TRANSCRIPTS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
 CHECKS_AT_ONCE = 12
 """For each, this peer has a call open to every groupmate, which lets it have `calls.MOST_OPEN_CALLS`."""
 PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
 """Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
 each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
-FIRST_WORD_SECONDS = 5.0
-"""The first message of a proof is small. Whoever has not sent it by then has none."""
-PROOF_PAUSES = (0.0, 10.0, 30.0, 60.0)
-"""Before each try to send a proof to a groupmate that reads others' proofs now."""
 _VALUE_BYTES, _SLACK_BYTES = 4, 4096
 """Most bytes for a value, and what an encoded part has beside its values."""
 
@@ -127,15 +123,12 @@ class Auditor(ServicerBase):
     ):
         self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
-        self._books: dict[bytes, Books] = {}
-        self._asked: Counter[tuple[bytes, PeerID]] = Counter()
+        self._transcripts: dict[bytes, Transcript] = {}
         self._evasions: Counter[tuple[PeerID, PeerID]] = Counter()
         """Checks of a reducer that a peer has made impossible, which may be the reducer itself. Whoever shows what it
         has sent to all others may still hide what it has sent to an accomplice."""
         self._told: dict[PeerID, set[PeerID]] = {}
         """Reducers that evade checks, as others say; until this peer has tried to check them."""
-        self._convicted: set[tuple[bytes, PeerID]] = set()
-        self._evaded: set[tuple[bytes, PeerID]] = set()
         most = {"at_once": PROOFS_AT_ONCE, "of_one": 1, "in_a_row": PROOFS_IN_A_ROW}
         self._proofs = Quota(**most, seconds=PROOF_PAUSE_SECONDS, clock=clock)
         self._tasks: set[asyncio.Task] = set()
@@ -147,7 +140,7 @@ class Auditor(ServicerBase):
         """Says how the next all-reduce is checked."""
         suspects = {reducer for _, reducer in self._evasions}
         # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
-        peers = max((len(books.scope.peers) for books in self._books.values()), default=0)
+        peers = max((len(transcript.scope.peers) for transcript in self._transcripts.values()), default=0)
         most = max(MOST_TOLD, int(TOLD_SHARE * peers))
         told = sorted(set().union(*self._told.values()))
         suspects |= set(random.sample(told, min(len(told), most)))
@@ -158,97 +151,81 @@ class Auditor(ServicerBase):
         await self.add_p2p_handlers(self._connection, namespace=self._prefix)
 
     def begin(
-        self,
-        group_id: bytes,
-        parts: Mapping[PeerID, Sequence[Part]],
-        *,
-        unvouched: frozenset[PeerID],
-    ) -> Books:
+        self, group_id: bytes, parts: Mapping[PeerID, Sequence[Part]], *, unvouched: frozenset[PeerID]
+    ) -> Transcript:
         """See `RoundGuard`."""
-        books = Books(
-            self.plan(),
-            group_id,
-            self._connection.peer_id,
-            {peer: [part.values for part in ones] for peer, ones in parts.items()},
-            unvouched,
-            on_finished=self.begin_checks,
-            on_closed=self.close,
-        )
-        self.keep(books)
-        return books
+        values = {peer: [part.values for part in ones] for peer, ones in parts.items()}
+        own, on_finished = self._connection.peer_id, self.begin_checks
+        transcript = Transcript(self.plan(), group_id, own, values, unvouched, on_finished=on_finished)
+        self.keep(transcript)
+        return transcript
 
-    def keep(self, books: Books) -> None:
-        """From now on groupmates may ask about this all-reduce."""
-        self._books[books.scope.group_id] = books
-        while len(self._books) > BOOKS_KEPT:
-            del self._books[next(iter(self._books))]
-        there = set(books.scope.peers)
-        self._told = {peer: named & there for peer, named in self._told.items() if peer in there}
-        self._convicted = {one for one in self._convicted if one[0] in self._books}
-        self._evaded = {one for one in self._evaded if one[0] in self._books}
-        self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
-
-    def close(self, books: Books) -> None:
-        """The tensors are about to change. Others may be checking this all-reduce, also if the group repeats it."""
-        books.close()
-        # Two all-reduces may follow each other at once (`powersgd`), so those of the last few stay, if they are small.
+    def keep(self, transcript: Transcript) -> None:
+        """From now on groupmates may ask about this all-reduce; about earlier ones, as far as these are small."""
         kept = 0
-        for one in reversed(self._books.values()):
+        # Two all-reduces may follow each other at once (`powersgd`), so the messages of more than one stay.
+        for one in reversed(self._transcripts.values()):
             kept += one.kept_bytes
             if kept > KEPT_BYTES:
-                one.drop_parts()
+                one.drop_messages()
+        self._transcripts[transcript.scope.group_id] = transcript
+        while len(self._transcripts) > TRANSCRIPTS_KEPT:
+            del self._transcripts[next(iter(self._transcripts))]
+        there = set(transcript.scope.peers)
+        self._told = {peer: named & there for peer, named in self._told.items() if peer in there}
 
-    async def begin_checks(self, books: Books) -> None:
+    async def begin_checks(self, transcript: Transcript) -> None:
         """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
-        checks = [asyncio.create_task(self._check_in_turn(books, *one)) for one in sorted(books.chosen, key=repr)]
+
+        async def check_in_turn(reducer: PeerID, part: int) -> None:
+            async with self._turns:
+                await self._check(transcript, reducer, part)
+
+        checks = [asyncio.create_task(check_in_turn(*one)) for one in sorted(transcript.chosen, key=repr)]
         for check in checks:
             self._tasks.add(check)
             check.add_done_callback(self._tasks.discard)
-        if checks and not books.can_keep:
+        if checks and not transcript.can_keep:
             await asyncio.wait(checks, timeout=ASK_SECONDS)
 
-    async def _check_in_turn(self, books: Books, reducer: PeerID, part: int) -> None:
-        async with self._turns:
-            await self._check(books, reducer, part)
-
-    async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
+    async def _check(self, transcript: Transcript, reducer: PeerID, part: int) -> None:
         for named in self._told.values():
             named.discard(reducer)
-        others = [peer for peer in books.scope.peers if peer != books.own]
-        own = books.part(reducer, part)
-        answers = await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
-        shown = dict(zip(others, answers, strict=True)) | {books.own: _Shown(part=own)}
-        receipt, kept = books.receipts.get(reducer), books.kept.pop((reducer, part), None)
+        others = [peer for peer in transcript.scope.peers if peer != transcript.own]
+        own = transcript.part(reducer, part)
+        answers = await asyncio.gather(*(self._ask(transcript, peer, reducer, part) for peer in others))
+        shown = dict(zip(others, answers, strict=True)) | {transcript.own: _Shown(part=own)}
+        receipt, kept = transcript.receipts.get(reducer), transcript.kept.pop((reducer, part), None)
         if own is None or receipt is None or kept is None:  # the tensors have changed before this peer came to it
             return
-        facts = {"scope": books.scope, "reducer": reducer, "receiver": books.own, "receipt": receipt}
+        facts = {"scope": transcript.scope, "reducer": reducer, "receiver": transcript.own, "receipt": receipt}
         for peer, one in shown.items():
             if one.receipt is not None and one.receipt.commitments != receipt.commitments:
                 await self._judge(Case(**facts, other=(peer, one.receipt)))
         commitments = shown[reducer].commitments
         if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
             evasive = {reducer} | {peer for peer in others if shown[peer] == _Shown()}
-            await self._note_evasions(books, evasive, reducer, part)
+            await self._note_evasions(transcript, evasive, reducer, part)
             return
         case = Case(**facts, part=part, commitments=commitments)
-        if are_sound(commitments, books.scope, reducer):
+        if are_sound(commitments, transcript.scope, reducer):
             evasive = {
                 peer
-                for peer, commitment in zip(books.scope.peers, commitments, strict=True)
+                for peer, commitment in zip(transcript.scope.peers, commitments, strict=True)
                 if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
             }
             if evasive:
-                await self._note_evasions(books, evasive - {books.own}, reducer, part)
+                await self._note_evasions(transcript, evasive - {transcript.own}, reducer, part)
                 return
-            parts = tuple(shown[peer].part for peer in books.scope.peers)
-            known = {"answers": tuple(books.answers[reducer]), "values": books.values_of(reducer, part)}
+            parts = tuple(shown[peer].part for peer in transcript.scope.peers)
+            known = {"answers": tuple(transcript.answers[reducer]), "values": transcript.lengths[reducer][part]}
             case = replace(case, parts=parts, answer=kept, **known)
         self._forgive(reducer)
         await self._judge(case)
 
-    def _is_suspect(self, books: Books, reducer: PeerID) -> bool:
+    def _is_suspect(self, transcript: Transcript, reducer: PeerID) -> bool:
         """Whether a check of it was impossible lately, though its parts could have been kept."""
-        return books.can_keep and any(checked == reducer for _, checked in self._evasions)
+        return transcript.can_keep and any(checked == reducer for _, checked in self._evasions)
 
     def _forgive(self, reducer: PeerID) -> None:
         """A check of it was possible. That counts for those as well who were not in the group, and may never come back:
@@ -258,27 +235,28 @@ class Auditor(ServicerBase):
             if self._evasions[role] <= 0:
                 del self._evasions[role]
 
-    async def _note_evasions(self, books: Books, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
+    async def _note_evasions(self, transcript: Transcript, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
         """A check of a reducer was impossible because of these; the others are told if that is news. If they are most
         of the others, this peer was late, or is cut off.
 
         In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
         nothing is perhaps in client mode, and this peer cannot call it.
         """
-        was_suspect, others = self._is_suspect(books, reducer), [one for one in books.scope.peers if one != books.own]
-        if 2 * len(evasive) > len(others) and not (len(others) == 1 and books.can_keep):
+        was_suspect = self._is_suspect(transcript, reducer)
+        others = [one for one in transcript.scope.peers if one != transcript.own]
+        if 2 * len(evasive) > len(others) and not (len(others) == 1 and transcript.can_keep):
             return
         for peer in evasive:
             # Of one average, many parts may be asked for at once; what is late then is late for all of them.
-            if books.part_counts[peer] and (books.scope.group_id, peer) not in self._evaded:
-                self._evaded.add((books.scope.group_id, peer))
+            if transcript.lengths[peer] and peer not in transcript.evaded:
+                transcript.evaded.add(peer)
                 self._evasions[peer, reducer] += 1
-                if self._evasions[peer, reducer] >= (MOST_EVASIONS if books.can_keep else MOST_OF_LARGE):
-                    weight = EVASION_WEIGHT if books.can_keep else 1.0
+                if self._evasions[peer, reducer] >= (MOST_EVASIONS if transcript.can_keep else MOST_OF_LARGE):
+                    weight = EVASION_WEIGHT if transcript.can_keep else 1.0
                     self._caught(str(peer), weight, "does not show what it has averaged or sent, so it")
-        if self._is_suspect(books, reducer) and not was_suspect:
+        if self._is_suspect(transcript, reducer) and not was_suspect:
             # Asked again, they learn why, and will have checked it as often as this peer.
-            await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
+            await asyncio.gather(*(self._ask(transcript, peer, reducer, part) for peer in others))
 
     async def _judge(self, case: Case) -> None:
         lie = await asyncio.to_thread(lie_in, case, self._clipping)
@@ -288,42 +266,37 @@ class Auditor(ServicerBase):
 
     def _convict(self, case: Case, lie: str) -> bool:
         """Tells the trainer, once for each all-reduce; whether it was the first time."""
-        key = (case.scope.group_id, case.reducer)
-        if key in self._convicted:
+        transcript = self._transcripts.get(case.scope.group_id)
+        if transcript is None or case.reducer in transcript.convicted:
             return False
-        self._convicted.add(key)
+        transcript.convicted.add(case.reducer)
         self._caught(str(case.reducer), LIE_WEIGHT, f"has {lie}, as its own signatures prove, and")
         return True
 
     # -- asking others -------------------------------------------------------------------------------------------------
 
-    async def _ask(self, books: Books, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
+    async def _ask(self, transcript: Transcript, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
         """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
-        words = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(books, reducer) else [])]
+        words = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(transcript, reducer) else [])]
         request = averaging_pb2.MessageFromLeader(
-            group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
+            group_id=transcript.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
         )
         shown = _Shown()
         with suppress(Exception):  # whatever it is, this peer cannot check with it
             async with asyncio.timeout(CHECK_SECONDS):
                 stub = self.get_stub(self._connection, peer, namespace=self._prefix)
                 stream = first_of(await stub.rpc_show_part(request), 2)
-                shown = _read_words(await anext(stream), books, peer, reducer)
+                shown = _read_words(await anext(stream), transcript, peer, reducer)
                 message = (await anext(stream)).tensor_part
-                if message.buffer and _fits(message, books):
+                if message.buffer and _fits(message, transcript):
                     shown = replace(shown, part=message)
                 await anext(stream, None)  # closes it
         return shown
 
     async def _accuse(self, peer: PeerID, case: Case) -> None:
-        for pause in PROOF_PAUSES:
-            await asyncio.sleep(pause)
-            said = None
-            with suppress(Exception):  # it is gone; it may find out by itself
-                async with asyncio.timeout(PROOF_SECONDS):
-                    said = await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
-            if said is None or said.code != averaging_pb2.NOT_DECLARED:
-                return
+        with suppress(Exception):  # it is gone, or reads others' proofs; it may find out by itself
+            async with asyncio.timeout(PROOF_SECONDS):
+                await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
 
     # -- calls of groupmates -------------------------------------------------------------------------------------------
 
@@ -337,19 +310,20 @@ class Auditor(ServicerBase):
     async def _show(
         self, request: averaging_pb2.MessageFromLeader, peer: PeerID
     ) -> Messages[averaging_pb2.DownloadData]:
-        books = self._books.get(request.group_id)
+        transcript = self._transcripts.get(request.group_id)
         number, *more = request.gathered or [b""]
-        if books is None or not self._may_ask(books, peer) or len(number) != 4 or more not in ([], [EVADED]):
+        if transcript is None or not self._may_ask(transcript, peer) or len(number) != 4 or more not in ([], [EVADED]):
             yield averaging_pb2.DownloadData()  # so that the other one need not wait
             return
         reducer = PeerID(request.suggested_leader)
-        if more and reducer != books.own and books.can_keep:
+        if more and reducer != transcript.own and transcript.can_keep:
             named = self._told.setdefault(peer, set())
             if len(named) < MOST_TOLD_BY_ONE:  # whoever names all would make everybody check everybody
-                named |= {reducer} & set(books.scope.peers)
+                named |= {reducer} & set(transcript.scope.peers)
         # Between this and the message, nothing else runs on this loop that could change the tensors.
-        part = books.part(reducer, int.from_bytes(number, "little"))
-        receipt, commitments = books.receipts.get(reducer), books.commitments if reducer == books.own else None
+        part = transcript.part(reducer, int.from_bytes(number, "little"))
+        receipt = transcript.receipts.get(reducer)
+        commitments = transcript.commitments if reducer == transcript.own else None
         words = [
             receipt.facts() if receipt is not None else None,
             [one.facts() for one in commitments] if commitments is not None else None,
@@ -357,11 +331,10 @@ class Auditor(ServicerBase):
         yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(words))
         yield averaging_pb2.DownloadData(tensor_part=part)
 
-    def _may_ask(self, books: Books, peer: PeerID) -> bool:
+    def _may_ask(self, transcript: Transcript, peer: PeerID) -> bool:
         """Whether it is a groupmate, and has not asked more often than any peer does."""
-        asked = (books.scope.group_id, peer)
-        self._asked[asked] += peer in books.scope.peers
-        return peer in books.scope.peers and self._asked[asked] <= books.most_asked
+        transcript.asked[peer] += peer in transcript.scope.peers
+        return peer in transcript.scope.peers and transcript.asked[peer] <= transcript.most_asked
 
     async def rpc_accuse(
         self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
@@ -371,7 +344,7 @@ class Auditor(ServicerBase):
         NOT_DECLARED: it has not looked, since it reads others' proofs, or has read several of this groupmate.
         """
         refused = averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
-        if not any(context.remote_id in books.scope.peers for books in self._books.values()):
+        if not any(context.remote_id in transcript.scope.peers for transcript in self._transcripts.values()):
             return refused
         with self._proofs.request(context.remote_id) as allowed:
             if not allowed:
@@ -392,14 +365,13 @@ class Auditor(ServicerBase):
         Raises:
             ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
         """
-        async with asyncio.timeout(FIRST_WORD_SECONDS):
-            facts = MSGPackSerializer.loads((await anext(stream)).metadata)
+        facts = MSGPackSerializer.loads((await anext(stream)).metadata)
         group_id, reducer, part, receipt, other, commitments, answers = facts
-        books = self._books.get(group_id) if type(group_id) is bytes else None
-        if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
+        transcript = self._transcripts.get(group_id) if type(group_id) is bytes else None
+        if transcript is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
             raise ValueError("this is no proof")
         case = Case(
-            scope=books.scope,
+            scope=transcript.scope,
             reducer=PeerID(reducer),
             receiver=accuser,
             receipt=Receipt.read(receipt),
@@ -408,38 +380,40 @@ class Auditor(ServicerBase):
             commitments=tuple(Commitment.read(one) for one in commitments),
             answers=tuple(answers[n : n + DIGEST_BYTES] for n in range(0, len(answers), DIGEST_BYTES)),
         )
-        if accuser not in books.scope.peers or case.reducer not in books.scope.peers or case.reducer == books.own:
+        if not {accuser, case.reducer} <= set(transcript.scope.peers) - {transcript.own}:
             raise ValueError("this is a proof about somebody else")
-        tensors, peers = [], len(books.scope.peers)
-        left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * books.most_values
+        tensors, peers = [], len(transcript.scope.peers)
+        left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * transcript.most_values
         async for message in first_of(stream, peers + 1):
             left -= message.ByteSize()
-            if left < 0 or not _fits(message.tensor_part, books):
+            if left < 0 or not _fits(message.tensor_part, transcript):
                 raise ValueError("a proof is too long")
             tensors.append(message.tensor_part)
-        values = books.values_of(case.reducer, part)
-        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values) if tensors else case
+        if not tensors or not 0 <= part < len(transcript.lengths[case.reducer]):
+            return case
+        values = transcript.lengths[case.reducer][part]
+        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values)
 
 
-def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID, reducer: PeerID) -> _Shown:
+def _read_words(message: averaging_pb2.DownloadData, transcript: Transcript, peer: PeerID, reducer: PeerID) -> _Shown:
     """
     Raises:
         ValueError: If they are malformed.
     """
     receipt, commitments = MSGPackSerializer.loads(message.metadata)
     receipt = None if receipt is None else Receipt.read(receipt)
-    if receipt is not None and not receipt.holds(books.scope, reducer=reducer, receiver=peer):
+    if receipt is not None and not receipt.holds(transcript.scope, reducer=reducer, receiver=peer):
         receipt = None
     if peer != reducer or commitments is None:
         return _Shown(receipt=receipt)
-    if len(commitments) != len(books.scope.peers):
+    if len(commitments) != len(transcript.scope.peers):
         raise ValueError("a reducer shows another number of commitments than there are peers")
     return _Shown(receipt=receipt, commitments=tuple(Commitment.read(one) for one in commitments))
 
 
-def _fits(message: runtime_pb2.Tensor, books: Books) -> bool:
+def _fits(message: runtime_pb2.Tensor, transcript: Transcript) -> bool:
     """Whether a part is no longer than this peer's longest; otherwise it is not decoded."""
-    most = books.most_values
+    most = transcript.most_values
     if message.ByteSize() > _VALUE_BYTES * most + _SLACK_BYTES:
         return False
     sizes = list(message.size)

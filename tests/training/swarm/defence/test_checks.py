@@ -1,6 +1,6 @@
 """Checks of reducers in one process: who may ask for what, what is noted of whom, and what becomes of malformed words.
 
-Books, keys, signatures and messages are real; only the network between the peers is played.
+Transcripts, keys, signatures and messages are real; only the network between the peers is played.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.training.swarm.audited import (
     proof_of,
 )
 from training.swarm.defence import auditor as auditor_module
-from training.swarm.defence import books as books_module
+from training.swarm.defence import transcript as transcript_module
 from training.swarm.defence.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
-from training.swarm.defence.books import Books, FalseSignatureError
+from training.swarm.defence.transcript import FalseSignatureError, Transcript
 from training.swarm.engine import engine
 from training.swarm.engine.codecs import encode
 from training.swarm.peers.groups import AllReduceError
@@ -48,7 +48,7 @@ engine.prepare()
 def test_all_parts_of_others_are_checked_and_nobody_is_caught():
     async def scenario(network):
         await network.average()
-        assert network.books[ADA].chosen == {(peer, n) for peer in (BOB, EVE) for n in range(PARTS)}
+        assert network.transcripts[ADA].chosen == {(peer, n) for peer in (BOB, EVE) for n in range(PARTS)}
         for peer in THREE:
             await network.check(peer)
 
@@ -70,26 +70,26 @@ def test_a_liar_is_caught_by_all_though_one_peer_alone_has_checked_it():
 
 
 @pytest.mark.parametrize(
-    ("kept", "most", "weight"), [(books_module.KEPT_BYTES, MOST_EVASIONS, EVASION_WEIGHT), (0, MOST_OF_LARGE, 1.0)]
+    ("kept", "most", "weight"), [(transcript_module.KEPT_BYTES, MOST_EVASIONS, EVASION_WEIGHT), (0, MOST_OF_LARGE, 1.0)]
 )
 @pytest.mark.parametrize("gone", [BOB, EVE])
 def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again(gone, kept, most, weight, monkeypatch):
     """Whether it is the reducer that is checked or a sender; sooner if parts are small enough to be kept."""
-    monkeypatch.setattr(books_module, "KEPT_BYTES", kept)
+    monkeypatch.setattr(transcript_module, "KEPT_BYTES", kept)
 
     async def scenario(network):
         counts = []
         for number in range(most + 1):
             await network.average(group=b"g" * (number + 1))
             network.gone = {gone} if number else set()
-            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            network.transcripts[ADA].chosen = frozenset({(EVE, 0)})
             await network.check(ADA)
             counts.append(len(network.caught[ADA]))
         network.gone, suspects = set(), []
         for number in range(int(most / FORGIVEN)):
             suspects.append(network.auditors[ADA].plan().suspects)
             await network.average(group=b"l" * (number + 1))
-            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            network.transcripts[ADA].chosen = frozenset({(EVE, 0)})
             await network.check(ADA)
         return counts, [*suspects, network.auditors[ADA].plan().suspects]
 
@@ -104,7 +104,7 @@ def test_who_evades_more_than_a_fifth_of_the_checks_is_found_out(each, caught):
         for number in range(12 * each):
             await network.average(group=number.to_bytes(2, "little"))
             network.gone = set() if number % each else {EVE}
-            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            network.transcripts[ADA].chosen = frozenset({(EVE, 0)})
             await network.check(ADA)
 
     found = {facts[:2] for facts in played(scenario)[0].caught[ADA]}
@@ -131,12 +131,12 @@ def test_an_accomplice_that_hides_only_what_it_has_sent_to_a_liar_is_blamed():
         network.auditors[BOB]._show = hiding(network.auditors[BOB]._show, EVE)
         for number in range(MOST_EVASIONS):
             await network.average(group=b"l" * (number + 1), lie=lambda average: average + 0.2, liar=EVE)
-            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            network.transcripts[ADA].chosen = frozenset({(EVE, 0)})
             await network.check(ADA)
             suspects = network.auditors[ADA].plan().suspects
             for other in range(4):
                 await network.average(group=b"h" * (4 * number + other + 1))
-                network.books[ADA].chosen = frozenset({(BOB, 0)})
+                network.transcripts[ADA].chosen = frozenset({(BOB, 0)})
                 await network.check(ADA)
         return suspects
 
@@ -151,7 +151,7 @@ def test_a_reducer_that_hides_what_it_has_averaged_is_blamed_also_if_it_shows_wh
         for number in range(MOST_EVASIONS):
             for reducer in (EVE, BOB):
                 await network.average(group=b"g" * (number + 1) + reducer.to_bytes())
-                network.books[ADA].chosen = frozenset({(reducer, 0)})
+                network.transcripts[ADA].chosen = frozenset({(reducer, 0)})
                 await network.check(ADA)
 
     assert [facts[:2] for facts in played(scenario)[0].caught[ADA]] == [(str(EVE), EVASION_WEIGHT)]
@@ -169,7 +169,7 @@ def test_a_peer_that_reaches_nobody_blames_nobody():
 
 def test_checks_take_their_share_of_the_bytes_or_64_kib():
     """Of 25 peers, a check moves a part of 23 others in 8 bit and one in 32."""
-    plan = books_module.Plan(prefix="run", signer=SIGNERS[0], share=0.03)
+    plan = transcript_module.Plan(prefix="run", signer=SIGNERS[0], share=0.03)
     large, small = 125_000_000, 50_000
     exchanged = 2 * 24 / 25 * large
     assert plan.chance(25, large) * large * 24 / 25 * (23 + 4) == pytest.approx(0.03 * exchanged)
@@ -178,17 +178,17 @@ def test_checks_take_their_share_of_the_bytes_or_64_kib():
 
 
 def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average(monkeypatch):
-    monkeypatch.setattr(books_module, "LEAST_CHECKED_BYTES", 0)
+    monkeypatch.setattr(transcript_module, "LEAST_CHECKED_BYTES", 0)
 
     async def scenario(network):
         network.auditors[ADA] = network._auditor(ADA, SIGNERS[0], share=1e-9)
         await network.average()
-        assert not network.books[ADA].chosen
-        network.books[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
-        network.books[ADA].kept[EVE, 0] = averaging_pb2.AveragingData().tensor_part
+        assert not network.transcripts[ADA].chosen
+        network.transcripts[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
+        network.transcripts[ADA].kept[EVE, 0] = averaging_pb2.AveragingData().tensor_part
         await network.check(ADA)
         await network.average(group=b"next")
-        return network.books[ADA].chosen
+        return network.transcripts[ADA].chosen
 
     assert {peer for peer, _ in played(scenario)[1]} == {EVE}
 
@@ -196,7 +196,7 @@ def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average
 def test_groupmates_learn_at_once_that_a_reducer_evades_checks():
     async def scenario(network):
         await network.average()
-        network.books[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
+        network.transcripts[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
         await network.check(ADA)
         return network.auditors[BOB].plan().suspects
 
@@ -205,7 +205,7 @@ def test_groupmates_learn_at_once_that_a_reducer_evades_checks():
 
 @pytest.mark.parametrize("named", [EVE, BOB])
 def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatch):
-    monkeypatch.setattr(books_module, "LEAST_CHECKED_BYTES", 0)
+    monkeypatch.setattr(transcript_module, "LEAST_CHECKED_BYTES", 0)
 
     async def scenario(network):
         network.auditors[BOB] = network._auditor(BOB, SIGNERS[1], share=1e-9)
@@ -214,7 +214,7 @@ def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatc
         chosen = []
         for group in (b"second", b"third"):
             await network.average(group=group)
-            chosen.append({peer for peer, _ in network.books[BOB].chosen})
+            chosen.append({peer for peer, _ in network.transcripts[BOB].chosen})
             await network.check(BOB)
         return chosen, network.caught[BOB]
 
@@ -269,7 +269,7 @@ def test_only_groupmates_are_shown_parts_and_only_those_that_there_are():
 def test_a_peer_that_asks_for_more_than_any_check_needs_is_shown_nothing_more():
     async def scenario(network):
         await network.average()
-        network.books[BOB].most_asked = 3
+        network.transcripts[BOB].most_asked = 3
         return [await ask(network, BOB, ADA) > 0 for _ in range(5)], await ask(network, BOB, EVE)
 
     _, (shown, others) = played(scenario)
@@ -278,13 +278,13 @@ def test_a_peer_that_asks_for_more_than_any_check_needs_is_shown_nothing_more():
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_parts_can_be_shown_after_the_tensors_have_changed_if_they_are_small(most, monkeypatch):
-    monkeypatch.setattr(books_module, "KEPT_BYTES", most)
+    monkeypatch.setattr(transcript_module, "KEPT_BYTES", most)
 
     async def scenario(network):
         await network.average()
-        books = network.books[BOB]
-        before, tensors = await ask(network, BOB, ADA), [part for parts in books._parts.values() for part in parts]
-        books.close()
+        transcript = network.transcripts[BOB]
+        before, tensors = await ask(network, BOB, ADA), [part for parts in transcript._parts.values() for part in parts]
+        transcript.closed()
         for tensor in tensors:
             tensor.add_(1.0)
         return before, await ask(network, BOB, ADA)
@@ -295,11 +295,11 @@ def test_parts_can_be_shown_after_the_tensors_have_changed_if_they_are_small(mos
 
 def test_a_part_that_has_changed_is_not_shown(monkeypatch):
     """It is none that was sent, and would speak against nobody but this peer."""
-    monkeypatch.setattr(books_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(transcript_module, "KEPT_BYTES", 0)
 
     async def scenario(network):
         await network.average()
-        network.books[BOB]._parts[EVE][0].add_(1.0)
+        network.transcripts[BOB]._parts[EVE][0].add_(1.0)
         return await ask(network, BOB, ADA)
 
     assert played(scenario)[1] == 0
@@ -341,31 +341,33 @@ async def changed_at_the_end(messages, change):
 @pytest.mark.parametrize("change", [lost_signature, nonsense, long_nonsense, another_weight, another_number])
 def test_a_reducer_takes_no_parts_that_their_sender_has_not_signed(change):
     async def scenario(network):
-        books = {peer: Books(network.auditors[peer].plan(), b"group", peer, parts_of(peer, b"g")) for peer in THREE}
-        sent = books[ADA].sending(EVE, parts_on_their_way(ADA, EVE, b"g"))
+        transcript = {
+            peer: Transcript(network.auditors[peer].plan(), b"group", peer, parts_of(peer, b"g")) for peer in THREE
+        }
+        sent = transcript[ADA].sending(EVE, parts_on_their_way(ADA, EVE, b"g"))
         with pytest.raises(FalseSignatureError):
-            async for _ in books[EVE].taking(ADA, changed_at_the_end(sent, change)):
+            async for _ in transcript[EVE].taking(ADA, changed_at_the_end(sent, change)):
                 pass
-        return books[EVE].commitments
+        return transcript[EVE].commitments
 
     assert played(scenario)[1] is None
 
 
 @pytest.mark.parametrize("change", [lost_signature, nonsense, long_nonsense, another_number])
 def test_a_sender_takes_no_answers_that_the_reducer_has_not_signed(change, monkeypatch):
-    answered = Books.answered
+    answered = Transcript.answered
 
     def changing(self, reducer, messages):
         is_eve = (self.own, reducer) == (ADA, EVE)
         return answered(self, reducer, changed_at_the_end(messages, change) if is_eve else messages)
 
-    monkeypatch.setattr(Books, "answered", changing)
+    monkeypatch.setattr(Transcript, "answered", changing)
 
     async def scenario(network):
         fault = AllReduceError if change is lost_signature else FalseSignatureError
         with pytest.raises(fault):
             await network.average()
-        return EVE in network.books[ADA].receipts
+        return EVE in network.transcripts[ADA].receipts
 
     assert played(scenario)[1] is False
 
@@ -430,9 +432,8 @@ def test_all_that_a_proof_brings_counts_not_only_the_numbers_of_its_parts(place,
     assert played(scenario)[1] is accepted
 
 
-def test_silent_accusers_keep_nobody_else_from_proving_a_lie(monkeypatch):
-    """Each has one place, and only until its first word is late."""
-    monkeypatch.setattr(auditor_module, "FIRST_WORD_SECONDS", 0.2)
+def test_a_silent_accuser_keeps_nobody_else_from_proving_a_lie():
+    """It has one place."""
 
     async def scenario(network):
         messages, told = await proof_of(network), asyncio.Event()
@@ -449,33 +450,10 @@ def test_silent_accusers_keep_nobody_else_from_proving_a_lie(monkeypatch):
         await told.wait()
         second = (await asyncio.wait_for(silent(), 0.1)).code
         accepted = await accuse(network, messages)
-        return second, accepted, (await first).code
+        first.cancel()
+        return second, accepted
 
-    second, accepted, first = played(scenario)[1]
-    assert accepted and second == averaging_pb2.NOT_DECLARED and first == averaging_pb2.PROTOCOL_VIOLATION
-
-
-def test_a_proof_is_sent_again_to_a_peer_that_reads_others(monkeypatch):
-    monkeypatch.setattr(auditor_module, "PROOF_PAUSES", (0.0, 0.0, 0.0))
-
-    async def scenario(network):
-        codes, judge = [], network.auditors[BOB].rpc_accuse
-
-        async def busy_once(stream, context):
-            if not codes:
-                codes.append(averaging_pb2.NOT_DECLARED)
-                return averaging_pb2.MessageFromLeader(code=codes[0])
-            codes.append((said := await judge(stream, context)).code)
-            return said
-
-        network.auditors[BOB].rpc_accuse = busy_once
-        await network.average(lie=lambda average: average + 0.2, liar=EVE)
-        await network.check(ADA)
-        return codes
-
-    network, codes = played(scenario)
-    assert codes == [averaging_pb2.NOT_DECLARED, averaging_pb2.ACCEPTED]
-    assert [peer for peer, *_ in network.caught[BOB]] == [str(EVE)]
+    assert played(scenario)[1] == (averaging_pb2.NOT_DECLARED, True)
 
 
 def mutated(messages, dice):
@@ -544,11 +522,11 @@ def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(mon
 
     async def scenario(network):
         await network.average(group=b"1")
-        size, found = network.books[BOB].kept_bytes, []
-        monkeypatch.setattr(auditor_module, "KEPT_BYTES", int(2.5 * size))
+        size, found = network.transcripts[BOB].kept_bytes, []
+        monkeypatch.setattr(auditor_module, "KEPT_BYTES", int(1.5 * size))
         for group in (b"1", b"2", b"3"):
             await network.average(group=group)
-            network.auditors[BOB].close(network.books[BOB])
+            network.transcripts[BOB].closed()
         for group in (b"1", b"2", b"3"):
             found.append(await ask(network, BOB, ADA, group=group) > 0)
         return found

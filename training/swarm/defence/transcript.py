@@ -1,14 +1,15 @@
 """What this peer has sent, taken and answered in one all-reduce: digests of all, and signatures (`receipts`).
 
-`allreduce` passes each message through the books. Afterwards they give what others need to check a reducer of this
-all-reduce, and what this peer needs for its own checks: the parts as they were sent. The messages are kept for some
-seconds if they are small. Else they are made again from the tensors, until these change.
+Each message passes through the transcript. Afterwards it gives what others need to check a reducer of this all-reduce,
+and what this peer needs for its own checks: the parts as they were sent. Their messages are kept for a while if they
+are small. Else they are made again from the tensors, until these change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,9 +32,7 @@ from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import AllReduceError, Misconduct
 
 KEPT_BYTES = 16 << 20
-"""Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for
-so many seconds after the tensors have changed, longer than a busy peer takes for a check."""
-KEPT_SECONDS = 60.0
+"""Messages are kept if the tensors take no more, nor the messages of the last all-reduces together."""
 LEAST_CHECKED_BYTES = 1 << 16
 """A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
 10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
@@ -41,8 +40,6 @@ were named (`benchmarks/attacks/attacks.py byzantine`)."""
 DTYPE = "float32"
 """Of all parts, whatever their codec. Which other types can be read depends on the versions of libraries: what one peer
 reads and averages would look like a lie to another one."""
-THREAD_BYTES = 1 << 17
-"""Hashing so much takes some tenths of a millisecond."""
 
 Data = averaging_pb2.AveragingData
 
@@ -64,7 +61,7 @@ class Plan:
     """Reducers of which one part is surely checked."""
 
     def chance(self, peers: int, values: int) -> float:
-        """With which each part is checked that this peer does not average itself.
+        """Chance with which each part is checked that this peer does not average itself.
 
         A check takes a part of each other peer: the reducer's own in 32 bits, those of the n - 2 others as they have
         travelled, in 8. A group of n exchanges each value 2 (n - 1) times, once to its reducer and once back from
@@ -91,8 +88,8 @@ class _Sent:
     """The parts as they travelled, if they are kept."""
 
 
-class Books:
-    """Of one all-reduce; needs a running event loop.
+class Transcript:
+    """Messages of one all-reduce; needs a running event loop.
 
     Args:
         plan: How it is checked.
@@ -101,7 +98,6 @@ class Books:
         parts: This peer's own parts, for each reducer, as pieces of the tensors; by the peers in the group's order.
         unvouched: See `Scope`.
         on_finished: Called when this peer has all answers.
-        on_closed: Called before the tensors change.
     """
 
     def __init__(
@@ -112,25 +108,30 @@ class Books:
         parts: Mapping[PeerID, Sequence[Tensor]],
         unvouched: frozenset[PeerID] = frozenset(),
         *,
-        on_finished: Callable[[Books], Awaitable[None]] | None = None,
-        on_closed: Callable[[Books], None] | None = None,
+        on_finished: Callable[[Transcript], Awaitable[None]] | None = None,
     ):
-        self._on_finished, self._on_closed = on_finished, on_closed
+        self._on_finished = on_finished
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
         self.own, self._signer, self._parts = own, plan.signer, {peer: list(ones) for peer, ones in parts.items()}
-        self.part_counts = {peer: len(ones) for peer, ones in parts.items()}
-        self._lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
-        self.most_values = max((part.numel() for ones in parts.values() for part in ones), default=0)
+        self.lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
+        """Values of each part, by reducers."""
+        self.most_values = max((length for lengths in self.lengths.values() for length in lengths), default=0)
         """Of the longest part."""
         self.can_keep = sum(part.nbytes for ones in parts.values() for part in ones) <= KEPT_BYTES
         """Whether the parts are small enough to be shown after the tensors have changed."""
         self.kept_bytes = 0
         """Of the messages that are kept."""
-        chance, counts = plan.chance(len(parts), sum(map(sum, self._lengths.values()))), self.part_counts.values()
+        chance = plan.chance(len(parts), sum(map(sum, self.lengths.values())))
         self.chosen = self._choose(plan, chance)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
-        self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * sum(counts))
+        self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * sum(map(len, self.lengths.values())))
         """So many parts at most this peer shows each other one. Half of a group may be suspected."""
+        self.asked: Counter[PeerID] = Counter()
+        """Parts for which others have asked."""
+        self.evaded: set[PeerID] = set()
+        """Peers that have made a check of this all-reduce impossible."""
+        self.convicted: set[PeerID] = set()
+        """Reducers of which this peer has a proof that they have lied."""
         self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
         """The answers that it will check."""
         self.receipts: dict[PeerID, Receipt] = {}
@@ -143,19 +144,13 @@ class Books:
         self._given: dict[PeerID, list[bytes]] = {peer: [] for peer in parts}
 
     def _choose(self, plan: Plan, chance: float) -> frozenset[tuple[PeerID, int]]:
-        dice = random.SystemRandom()
-        chosen = set()
-        for peer, count in self.part_counts.items():
-            if peer != self.own and count:
-                chosen |= {(peer, part) for part in range(count) if dice.random() < chance}
+        dice, chosen = random.SystemRandom(), set()
+        for peer, lengths in self.lengths.items():
+            if peer != self.own and lengths:
+                chosen |= {(peer, part) for part in range(len(lengths)) if dice.random() < chance}
                 if peer in plan.suspects:
-                    chosen.add((peer, dice.randrange(count)))
+                    chosen.add((peer, dice.randrange(len(lengths))))
         return frozenset(chosen)
-
-    def values_of(self, reducer: PeerID, number: int) -> int:
-        """How long a part is; 0 if there is none."""
-        lengths = self._lengths[reducer]
-        return lengths[number] if 0 <= number < len(lengths) else 0
 
     # -- as a sender -------------------------------------------------------------------------------------------------
 
@@ -170,16 +165,16 @@ class Books:
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
         """A part goes to a reducer, which may be this peer itself."""
         sent = self._sent[reducer]
-        sent.digests.append(await _digest(part))
+        sent.digests.append(digest_of_tensor(part))
         sent.weights.append(weight)
         sent.codecs.append(part.compression)
         if self.can_keep:
             sent.messages.append(part)
             self.kept_bytes += len(part.buffer)
-        if len(sent.digests) == self.part_counts[reducer]:
+        if len(sent.digests) == len(self.lengths[reducer]):
             parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights)}
             statement = Commitment.statement(self.scope, sender=self.own, reducer=reducer, **parts)
-            signed = await _in_thread(self._signer.signed, statement)
+            signed = await asyncio.to_thread(self._signer.signed, statement)
             self._own_commitments[reducer] = Commitment(**parts, signed=signed)
             if reducer == self.own:
                 self._taken[self.own] = self._own_commitments[reducer]
@@ -191,13 +186,13 @@ class Books:
             FalseSignatureError: If the receipt is none for these answers.
             AllReduceError: If there is none.
         """
-        digests = self.answers[reducer]
+        digests, count = self.answers[reducer], len(self.lengths[reducer])
         async for message in messages:
-            if message.code == averaging_pb2.AVERAGED_PART and len(digests) < self.part_counts[reducer]:
+            if message.code == averaging_pb2.AVERAGED_PART and len(digests) < count:
                 if (reducer, len(digests)) in self.chosen:
                     self.kept[reducer, len(digests)] = message.tensor_part
-                digests.append(await _digest(message.tensor_part))
-                if len(digests) == self.part_counts[reducer]:
+                digests.append(digest_of_tensor(message.tensor_part))
+                if len(digests) == count:
                     self.receipts[reducer] = self._receipt(reducer, message.peer_id)
             yield message
 
@@ -226,9 +221,9 @@ class Books:
         async for message in messages:
             if message.tensor_part.dtype != DTYPE:
                 raise ValueError(f"{sender} has sent numbers of another type than {DTYPE}")
-            digests.append(await _digest(message.tensor_part))
+            digests.append(digest_of_tensor(message.tensor_part))
             weights.append(message.weight)
-            if len(digests) == self.part_counts[self.own]:
+            if len(digests) == len(self.lengths[self.own]):
                 self._taken[sender] = self._commitment(sender, digests, weights, message.peer_id)
             yield message
 
@@ -239,8 +234,7 @@ class Books:
             signed, _ = read_signed(packed)
         except ValueError:
             raise FalseSignatureError(f"{sender} has not signed its parts") from None
-        parts = {"digests": tuple(digests), "weights": tuple(weights)}
-        commitment = Commitment(**parts, signed=signed)
+        commitment = Commitment(digests=tuple(digests), weights=tuple(weights), signed=signed)
         if not commitment.holds(self.scope, sender=sender, reducer=self.own):
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")
         return commitment
@@ -252,12 +246,13 @@ class Books:
     async def answering(self, receiver: PeerID, message: Data) -> None:
         """An answer leaves; the last one gets the receipt, unless a sender was lost: the group repeats it all then."""
         given = self._given[receiver]
-        given.append(await _digest(message.tensor_part))
-        if len(given) < self.part_counts[self.own] or (commitments := self.commitments) is None:
+        given.append(digest_of_tensor(message.tensor_part))
+        if len(given) < len(self.lengths[self.own]) or (commitments := self.commitments) is None:
             return
         words = {"commitments": digest_of_commitments(commitments), "answers": digest_of(*given)}
         statement = Receipt.statement(self.scope, reducer=self.own, receiver=receiver, **words)
-        message.peer_id = pack_signed(await _in_thread(self._signer.signed, statement), words["commitments"])
+        signed = await asyncio.to_thread(self._signer.signed, statement)
+        message.peer_id = pack_signed(signed, words["commitments"])
 
     @property
     def commitments(self) -> tuple[Commitment, ...] | None:
@@ -281,37 +276,16 @@ class Books:
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
     async def finished(self) -> None:
-        """See `AllReduceGuard`."""
+        """This peer has all answers; see `AllReduceGuard`."""
         if self._on_finished is not None:
             await self._on_finished(self)
 
     def closed(self) -> None:
-        """See `AllReduceGuard`."""
-        if self._on_closed is not None:
-            self._on_closed(self)
-
-    def close(self) -> None:
-        """The tensors are about to change; messages that were kept are there for a while."""
+        """The tensors are about to change: only messages that were kept can be shown from now on."""
         self._parts = {}
-        if self.can_keep:
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop_parts)
-        else:
-            self.drop_parts()
 
-    def drop_parts(self) -> None:
+    def drop_messages(self) -> None:
         """From now on no part is shown."""
         self._parts, self.kept_bytes = {}, 0
         for sent in self._sent.values():
             sent.messages.clear()
-
-
-async def _digest(part: runtime_pb2.Tensor) -> bytes:
-    """`digest_of_tensor`, in a thread if it takes longer than to ask one."""
-    if len(part.buffer) < THREAD_BYTES:
-        return digest_of_tensor(part)
-    return await _in_thread(digest_of_tensor, part)
-
-
-async def _in_thread(work: Callable, *args: object) -> object:
-    """Signing and hashing let other threads run; the loop has all other peers to serve."""
-    return await asyncio.get_running_loop().run_in_executor(None, work, *args)
