@@ -409,9 +409,9 @@ def facts_of_states() -> Reader:
     from training.errors import TrainingError
     from training.swarm.engine.codecs import encode
     from training.swarm.engine.coroutine import wait_for_result
-    from training.swarm.round.serving import StateService
     from training.swarm.run.lineage import Lineage
     from training.swarm.state.download import _Download
+    from training.swarm.state.serving import StateService
 
     shapes, lineage = [torch.Size((3, 2)), torch.Size((4,))], Lineage(id="a" * 16)
     download = _Download(

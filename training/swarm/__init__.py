@@ -55,7 +55,7 @@ of parameters.
     DRIFTED  --- a round of parameters was whole, or a state was loaded ----------------> ALIGNED
     either   --- the others have gone on without it ------------------------------------> BEHIND
     BEHIND   --- few epochs: it goes on with theirs ------------------------------------> DRIFTED
-    BEHIND   --- many: it downloads a state (state/download.py, from round/serving.py) --> ALIGNED or DRIFTED
+    BEHIND   --- many: it downloads a state (state/download.py, from state/serving.py) --> ALIGNED or DRIFTED
     BEHIND   --- nobody else trains any more -------------------------------------------> ALIGNED
 
 state/alignment.py has the table; optimizer.py, epoch/exchange.py, epoch/updates.py and state/catching_up.py report to
@@ -79,7 +79,7 @@ update (`training.volunteer.arrival`). `restore` makes a branch, to which all pe
 # Where other peers' calls and records come in
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (round/service.py), and those of
-  `StateService` (round/serving.py) and `Auditor` (defence/auditor.py). Each knows the caller (`context.remote_id`). A
+  `StateService` (state/serving.py) and `Auditor` (defence/auditor.py). Each knows the caller (`context.remote_id`). A
   leader names the members of its group: `Matchmaking._join` checks them. round/gathering.py
   reads what they send.
 - Calls to the DHT node, which answers them in its own process; records are checked there (node/).
@@ -89,7 +89,7 @@ update (`training.volunteer.arrival`). `restore` makes a branch, to which all pe
   a node stores at all. engine/quota.py limits how often one peer may ask for the state. A state that one peer sends
   is compared with what others have (state/witnesses.py).
 - Records in the DHT: recipe, tokens and metrics (node/), lineage (run/), progress (peers/), and hivemind's own keys
-  for groups and offers of states, which peers sign as well (round/matchmaking.py, round/serving.py).
+  for groups and offers of states, which peers sign as well (round/matchmaking.py, state/serving.py).
 
 # hivemind
 

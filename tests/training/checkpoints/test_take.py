@@ -60,7 +60,7 @@ def report(epoch, loss):
     return SimpleNamespace(recent=(), name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
         samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
-from training.swarm.round import serving
+from training.swarm.state import serving
 serving.DOWNLOADS_IN_A_ROW = 1000  # the donors are asked as often in seconds as in days
 
 def role(stop):

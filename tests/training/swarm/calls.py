@@ -15,7 +15,7 @@ from hivemind.dht.protocol import DHTProtocol
 from training.swarm.defence.auditor import Auditor
 from training.swarm.engine import engine
 from training.swarm.round.service import Service
-from training.swarm.round.serving import StateService
+from training.swarm.state.serving import StateService
 
 SERVICERS = (Service, Auditor, StateService, DHTProtocol)
 PROOF = "Auditor._read_proof"

@@ -139,7 +139,7 @@ def test_codecs_are_those_that_the_recipe_names(optimizer_with):
     for averager in (made.gradients, made.parameters):
         codec = averager.settings.compression
         assert codec.threshold == 777 and isinstance(codec.greater_equal, Uniform8BitQuantization)
-    sizes = [[size for _, size in one.parameters._read_state()[2]] for one in (plain, made)]
+    sizes = [[size for _, size in one.parameters._packed(None)[2]] for one in (plain, made)]
     assert sizes[0][0] == 2 * 300 * 300 and sizes[1][0] == pytest.approx(300 * 300, rel=0.01)  # 16 and 8 bit
 
 

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 
 import torch
 from hivemind.compression import CompressionInfo
-from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import ProcessEnded, TrainingError
 from training.swarm.engine.process import DHT
@@ -31,20 +30,18 @@ from training.swarm.round.pipe import (
     Caught,
     Ended,
     Fewer,
+    Given,
     LeaveOut,
+    MakeDonor,
     Offer,
     Reached,
     Ready,
-    Sampled,
-    SampleWanted,
     Stage,
     Start,
-    State,
-    StateWanted,
+    Wanted,
 )
 from training.swarm.round.rounds import AveragingMethod, Mean
 from training.swarm.round.service import Service, serve
-from training.swarm.round.serving import Head
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +51,6 @@ LOOK_SECONDS = 0.5
 """While the tensors are being averaged, the trainer checks this often whether the process is alive."""
 SHUTDOWN_SECONDS = 2.0
 """A process that has not ended by then is killed."""
-
-StateReader = Callable[[], tuple[dict, torch.Tensor, Sequence[Head]]]
-"""Called in a thread of the trainer when a newcomer wants the state: metadata, and what `serving.pack` gives."""
-SampleReader = Callable[[bytes], bytes]
-"""Called there when somebody wants some of the weights, with the seed of their places: a packed `witnesses.Sample`."""
 
 
 class AveragingFailedError(TrainingError):
@@ -131,8 +123,8 @@ class Averager:
         settings: How it meets and averages.
         tensor_infos: How each tensor is encoded; None: all in the same way.
         method: What a group does with the tensors; None: the weighted mean.
-        read_state: The state that newcomers can download; None: there is none.
-        read_sample: Some of its weights, with which others compare theirs.
+        donor: Makes what answers other peers with things of the trainer; None: nothing does.
+        give: Answers a donor, in a thread of the trainer.
         start: Starts the process, which needs some tenths of a second.
     """
 
@@ -144,8 +136,8 @@ class Averager:
         settings: AveragerSettings,
         tensor_infos: Sequence[CompressionInfo] | None = None,
         method: AveragingMethod | None = None,
-        read_state: StateReader | None = None,
-        read_sample: SampleReader | None = None,
+        donor: MakeDonor | None = None,
+        give: Callable[[object], object | None] = lambda what: None,
         start: bool = True,
     ):
         self.dht, self.settings = dht, settings
@@ -157,16 +149,16 @@ class Averager:
         """Gets peers that have lied as reducers, or evade checks (see `pipe.Caught`)."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
-        self._read_state, self._read_sample = read_state, read_sample
+        self._make_donor, self._give = donor, give
         self._lock = multiprocessing.Lock()
         self._numbers = itertools.count()
         self._rounds: dict[int, Round] = {}
         self._has_ended = threading.Event()
-        # The trainer's thread, the one of `updates` and the donor's send; messages must not be mixed in the pipe.
+        # The trainer's thread, the one of `updates` and the giver's send; messages must not be mixed in the pipe.
         self._sending = threading.Lock()
         # Reading the state waits for an update that is under way. In the listener's thread, all rounds' results would
         # wait with it.
-        self._donor = ThreadPoolExecutor(1, thread_name_prefix="donor")
+        self._giver = ThreadPoolExecutor(1, thread_name_prefix="giver")
         self._process: multiprocessing.process.BaseProcess | None = None
         if start:
             self.start()
@@ -188,7 +180,7 @@ class Averager:
             lock=self._lock,
             tensor_infos=self._tensor_infos,
             method=self._method,
-            has_state=self._read_state is not None,
+            donor=self._make_donor,
         )
         self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)
         self._process.start()
@@ -269,7 +261,7 @@ class Averager:
             self._process.kill()
             self._process.join()
             self._pipe.close()
-        self._donor.shutdown(wait=False)
+        self._giver.shutdown(wait=False)
 
     def _send(self, message: object) -> None:
         with self._sending, suppress(OSError):  # if the process is gone, the listener ends all rounds
@@ -296,25 +288,13 @@ class Averager:
                 self._rounds.pop(number).end(group, fault)
             case Caught(peer, weight, deed):
                 self.note_caught(peer, weight, deed)
-            case StateWanted(number):
-                self._donor.submit(self._give_state, number)
-            case SampleWanted(number, seed):
-                self._donor.submit(self._give_sample, number, seed)
+            case Wanted(number, what):
+                self._giver.submit(self._answer, number, what)
 
-    def _give_state(self, number: int) -> None:
+    def _answer(self, number: int, what: object) -> None:
+        answer = None
         try:
-            metadata, memory, heads = self._read_state()
-            state = State(number, (MSGPackSerializer.dumps(metadata), memory, heads))
-        except Exception:  # the newcomer asks another donor; this peer goes on
-            logger.exception("The state could not be read for a newcomer.")
-            state = State(number, None)
-        self._send(state)
-
-    def _give_sample(self, number: int, seed: bytes) -> None:
-        sample = None
-        if self._read_sample is not None:
-            try:
-                sample = self._read_sample(seed)
-            except Exception:  # others may be asked
-                logger.exception("The weights could not be read for a peer that compares them.")
-        self._send(Sampled(number, sample))
+            answer = self._give(what)
+        except Exception:  # the other peer asks another one; this peer goes on
+            logger.exception("What another peer asks for could not be read.")
+        self._send(Given(number, answer))

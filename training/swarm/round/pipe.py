@@ -10,26 +10,24 @@ round.result()   <- Ended --------------  what came of the round
 note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
 leave_out()      -- LeaveOut ---------->  meets these peers no more
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
-read_state       <- StateWanted --------  a newcomer asks for the state
-                 -- State ------------->
-read_sample      <- SampleWanted -------  somebody asks for some of the weights
-                 -- Sampled ----------->
+give             <- Wanted ------------  another peer asks for something that the trainer has: its state
+                 -- Given ------------->
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
 from hivemind.compression import CompressionBase, NoCompression
-from torch import Tensor
 
 from calculator.swarm.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
+from training.swarm.engine.process import DHT
 from training.swarm.peers.groups import AveragedGroup, Contribution
 from training.swarm.round.guard import MakeGuard
 from training.swarm.round.reducer import Reduction, WeightedMean
-from training.swarm.round.serving import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +130,11 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """The state at this moment: packed metadata, and what `serving.pack` gives; None if it could not be read."""
+class Given:
+    """An answer of the trainer for another peer (see `Donor`); None if it has none."""
 
     number: int
-    state: tuple[bytes, Tensor, Sequence[Head]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Some of the weights at this moment, packed (`witnesses.Sample`); None if they could not be read."""
-
-    number: int
-    sample: bytes | None
+    answer: object | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +176,22 @@ class Caught:
 
 
 @dataclass(frozen=True, slots=True)
-class StateWanted:
-    """A newcomer wants the state."""
+class Wanted:
+    """Another peer wants something that the trainer has; see `Donor`."""
 
     number: int
+    what: object
 
 
-@dataclass(frozen=True, slots=True)
-class SampleWanted:
-    """Somebody wants some of the weights, at the places that this seed draws."""
+class Donor(Protocol):
+    """Answers other peers in the averager's process with what the trainer has; also a `ServicerBase`."""
 
-    number: int
-    seed: bytes
+    def offer(self, priority: float | None) -> None:
+        """Other peers may ask from now on; None: no longer."""
+
+    def take(self, number: int, answer: object | None) -> None:
+        """Takes the trainer's answer to what was asked under this number."""
+
+
+MakeDonor = Callable[[DHT, str, Callable[[int, object], None]], Donor]
+"""Makes a donor from the node, the averager's prefix, and what asks the trainer for something under a number."""

@@ -2,8 +2,8 @@
 
 A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
 calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
-those of `serving.StateService` and `auditor.Auditor`. Calls to the DHT node enter in its own process, and answers to
-this peer's calls come back where it called.
+those of a donor (`serving.StateService`) and a guard (`auditor.Auditor`). Calls to the DHT node enter in its own
+process, and answers to this peer's calls come back where it called.
 """
 
 from __future__ import annotations
@@ -41,19 +41,17 @@ from training.swarm.round.pipe import (
     Caught,
     Ended,
     Fewer,
+    Given,
     LeaveOut,
+    MakeDonor,
     Offer,
     Reached,
     Ready,
-    Sampled,
-    SampleWanted,
     Stage,
     Start,
-    State,
-    StateWanted,
+    Wanted,
 )
 from training.swarm.round.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
-from training.swarm.round.serving import StateService
 
 LOCK_LOOK_SECONDS = 0.01
 """While the trainer holds the tensors, a round looks this often whether they are free."""
@@ -134,11 +132,11 @@ class Service(ServicerBase):
         lock: Lock,
         tensor_infos: Sequence[CompressionInfo] | None,
         method: AveragingMethod,
-        has_state: bool,
+        donor: MakeDonor | None,
     ):
         self.dht, self.settings = dht, settings
         self._pipe, self._tensors, self._lock = pipe, tensors, lock
-        self._tensor_infos, self._method, self._has_state = tensor_infos, method, has_state
+        self._tensor_infos, self._method, self._make_donor = tensor_infos, method, donor
         self._total_size = sum(tensor.numel() for tensor in tensors)
         self._travel = Travel(
             codec=settings.compression,
@@ -182,18 +180,16 @@ class Service(ServicerBase):
             guard=guard,
             is_banned=self._is_banned,
         )
-        self._states = StateService(
-            self.dht,
-            settings.prefix,
-            ask_trainer=lambda number: self._pipe.send(StateWanted(number)),
-            ask_sample=lambda number, seed: self._pipe.send(SampleWanted(number, seed)),
-        )
+        self._donor = None
+        if self._make_donor is not None:
+            ask = lambda number, what: self._pipe.send(Wanted(number, what))  # noqa: E731
+            self._donor = self._make_donor(self.dht, settings.prefix, ask)
         if guard is not None:  # also in client mode: a peer that it has called can answer on that connection
             await guard.open()
         if not settings.client_mode:
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
-            if self._has_state:
-                await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
+            if self._donor is not None:
+                await self._donor.add_p2p_handlers(connection, namespace=settings.prefix)
 
     def _report_caught(self, peer: str, weight: float, deed: str) -> None:
         self._pipe.send(Caught(peer, weight, deed))
@@ -223,11 +219,9 @@ class Service(ServicerBase):
             case LeaveOut(peers):
                 self.matchmaking.left_out = frozenset(map(PeerID.from_base58, peers))
             case Offer(priority):
-                self._states.offer(priority)
-            case State(number, state):
-                self._states.take(number, state)
-            case Sampled(number, sample):
-                self._states.take(number, sample)
+                self._donor.offer(priority)
+            case Given(number, answer):
+                self._donor.take(number, answer)
 
     # -- a round ---------------------------------------------------------------------------------------------------
 

@@ -35,9 +35,9 @@ from training.swarm.node.admission import Admission, Guest, admission_of
 from training.swarm.node.dht import announced_peer
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.peers.table import Peers
-from training.swarm.round.serving import DOWNLOAD_SECONDS, StateService, offers_key
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.parameters import state_prefix
+from training.swarm.state.serving import DOWNLOAD_SECONDS, StateService, offers_key
 from training.swarm.state.witnesses import Sample, draw, is_believed, sizes
 from training.swarm.state.witnesses import ask as ask_witnesses
 
@@ -340,11 +340,8 @@ class _Download:
             TrainingError: If a part is wrong.
         """
         stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.prefix))
-        if self.admission is None:
-            called = stub.rpc_download_state(averaging_pb2.DownloadRequest())
-        else:
-            ticket = self.admission.own_ticket.encode()
-            called = stub.rpc_download_state_as_member(averaging_pb2.MessageFromLeader(gathered=[ticket]))
+        ticket = [] if self.admission is None else [self.admission.own_ticket.encode()]
+        called = stub.rpc_download_state(averaging_pb2.MessageFromLeader(gathered=ticket))
         stream = await asyncio.wait_for(called, self.chunk_seconds)
         async with aclosing(stream):
             return await self._take(stream, donor)

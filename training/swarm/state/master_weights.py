@@ -17,8 +17,8 @@ from hivemind.optim import state_averager
 from hivemind.optim.state_averager import dump_optimizer_state, initialize_optimizer_state_
 from torch import Tensor, nn
 
-from training.swarm.round.serving import Head, pack
 from training.swarm.run.lineage import Lineage
+from training.swarm.state.serving import Head, pack
 from training.swarm.state.witnesses import Sample, draw
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hivemind.compression import (
     CompressionBase,
@@ -11,6 +13,7 @@ from hivemind.compression import (
     RoleAdaptiveCompression,
 )
 from hivemind.compression.base import TensorRole
+from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.process import DHT
@@ -20,6 +23,7 @@ from training.swarm.round.pipe import AveragerSettings
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.master_weights import MasterWeights
+from training.swarm.state.serving import Head, StateService
 
 WEIGHT_WHEN_DRIFTED = 1e-6
 """Weight of parameters that have drifted or soon will. It is not 0, because the mean of a group in which all have
@@ -69,7 +73,7 @@ class ParameterAverager(Averager):
         lineage: Lineage | None = None,
         start: bool = True,
     ):
-        self._master, self._alignment = master, alignment
+        self._master, self._alignment, self._codec, self._lineage = master, alignment, codec, lineage
         weights = [parameter.detach().clone() for parameter in master.parameters]
         super().__init__(
             weights,
@@ -78,11 +82,19 @@ class ParameterAverager(Averager):
             tensor_infos=[
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
-            read_state=lambda: master.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
-            # A peer that is behind is no witness that the others are no further than itself.
-            read_sample=lambda seed: master.packed_sample(seed, drifted=alignment.drifted or alignment.behind),
+            donor=StateService,
+            give=self._packed,
             start=start,
         )
+
+    def _packed(self, seed: bytes | None) -> tuple[bytes, torch.Tensor, Sequence[Head]] | bytes:
+        """What `StateService` asks for: the state, or a sample of the weights at the places that a seed draws."""
+        if seed is None:
+            drifted = self._alignment.lacks_updates
+            metadata, *packed = self._master.packed_state(self._codec, drifted=drifted, lineage=self._lineage)
+            return MSGPackSerializer.dumps(metadata), *packed
+        # A peer that is behind is no witness that the others are no further than itself.
+        return self._master.packed_sample(seed, drifted=self._alignment.drifted or self._alignment.behind)
 
     @torch.no_grad()
     def load(self) -> None:

@@ -23,7 +23,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from torch import Tensor
 
 from training.swarm.node.admission import Admission
-from training.swarm.round.serving import SEED_BYTES
+from training.swarm.state.serving import SEED_BYTES
 
 MOST_WITNESSES = 6
 """Donors that are asked for a sample."""

@@ -12,7 +12,7 @@ from hivemind.proto import averaging_pb2
 from training.swarm.engine.calls import HANG_UP_SECONDS, first_of, until_hung_up
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.round.service import Service
-from training.swarm.round.serving import StateService
+from training.swarm.state.serving import StateService
 
 PARTS = 3
 SOON_SECONDS, A_WHILE_SECONDS = HANG_UP_SECONDS / 3, 0.3
@@ -30,7 +30,7 @@ class Writer(ServicerBase):
         self.ended = asyncio.Event()
 
     async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest, context: P2PContext
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         try:
             async for message in until_hung_up(messages(averaging_pb2.DownloadData)):
@@ -47,7 +47,7 @@ def test_a_stream_lasts_until_its_reader_has_everything_and_hangs_up():
         try:
             writer = Writer()
             await writer.add_p2p_handlers(first)
-            stream = await Writer.get_stub(second, first.peer_id).rpc_download_state(averaging_pb2.DownloadRequest())
+            stream = await Writer.get_stub(second, first.peer_id).rpc_download_state(averaging_pb2.MessageFromLeader())
             parts = first_of(stream, PARTS)
             for _ in range(PARTS):
                 await anext(parts)
@@ -93,7 +93,7 @@ def reducer():
 
 
 def donor():
-    states = StateService(None, "prefix", ask_trainer=lambda number: None, ask_sample=lambda number, seed: None)
+    states = StateService(None, "prefix", ask=lambda number, seed: None)
     states._priority = 0.0
     head = averaging_pb2.DownloadData().tensor_part.SerializeToString()
 
@@ -101,7 +101,7 @@ def donor():
         return b"", torch.zeros(PARTS, dtype=torch.uint8), [(head, 1)] * PARTS
 
     states._answer = answer
-    return states.rpc_download_state(averaging_pb2.DownloadRequest(), SimpleNamespace(remote_id="newcomer"))
+    return states.rpc_download_state(averaging_pb2.MessageFromLeader(), SimpleNamespace(remote_id="newcomer"))
 
 
 @pytest.mark.parametrize("handler", [leader, reducer, donor])

@@ -20,9 +20,9 @@ from training.errors import TrainingError
 from training.swarm.node.admission import CUT_SECONDS, Admission, Guest
 from training.swarm.node.identity import Identity
 from training.swarm.round.pipe import Stage
-from training.swarm.round.serving import StateService, pack
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.download import _Download
+from training.swarm.state.serving import StateService, pack
 
 SILENCE_SECONDS = 60.0
 """How long the others would wait for one that sends nothing."""
@@ -111,8 +111,7 @@ def served(adas):
     service = StateService(
         SimpleNamespace(admission=adas),
         PREFIX,
-        ask_trainer=lambda number: service.take(number, state),
-        ask_sample=lambda number, seed: None,
+        ask=lambda number, seed: service.take(number, state),
     )
     service._priority = 0.0
     return service
@@ -124,7 +123,7 @@ def test_the_banned_get_no_more_of_a_state_that_they_have_begun_to_take(ada, bob
         own = ticket(KEY, ada)
         adas = admission(KEY, own)
         request = averaging_pb2.MessageFromLeader(gathered=[ticket(KEY, bob, account="invited:bob").encode()])
-        stream = served(adas).rpc_download_state_as_member(request, SimpleNamespace(remote_id=bob.peer_id))
+        stream = served(adas).rpc_download_state(request, SimpleNamespace(remote_id=bob.peer_id))
         assert (await anext(stream)).metadata
         adas.tell(own_ticket=own, lineages=[LINEAGE], bans=bans(named))
         try:
@@ -154,7 +153,7 @@ def test_nobody_takes_the_rest_of_a_state_from_a_donor_that_is_banned(ada, bob):
     async def sent(ban):
         request = averaging_pb2.MessageFromLeader(gathered=[own.encode()])
         number = 0
-        async for message in served(bobs).rpc_download_state_as_member(request, SimpleNamespace(remote_id=ada.peer_id)):
+        async for message in served(bobs).rpc_download_state(request, SimpleNamespace(remote_id=ada.peer_id)):
             yield message
             number += 1
             if ban and number == 3:

@@ -35,7 +35,6 @@ CALLS = {
     "Auditor.rpc_show_part": PARTS,
     "Auditor.rpc_accuse": PARTS,
     "StateService.rpc_download_state": STATES,
-    "StateService.rpc_download_state_as_member": STATES,
     "StateService.rpc_sample_state": STATES,
     "DHTProtocol.rpc_store": RECORDS,
     "DHTProtocol.rpc_ping": None,
@@ -81,7 +80,7 @@ def test_nothing_else_answers_calls():
     assert {(path.name, ast.unparse(node.func)) for path, node in calls_of("add_p2p_handlers")} == {
         ("service.py", "self.add_p2p_handlers"),
         ("auditor.py", "self.add_p2p_handlers"),
-        ("service.py", "self._states.add_p2p_handlers"),
+        ("service.py", "self._donor.add_p2p_handlers"),
     }
     for name in ("add_protobuf_handler", "add_unary_handler", "stream_handler"):
         assert not calls_of(name)

@@ -46,12 +46,12 @@ from training.swarm.round.gathering import FormedGroup
 from training.swarm.round.matchmaking import Matchmaking, Search, announced, schema_of
 from training.swarm.round.pipe import AveragerSettings, Stage
 from training.swarm.round.service import Service
-from training.swarm.round.serving import SEED_BYTES, StateService, offers_key
 from training.swarm.run.lineage import Lineage, Word, post_lineage, posted_lineages, run_prefix
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.download import _Download, download_state, find_donors
 from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_prefix
+from training.swarm.state.serving import SEED_BYTES, StateService, offers_key
 from training.swarm.state.witnesses import ask as ask_witnesses
 from training.trust.check import TicketRefused
 from training.trust.keys import MembershipKey
@@ -346,7 +346,7 @@ async def send_dictionary(sender, signers, peer):
         await p2p.shutdown()
 
 
-@tries("StateService.rpc_download_state", "StateService.rpc_download_state_as_member", "StateService.rpc_sample_state")
+@tries("StateService.rpc_download_state", "StateService.rpc_sample_state")
 def test_the_uninvited_get_no_byte_of_a_state(world, kind):
     eve = uninvited(world, kind)
     received = wait_for_result(take_states(eve, world.ada.id))
@@ -362,8 +362,8 @@ async def take_states(eve, donor):
     stub = StateService.get_stub(p2p, donor, namespace=STATE)
     text = [eve.admission.own_ticket.encode()]
     try:
-        anybody = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
-        member = await stub.rpc_download_state_as_member(averaging_pb2.MessageFromLeader(gathered=text))
+        anybody = await stub.rpc_download_state(averaging_pb2.MessageFromLeader())
+        member = await stub.rpc_download_state(averaging_pb2.MessageFromLeader(gathered=text))
         asked = averaging_pb2.MessageFromLeader(group_id=b"1" * SEED_BYTES, gathered=text)
         sample = await stub.rpc_sample_state(asked)
         counts = [sum([message.ByteSize() async for message in stream]) for stream in (anybody, member)]

@@ -37,14 +37,14 @@ from hivemind.utils.serializer import MSGPackSerializer
 from training.errors import TrainingError
 from training.processes.role import run_role
 from training.swarm.engine import engine
-from training.swarm.round import serving
+from training.swarm.state import serving
 from training.swarm.state import download
 from training.swarm.state.alignment import AlignmentState, Event
 from training.swarm.state.download import download_state, find_donors
 from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_codec
 from training.swarm.round.pipe import AveragerSettings
-from training.swarm.round.serving import StateService
+from training.swarm.state.serving import StateService
 from training.swarm.epoch.updates import Updates
 
 def hiveminds_donor(dht, epoch):

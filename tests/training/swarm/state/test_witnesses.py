@@ -100,7 +100,7 @@ def test_a_peer_that_is_behind_says_that_its_weights_are_not_those_of_the_others
     drifted = []
     for event in (Event.LOADED_STATE, Event.OVERTAKEN, Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED):
         alignment.note(event)
-        drifted.append(Sample.read(given["read_sample"](SEED), 8).drifted)
+        drifted.append(Sample.read(given["give"](SEED), 8).drifted)
     assert drifted == [False, True, True, False]
 
 

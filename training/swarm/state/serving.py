@@ -90,19 +90,12 @@ class StateService(ServicerBase):
     Args:
         dht: A running node.
         prefix: The averager's prefix.
-        ask_trainer: Asks the trainer for its state under a number; `take` brings the answer with that number.
-        ask_sample: The same for some of its weights, at the places that a seed draws.
+        ask: Asks the trainer under a number for some of its weights, at the places that a seed draws, or (None) for
+            its state; `take` brings the answer with that number.
     """
 
-    def __init__(
-        self,
-        dht: DHT,
-        prefix: str,
-        *,
-        ask_trainer: Callable[[int], None],
-        ask_sample: Callable[[int, bytes], None],
-    ):
-        self._dht, self._prefix, self._ask_trainer, self._ask_sample = dht, prefix, ask_trainer, ask_sample
+    def __init__(self, dht: DHT, prefix: str, ask: Callable[[int, bytes | None], None]):
+        self._dht, self._prefix, self._ask = dht, prefix, ask
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future] = {}
         self._priority: float | None = None
@@ -145,18 +138,10 @@ class StateService(ServicerBase):
                 await asyncio.wait_for(self._changed.wait(), left)
 
     async def rpc_download_state(
-        self, _request: averaging_pb2.DownloadRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A newcomer requests the state; sends nothing if it is not offered, or if that peer asks too often, and in a
-        run that admits members only, whose newcomers show their tickets (`rpc_download_state_as_member`)."""
-        if self._admission is None:
-            async for message in self._state_for(context.remote_id, Guest(None, b"", str(context.remote_id))):
-                yield message
-
-    async def rpc_download_state_as_member(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """The same with a ticket in the request; hivemind's own request has no place for one."""
+        """A newcomer requests the state, with its ticket in a run that admits members only. Sends nothing if the state
+        is not offered, or if that peer asks too often. hivemind's own request has no place for a ticket."""
         guest = Guest(self._admission, _ticket_in(request), str(context.remote_id))
         if self._lets_in(request, context):
             async for message in self._state_for(context.remote_id, guest):
@@ -171,7 +156,7 @@ class StateService(ServicerBase):
         with self._samples.request(context.remote_id) as allowed:
             if not allowed or self._priority is None or len(request.group_id) != SEED_BYTES:
                 return averaging_pb2.DownloadData()
-            sample = await self._answer(lambda number: self._ask_sample(number, request.group_id))
+            sample = await self._answer(request.group_id)
             if sample and self._admission is not None:
                 sample = self._admission.with_ticket(sample)
             return averaging_pb2.DownloadData(metadata=sample or b"")
@@ -193,7 +178,7 @@ class StateService(ServicerBase):
                     yield message
 
     async def _messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
-        if (state := await self._answer(self._ask_trainer)) is None:
+        if (state := await self._answer(None)) is None:
             return
         metadata, memory, heads = state
         if self._admission is not None:
@@ -210,10 +195,10 @@ class StateService(ServicerBase):
                 longer = patience.when() + len(part.buffer) * self._quota.open / SLOWEST_READER_BYTES_PER_SECOND
                 patience.reschedule(min(longer, clock() + PATIENCE_SECONDS, ends))
 
-    async def _answer(self, ask: Callable[[int], None]) -> tuple[bytes, Tensor, Sequence[Head]] | bytes | None:
+    async def _answer(self, seed: bytes | None) -> tuple[bytes, Tensor, Sequence[Head]] | bytes | None:
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        ask(number)
+        self._ask(number, seed)
         try:
             return await asyncio.wait_for(asked, TRAINER_SECONDS)
         finally:

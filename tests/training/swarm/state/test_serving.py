@@ -14,14 +14,14 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.round import serving
-from training.swarm.round.serving import StateService, pack
+from training.swarm.state import serving
+from training.swarm.state.serving import StateService, pack
 
 engine.prepare()
 MESSAGES, MESSAGE_BYTES = 16, 1 << 16
 LARGE_BYTES = 64 << 20
 """More than the network's buffers hold between two peers."""
-REQUEST = averaging_pb2.DownloadRequest()
+REQUEST = averaging_pb2.MessageFromLeader()
 
 
 def donor(state_bytes=MESSAGES * MESSAGE_BYTES):
@@ -32,8 +32,7 @@ def donor(state_bytes=MESSAGES * MESSAGE_BYTES):
     service = StateService(
         SimpleNamespace(admission=None),
         "demo",
-        ask_trainer=lambda number: service.take(number, state),
-        ask_sample=lambda number, seed: None,
+        ask=lambda number, seed: service.take(number, state),
     )
     service._priority = 1.0
     return service
