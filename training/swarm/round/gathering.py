@@ -26,7 +26,7 @@ from training.swarm.peers.groups import MOST_PEERS
 MOST_BYTES = 4096
 """Of one peer's words; a newcomer's take less than a hundred."""
 NONCE_BYTES = 16
-"""At the end of each peer's words, drawn for each request to a leader: no group has the name of an earlier one."""
+"""At the end of each peer's words, drawn for each search: no group has the id of an earlier one."""
 FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0

@@ -33,6 +33,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from calculator.swarm.forecast import PATIENCE_WINDOWS
+from calculator.swarm.settings import MIN_GROUP_SIZE
 from training.swarm.engine.ids import digest_of
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
@@ -134,8 +135,7 @@ class Matchmaking:
             faults: See `Search`; peers that waste this peer's time are added.
         """
         async with self._one_search:  # one that was given up may not have ended yet
-            expected = min(expected_peers, self._settings.max_group_size or expected_peers)
-            search = Search(words=renewed(words), deadline=deadline, expected=expected, faults=faults)
+            search = Search(words=renewed(words), deadline=deadline, expected=expected_peers, faults=faults)
             self._search, looking = search, asyncio.create_task(self._look(search))
             try:
                 await asyncio.wait({looking, search.found}, return_when=asyncio.FIRST_COMPLETED)
@@ -341,9 +341,8 @@ class Matchmaking:
 
         The others do not count the newcomer yet. Without this it would complete the group in place of one of them.
         """
-        if search.expected:
-            most = min(search.expected + 1, self._settings.max_group_size or search.expected + 1)
-            search.expected = max(search.expected, min(newcomer.expected_peers, most))
+        if search.expected and newcomer.expected_peers > search.expected:
+            search.expected += 1
 
     def expect_fewer(self, gone: int) -> None:
         """So many of the expected peers are gone: a group that lacks nobody else begins now.
@@ -355,17 +354,15 @@ class Matchmaking:
             self._begin_if_complete(self._search)
 
     def _is_full(self, search: Search) -> bool:
-        is_known = search.expected >= self._settings.min_group_size
-        most = search.expected if is_known else self._settings.max_group_size
-        return most is not None and len(search.followers) + 1 >= most
+        return MIN_GROUP_SIZE <= search.expected <= len(search.followers) + 1
 
     def _fewest(self, search: Search) -> int:
         """A group of this size begins at the end of a window."""
         windows = (time.monotonic() - search.began) / self._window
         if windows < PATIENCE_WINDOWS:
-            return max(search.expected, self._settings.min_group_size)
+            return max(search.expected, MIN_GROUP_SIZE)
         majority = search.expected // 2 + 1 if windows < PATIENCE_WINDOWS + MAJORITY_WINDOWS else 0
-        return max(majority, self._settings.min_group_size)
+        return max(majority, MIN_GROUP_SIZE)
 
     def _begin_if_complete(self, search: Search) -> None:
         if not search.asks and self._is_full(search):

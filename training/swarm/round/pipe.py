@@ -23,7 +23,7 @@ from typing import Protocol
 
 from hivemind.compression import CompressionBase, NoCompression
 
-from calculator.swarm.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
+from calculator.swarm.settings import REQUEST_TIMEOUT_SECONDS
 from training.swarm.engine.process import DHT
 from training.swarm.peers.groups import AveragedGroup, Contribution
 from training.swarm.round.guard import MakeGuard
@@ -44,10 +44,6 @@ class AveragerSettings:
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
     """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
-    min_group_size: int = MIN_GROUP_SIZE
-    """A smaller group does not average."""
-    max_group_size: int | None = None
-    """A group of this size starts at once."""
     epochs_apart: int = 0
     """See `Strategy.epochs_apart`."""
     client_mode: bool = False

@@ -61,8 +61,6 @@ class Attempt:
     """For each tensor, the difference to its average; arbitrary numbers if there is a fault."""
     fault: Exception | None
     """What ended it early; None if all results came."""
-    weight: float
-    """Of this peer's tensors."""
     absent: frozenset[PeerID]
     """Groupmates that are alive and say that they are not in the group."""
     troubles: frozenset[PeerID] = frozenset()
@@ -266,7 +264,6 @@ class AllReduces:
             decision=decision,
             updates=one.updates,
             fault=fault,
-            weight=contribution.weight,
             absent=frozenset(agreement.absent),
             troubles=one.in_trouble(Trouble.BROKEN),
         )
@@ -377,7 +374,7 @@ class GroupAllReduce:
             group = left
         report = self._report(attempts, left=group.peers if last.decision.counts else left.peers)
         if self._keeps_own(last, len(attempts)):
-            report = replace(report, senders=1, own_share=1.0, weight=last.weight)
+            report = replace(report, senders=1, own_share=1.0, weight=self.contribution.weight)
         elif last.fault is not None or not last.decision.counts:  # for example, the others repeat it without this peer
             reason = str(last.fault or "the group has given this all-reduce up")
             raise RoundFailedError(reason, report.spoiled_by) from last.fault

@@ -33,7 +33,7 @@ class PlayedAllReduces:
 
 
 def attempt(decision, *, fault=None, updates=(), absent=(), troubles=()):
-    facts = {"report": averaged(torn=False).report, "decision": decision, "fault": fault, "weight": 32.0}
+    facts = {"report": averaged(torn=False).report, "decision": decision, "fault": fault}
     return Attempt(**facts, updates=updates, absent=frozenset(absent), troubles=frozenset(troubles))
 
 
