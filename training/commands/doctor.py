@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from training.doctor.facts.shared import LIMIT_SECONDS
+from training.doctor.examination import LIMIT_SECONDS
 from training.errors import BadInput
 
 Recipe = Annotated[str | None, typer.Option(help="Recipe of the run, as for `join`: a name, a TOML file or a URL.")]
@@ -55,15 +56,10 @@ def run(
     from training.doctor import show
     from training.doctor.catalogue import CHECKS
     from training.doctor.examination import run_checks
-    from training.doctor.facts.addresses import parted
-    from training.doctor.facts.shared import Asked, Shared
-    from training.doctor.facts.web import is_url
-    from training.processes.environment import prepare_environment
+    from training.doctor.facts import Asked
 
     for address in initial_peers or ():
-        if not is_url(address):
-            parted(address)
-    prepare_environment()
+        _check_address(address)
     asked = Asked(
         recipe=recipe,
         initial_peers=tuple(initial_peers or ()),
@@ -74,8 +70,7 @@ def run(
         device=device,
     )
     began = time.monotonic()
-    with Shared(asked, limit_seconds=seconds) as shared:
-        findings = run_checks(CHECKS, shared, limit_seconds=seconds)
+    findings = run_checks(CHECKS, asked, limit_seconds=seconds)
     took = time.monotonic() - began
     if as_json:
         print(show.as_json(findings, took))
@@ -83,6 +78,19 @@ def run(
         show.show(findings, took)
     sys.stdout.flush()
     os._exit(0 if show.can_join(findings) else 1)  # a check that hangs, such as for a name, must not hold it up
+
+
+def _check_address(given: str) -> None:
+    """Refuses what is neither the full address of a peer nor a site's; `join` does so by hivemind, which may be broken.
+
+    Raises:
+        BadInput: If it is neither.
+    """
+    if not re.fullmatch(r"https?://.+|/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d{1,5}/p2p/\w+", given):
+        raise BadInput(
+            f"{given!r} is not the full address of a peer, such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
+            cure="Copy the whole address from the bootstrap peer's output or the join page.",
+        )
 
 
 def _check_others(context: typer.Context) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["ok", "skipped", "warning", "fault"]
-"""`skipped`: not checked, since something else that it needs has failed. `warning`: it can join all the same."""
+"""`skipped`: not checked, because something that it needs has failed. `warning`: the machine can join all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,7 +15,7 @@ class Finding:
 
     level: Level
     found: str
-    """What was seen, with its figures."""
+    """What the check saw, with its figures."""
     name: str = ""
     """Of the fault; empty if there is none."""
     why: str = ""
@@ -23,14 +23,6 @@ class Finding:
     remedy: str = ""
     check: str = ""
     """Name of the check, which the examination fills in."""
-
-
-class Unusable(Exception):
-    """What a check needs cannot be read or fetched; `finding` says why."""
-
-    def __init__(self, finding: Finding):
-        super().__init__(finding.found)
-        self.finding = finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,20 +36,20 @@ class Fault:
     level: Literal["warning", "fault"] = "fault"
 
     def found(self, text: str, **words: object) -> Finding:
-        """That this machine has the fault.
+        """The finding that this machine has the fault.
 
         Args:
-            text: What was seen, as a sentence.
+            text: What the check saw, as a sentence.
             words: For the braces in the remedy.
         """
         return Finding(level=self.level, name=self.name, found=text, why=self.why, remedy=self.remedy.format_map(words))
 
 
 def fine(text: str) -> Finding:
-    """That nothing is wrong; the text says what was seen."""
+    """A finding without a fault; `text` says what the check saw."""
     return Finding(level="ok", found=text)
 
 
 def skipped(text: str) -> Finding:
-    """That this was not checked, and why."""
+    """A finding that the check did not take place; `text` says why."""
     return Finding(level="skipped", found=text)

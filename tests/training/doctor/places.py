@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -39,8 +38,8 @@ def file_of(content: bytes | str, *, status: int = 200, **headers: str) -> Answe
 
 
 @contextmanager
-def serving(answer: Answer, *, certificate: Path | None = None) -> Iterator[str]:
-    """Serves over HTTP, or HTTPS if there is a certificate with its key; gives the address."""
+def serving(answer: Answer) -> Iterator[str]:
+    """Serves over HTTP; gives the address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -49,21 +48,15 @@ def serving(answer: Answer, *, certificate: Path | None = None) -> Iterator[str]
         def do_GET(self) -> None:
             answer(self)
 
-        do_CONNECT = do_GET
-
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:  # clients that break off are what is tested
             pass
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield f"http{'s' * (certificate is not None)}://localhost:{server.server_port}"
+            yield f"http://localhost:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
@@ -96,22 +89,25 @@ def alone(script: str, *command: str | Path, env: dict[str, str] | None = None) 
 
 
 def check_alone(script: str, expression: str, **env: str) -> dict:
-    """The finding of a check, or several of them, in surroundings that a script makes.
+    """The finding of a check, in surroundings that a script makes.
 
     Args:
         script: As for `alone`; `"$@"` is the program that checks.
-        expression: Python, such as `files.check_cache(shared())`; `shared` takes the words of `Asked`.
+        expression: Python, such as `compute.check_cache(facts())`; `facts` takes the words of `Asked`.
         env: Variables that are set.
     """
-    program = (
-        "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
-        "from training.doctor.checks import files, memory, processor\nfrom training.doctor.facts.shared import Shared\n"
-        "from training.doctor.facts.shared import Asked\n"
-        f"shared = lambda **asked: Shared(Asked(**asked))\nprint(json.dumps(asdict({expression})))"
-    )
-    done = alone(script, sys.executable, "-c", program, env=env)
+    done = alone(script, sys.executable, "-c", checking(expression), env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def checking(expression: str) -> str:
+    """A program that prints the finding of an expression as JSON; see `check_alone`."""
+    return (
+        "import json\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
+        "from training.doctor.checks import compute, machine, network\nfrom training.doctor.facts import Asked, Facts\n"
+        f"facts = lambda **asked: Facts(Asked(**asked))\nprint(json.dumps(asdict({expression})))"
+    )
 
 
 def doctor(

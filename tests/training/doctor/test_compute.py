@@ -1,87 +1,89 @@
-"""PyTorch, GPU, compiler and codecs. There is no GPU here: what driver and PyTorch say of one is given as text."""
+"""PyTorch, GPU and compiler. There is no GPU here: what driver and PyTorch say of one is given."""
+
+from __future__ import annotations
 
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.programs import run_program
-from training.doctor.checks.compute import (
-    check_codecs,
-    check_compiler,
-    check_gpu,
-    check_torch,
-    driver_says,
-    judge_fit,
-    judge_gpu,
-)
-from training.doctor.checks.memory import check_memory
-from training.doctor.checks.peers import check_node
-from training.doctor.facts.shared import Asked, Shared
+from training.doctor.catalogue import CHECKS
+from training.doctor.checks import compute
+from training.doctor.checks.compute import check_gpu, runs_on, system_gpus
+from training.doctor.examination import run_checks
+from training.doctor.facts import Asked
 from training.recipe import RECIPES
 
 GIB = 1 << 30
-NONE = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": ""}
-TESLA = {**NONE, "gpus": ["Tesla T4"], "version": "450.80.02"}
-CUDA = {"version": "2.13.0+cu128", "cuda": "12.8", "hip": None}
-CPU = {"version": "2.13.0+cpu", "cuda": None, "hip": None}
-BUILT_FOR = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "compute_120"]
-TOO_OLD = (
-    "The NVIDIA driver on your system is too old (found version 11000). Please update your GPU driver by downloading "
-    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
-)
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.107"
 
 
-def gpus(*ones, reason=""):
-    return {"usable": bool(ones), "reason": reason, "gpus": list(ones), "built_for": BUILT_FOR}
+def findings(asked=None, seconds=60, checks=CHECKS):
+    """Check -> what the children find."""
+    theirs = [check for check in checks if check.child]
+    return {one.check: one for one in run_checks(theirs, asked or Asked(), limit_seconds=seconds)}
 
 
-def gpu(title="Tesla T4", capability=(7, 5), free=15 * GIB, total=16 * GIB, fault=None):
-    told = {"title": title, "capability": list(capability), "fault": fault}
-    return {**told, "free_bytes": free, "total_bytes": total}
+@pytest.fixture
+def cuda(monkeypatch):
+    """Makes PyTorch find GPUs of these capabilities, by its own functions."""
+    import torch
+
+    def make(*capabilities, free=15 * GIB, built_for=("sm_75", "sm_80", "sm_90")):
+        def memory(device):
+            if not free:
+                raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later.")
+            return free, 16 * GIB
+
+        def properties(device):
+            major, minor = capabilities[torch.device(device).index or 0]
+            return SimpleNamespace(name="Some GPU", major=major, minor=minor, total_memory=16 * GIB)
+
+        made = {"is_available": lambda: True, "device_count": lambda: len(capabilities), "mem_get_info": memory}
+        for name, value in {**made, "get_device_properties": properties, "get_arch_list": lambda: built_for}.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    return make
 
 
 @pytest.mark.parametrize(
-    "torch, told, driver, visible, names",
+    "device, name",
     [
-        (CUDA, gpus(gpu()), TESLA, None, [""]),
-        (CPU, gpus(), NONE, None, [""]),
-        (CPU, gpus(), TESLA, None, ["torch-without-gpu"]),
-        (CUDA, gpus(reason=TOO_OLD), TESLA, None, ["gpu-driver-old"]),
-        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "", ["gpu-hidden"]),
-        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "-1", ["gpu-hidden"]),
-        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "1", ["gpu-hidden"]),
-        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "7,0", ["gpu-hidden"]),
-        (CUDA, gpus(reason=TOO_OLD), {**TESLA, "gpus": ["Tesla T4"] * 2}, "1", ["gpu-driver-old"]),
-        (CUDA, gpus(reason="CUDA driver initialization failed"), TESLA, "0", ["gpu-unusable"]),
-        (CUDA, gpus(reason="CUDA driver initialization failed"), TESLA, None, ["gpu-unusable"]),
-        (CUDA, gpus(), {**NONE, "fault": MISMATCH}, None, ["gpu-driver-fails"]),
-        (CPU, gpus(), {**NONE, "cards": "0000:01:00.0"}, None, ["gpu-without-driver"]),
-        (
-            CUDA,
-            gpus(gpu("Tesla K80", (3, 7))),
-            TESLA,
-            None,
-            ["gpu-unsupported", "gpu-without-half-precision"],
-        ),
-        (
-            CUDA,
-            gpus(gpu(free=9 * GIB)),
-            {**TESLA, "programs": ["/usr/bin/blender (6000 MiB)"]},
-            None,
-            ["gpu-memory-occupied"],
-        ),
-        (CUDA, gpus(gpu(), gpu(free=GIB)), TESLA, None, ["", "gpu-memory-occupied"]),
+        (None, "gpu-unsupported"),
+        ("cuda", "gpu-unsupported"),
+        ("cuda:1", ""),
+        ("cuda:2", "device-unusable"),
+        ("cpu", ""),
     ],
 )
-def test_what_pytorch_and_driver_say(torch, told, driver, visible, names):
-    findings = judge_gpu(torch, told, driver, visible)
-    assert [finding.name for finding in findings] == names
-    assert all(finding.found.endswith(".") for finding in findings)
-    if names == ["gpu-memory-occupied"]:
-        assert "blender (6000 MiB)" in findings[0].found
+def test_only_the_device_that_computes_is_judged(cuda, device, name):
+    """A machine with an old and a new GPU: `join` works on the new one, and with `--device cpu`, as the remedy says."""
+    cuda((3, 7), (7, 5))
+    assert check_gpu(device).name == name
+
+
+def test_a_gpu_whose_memory_is_all_taken(cuda):
+    """As by a server of a language model: CUDA has none to begin with, so PyTorch cannot even ask what is free."""
+    cuda((7, 5), free=0)
+    found = check_gpu(None)
+    assert found.name == "device-unusable" and "CUDA error: out of memory" in found.found
+
+
+@pytest.mark.parametrize("system, name", [("GPU 0: Tesla T4", "gpu-unused"), ("", "")])
+def test_a_gpu_that_pytorch_does_not_find(monkeypatch, system, name):
+    import torch
+
+    def fails():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11000). Please update it")
+
+    monkeypatch.setattr(compute, "system_gpus", lambda: system)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    assert check_gpu(None).name == name and check_gpu("cpu").name == ""
+    assert ("driver on your system is too old" in check_gpu(None).found) == bool(name)
 
 
 @pytest.mark.parametrize(
@@ -101,32 +103,7 @@ def test_what_pytorch_and_driver_say(torch, told, driver, visible, names):
     ],
 )
 def test_gpus_for_which_a_build_has_code(capability, built_for, runs):
-    told = {**gpus(gpu("Some GPU", capability)), "built_for": built_for.split()}
-    names = [finding.name for finding in judge_gpu(CUDA, told, TESLA, None)]
-    assert ("gpu-unsupported" in names) == (not runs)
-
-
-@pytest.mark.parametrize(
-    "device, names",
-    [
-        (None, ["gpu-unsupported", "gpu-without-half-precision"]),
-        ("cuda", ["gpu-unsupported", "gpu-without-half-precision"]),
-        ("cuda:1", [""]),
-        ("cuda:2", ["device-missing", "gpu-unsupported", "gpu-without-half-precision", ""]),
-        ("cpu", [""]),
-    ],
-)
-def test_only_the_device_that_computes_is_judged(monkeypatch, device, names):
-    """A machine with an old and a new GPU: `join` works on the new one, and with `--device cpu`, as the remedy says."""
-    shared = Shared(Asked(device=device))
-    steps = {"torch": CUDA, "gpus": gpus(gpu("Tesla K80", (3, 7)), gpu())}
-    monkeypatch.setattr(shared, "compute", steps.__getitem__)
-    assert [finding.name for finding in check_gpu(shared)] == names
-
-
-def test_a_model_that_does_not_fit_the_gpu():
-    assert judge_fit({"device_bytes": 9 * GIB, "usable_bytes": 8 * GIB})[0].name == "gpu-memory-too-small"
-    assert judge_fit({"device_bytes": 7 * GIB, "usable_bytes": 8 * GIB}) == []
+    assert runs_on(capability, built_for.split()) == runs
 
 
 def program(folder, name, script):
@@ -135,29 +112,29 @@ def program(folder, name, script):
     path.chmod(0o755)
 
 
-def test_what_nvidia_smi_answers(tmp_path, monkeypatch):
-    """A program of that name, which prints what the real one does."""
+def test_what_the_system_says_of_its_gpus(tmp_path, monkeypatch):
+    """By a program of nvidia-smi's name, or by Linux's own files."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    program(
-        tmp_path,
-        "nvidia-smi",
-        'case "$1" in\n--query-gpu=*) echo "NVIDIA GeForce RTX 3090, 550.107.02";;\n'
-        '*) echo "/usr/bin/python3, 10234";;\nesac',
-    )
-    told = driver_says(tmp_path)
-    assert told["gpus"] == ["NVIDIA GeForce RTX 3090"] and told["version"] == "550.107.02"
-    assert told["programs"] == ["/usr/bin/python3 (10234 MiB)"] and told["fault"] == ""
+    program(tmp_path, "nvidia-smi", 'echo "GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-8932f937)"')
+    assert system_gpus() == "GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-8932f937)"
     program(tmp_path, "nvidia-smi", f"printf '{MISMATCH}\\n'; exit 18")
-    told = driver_says(tmp_path)
-    assert told["gpus"] == [] and told["fault"].startswith("Failed to initialize NVML: Driver/library version mismatch")
+    assert system_gpus().startswith("Failed to initialize NVML: Driver/library version mismatch; NVML")
+    monkeypatch.setenv("PATH", "")
+    for slot, vendor in (("0000:01:00.0", "0x10de"), ("0000:02:00.0", "0x1002")):
+        (tmp_path / "pci" / slot).mkdir(parents=True)
+        (tmp_path / "pci" / slot / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
+    assert system_gpus(tmp_path / "pci") == "an NVIDIA card at 0000:01:00.0, without driver"
+    assert system_gpus(tmp_path / "none") == ""
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     "source, name, words",
     [
         ("raise ImportError('libcudart.so.12: cannot open shared object file')", "torch-broken", "libcudart.so.12"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "torch-broken", "SIGSEGV"),
-        ("import time; time.sleep(100)", "torch-hangs", "within 1 s"),
+        ("import time; time.sleep(100)", "check-too-slow", "within 3 s"),
     ],
     ids=["library", "crash", "hang"],
 )
@@ -165,73 +142,45 @@ def test_a_pytorch_that_does_not_load(tmp_path, monkeypatch, source, name, words
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Shared(Asked(), limit_seconds=2.9 if name == "torch-hangs" else 30) as shared:
-        found = check_torch(shared)
-        assert found.name == name and words in found.found
-        assert check_gpu(shared)[0].name == ("torch-hangs" if name == "torch-hangs" else "")
-        assert check_compiler(shared).level == "skipped"
-        # hivemind needs torch; whether it is broken or only slow to load is not known while nothing answers.
-        slow = name == "torch-hangs"
-        assert check_codecs(shared).name == ("check-too-slow" if slow else "averaging-broken")
-        assert (check_node(shared).name, check_node(shared).level) == (
-            ("check-too-slow", "warning") if slow else ("", "skipped")
-        )
+    found = findings(seconds=3 if name == "check-too-slow" else 60)
+    assert found["PyTorch"].name == name and words in found["PyTorch"].found
+    # hivemind needs torch; while nothing answers, the doctor does not know whether it is broken or only slow to load.
+    slow = name == "check-too-slow"
+    assert found["averaging"].name == ("check-too-slow" if slow else "averaging-broken")
+    for check in ("GPU", "compiler", "network node"):
+        assert (found[check].name, found[check].level) == (("check-too-slow", "warning") if slow else ("", "skipped"))
 
 
-FULL = """
-from types import SimpleNamespace as Names
-__version__, version = "2.13.0+cu128", Names(cuda="12.8", hip=None)
-def mem_get_info(number):
-    raise RuntimeError("CUDA error: out of memory\\nCUDA kernel errors might be reported at some other call.")
-cuda = Names(is_available=lambda: True, device_count=lambda: 1, get_arch_list=lambda: ["sm_75"],
-             mem_get_info=mem_get_info, get_device_properties=lambda number: Names(
-                 name="Tesla T4", major=7, minor=5, total_memory=16 << 30))
-"""
-
-
-def test_a_gpu_whose_memory_is_all_taken(tmp_path, monkeypatch):
-    """As by a server of a language model: CUDA has none to begin with, so PyTorch cannot even ask what is free."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(FULL)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Shared(Asked(), limit_seconds=30) as shared:
-        (found,) = check_gpu(shared)
-    assert found.name == "gpu-not-available" and "CUDA error: out of memory" in found.found
-
-
+@pytest.mark.programs
 def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch):
-    """One start of PyTorch for all that its process tells."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     text = (RECIPES / "demo.toml").read_text().replace("num_heads = 4", "num_heads = 1024")
     recipe = tmp_path / "giant.toml"
     recipe.write_text(text.replace("hidden_size = 128", "hidden_size = 32768").replace("shared_groups = ", "# "))
-    with Shared(Asked(device="cuda", recipe=str(recipe)), limit_seconds=60) as shared:
-        assert check_torch(shared).level == "ok"
-        assert "no C compiler" in check_compiler(shared).found and check_compiler(shared).name == "no-compiler"
-        assert check_gpu(shared)[0].name == "device-missing"
-    with Shared(Asked(recipe=str(recipe)), limit_seconds=60) as shared:
-        assert check_memory(shared).name == "memory-too-small"
+    found = findings(Asked(recipe=str(recipe)), checks=[check for check in CHECKS if check.child == "compute"])
+    assert found["PyTorch"].level == "ok"
+    assert "no C compiler" in found["compiler"].found and found["compiler"].name == "no-compiler"
+    assert found["memory"].name == "memory-too-small" and found["shared memory"].name == "shared-memory-small"
 
 
 @pytest.mark.programs
-def test_codecs_that_cannot_read_what_they_wrote(monkeypatch):
+def test_codecs_that_cannot_read_what_they_wrote():
     """What numpy 2.4 does to hivemind 1.1.12, in a process of its own."""
     program = """
+import json
+from dataclasses import asdict
 from training.processes.environment import prepare_environment
 prepare_environment()
 from hivemind.compression.quantization import Quantization
-from training.doctor.probes import swarm_probe
-swarm_probe.try_codecs()
+from training.doctor.checks.network import check_codecs
+print(json.dumps(asdict(check_codecs())))
 def unreadable(self, serialized_tensor):
     raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
 Quantization.extract = unreadable
-swarm_probe.try_codecs()
+print(json.dumps(asdict(check_codecs())))
 """
     well, broken = map(json.loads, run_program([sys.executable, "-c", program]).stdout.splitlines())
-    shared = Shared(Asked())
-    for told, name in ((well, ""), (broken, "averaging-broken")):
-        monkeypatch.setattr(shared, "visit", {"codecs": told}.__getitem__)
-        assert check_codecs(shared).name == name
-    assert "only 0-dimensional arrays" in check_codecs(shared).found
+    assert (well["name"], broken["name"]) == ("", "averaging-broken")
+    assert "only 0-dimensional arrays" in broken["found"]

@@ -18,12 +18,12 @@ from tests.training.doctor.places import (
     doctor,
     names,
 )
-from training.doctor import show
+from training.doctor import facts, show
 from training.doctor.catalogue import CHECKS, all_faults
 from training.doctor.examination import Check, run_checks
-from training.doctor.facts.shared import Once
+from training.doctor.facts import Asked, Facts
 from training.doctor.finding import Fault, fine, skipped
-from training.recipe import read_recipe
+from training.errors import TrainingError
 
 NETWORK = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
 OTHER_ID = "12D3KooWErbDxHgPXaPNFhaDKy2dLymnFWSbrYxxNMXLGcRw8w2X"
@@ -41,16 +41,15 @@ def test_every_fault_has_a_test():
 
 @pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: fault.name)
 def test_every_fault_says_why_it_matters_and_what_to_do(fault):
-    words = {"wanted": "W", "free": 1, "variable": "V", "ports": "P"}
+    words = {"free": 1}
     found = fault.found("Something was seen.", **words)
     for text in (found.why, found.remedy):
         assert (text[0].isupper() or text[0] == "`") and text[-1] in ".)" and "{" not in text
     assert found.name.islower() and " " not in found.name
 
 
-def test_checks_run_at_once_and_are_given_up(monkeypatch):
+def test_checks_run_at_once_and_are_given_up():
     hang = threading.Event()
-    slow = Fault(name="slow", why="W.", remedy="R.")
 
     def fails(_):
         raise ValueError("broken")
@@ -59,52 +58,41 @@ def test_checks_run_at_once_and_are_given_up(monkeypatch):
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
 
     checks = [
-        Check("hangs", lambda _: hang.wait(), 0.3),
-        Check("hangs too", lambda _: hang.wait(), 5.0, slow),
+        Check("hangs", lambda _: hang.wait()),
         Check("fails", fails),
         Check("misses", misses),
         Check("well", lambda _: fine("All is well.")),
-        Check("several", lambda shared: [fine(shared), skipped("Not checked.")]),
+        Check("several", lambda given: [fine(given.asked.recipe), skipped("Not checked.")]),
     ]
     began = time.monotonic()
-    findings = run_checks(checks, "shared", limit_seconds=1.0)
+    findings = run_checks(checks, Asked(recipe="demo"), limit_seconds=1.0)
     took = time.monotonic() - began
     hang.set()
     assert took < 1.5
     assert [(one.check, one.level, one.name) for one in findings] == [
         ("hangs", "warning", "check-too-slow"),
-        ("hangs too", "fault", "slow"),
         ("fails", "warning", "check-failed"),
         ("misses", "skipped", ""),
         ("well", "ok", ""),
         ("several", "ok", ""),
         ("several", "skipped", ""),
     ]
-    assert "rich is not installed" in findings[3].found and "ValueError: broken" in findings[2].found
+    assert "rich is not installed" in findings[2].found and "ValueError: broken" in findings[1].found
 
 
-def test_what_several_checks_need_is_found_once():
+def test_a_recipe_is_read_once(monkeypatch):
     asked = []
 
-    def find():
-        asked.append(1)
-        time.sleep(0.1)
-        raise OSError("none")
+    def find(source):
+        asked.append(source)
+        raise TrainingError("There is none.")
 
-    once, errors = Once(find), []
-
-    def ask():
-        try:
-            once()
-        except OSError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(asked) == 1 and len(errors) == 4
+    monkeypatch.setattr(facts, "load_recipe", find)
+    given = Facts(Asked(recipe="none"))
+    for _ in range(3):
+        with pytest.raises(TrainingError):
+            given.run()
+    assert given.run_or_none() is given.source() is None and asked == ["none"]
 
 
 def test_the_list_for_people_names_faults_first_and_in_full(capsys):
@@ -181,39 +169,7 @@ def test_where_nothing_answers_it_ends_in_time(tmp_path):
         env={"http_proxy": "", "https_proxy": ""},
     )
     assert code == 1
-    assert {"site-silent", "peers-silent", "name-unknown"} <= names(findings)
-
-
-@NETWORK
-@pytest.mark.swarm
-def test_other_ways_that_lead_nowhere(tmp_path):
-    """In one network: without a way, with IPv6 addresses only, and where web pages pass but peers do not."""
-    program = f"""
-import functools, http.server, json, os, threading
-from pathlib import Path
-from training.doctor.facts.shared import Shared
-from training.doctor.facts.shared import Asked
-from training.doctor.checks.peers import check_peers
-
-def name(address, recipe=None):
-    return check_peers(Shared(Asked(initial_peers=(address + "/p2p/{OTHER_ID}",), recipe=recipe))).name
-
-handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory={str(tmp_path)!r})
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-recipe = f"http://127.0.0.1:{{server.server_port}}/recipe.toml"
-found = [name("/ip4/203.0.113.7/tcp/1"), name("/ip6/2001:db8::7/tcp/1"), name("/ip4/11.1.1.9/tcp/31337", recipe)]
-os.environ["http_proxy"] = f"http://127.0.0.1:{{server.server_port}}"
-found.append(name("/ip4/11.1.1.9/tcp/31337", "http://run.example/recipe.toml"))
-print(json.dumps(found))
-"""
-    proxied = tmp_path / "http:" / "run.example"  # a proxy gets the whole address as the path of a file
-    proxied.mkdir(parents=True)
-    for folder in (tmp_path, proxied):
-        (folder / "recipe.toml").write_text(read_recipe("demo"))
-    done = alone(BLACK_HOLE + '"$@"', sys.executable, "-c", program, env={"http_proxy": "", "PYTHONPATH": os.getcwd()})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == '["peers-unroutable", "ipv6-only", "outgoing-blocked", "proxy-only-network"]'
+    assert {"recipe-unreadable", "peers-unreachable"} <= names(findings)
 
 
 TWO_NETWORKS = """
@@ -232,16 +188,15 @@ kill $serves $other
 
 VISITOR = """
 import json, sys
-from training.doctor.facts.shared import Shared
-from training.doctor.facts.shared import Asked
-from training.doctor.checks.peers import check_reachable
-from training.doctor.checks.recipe import check_run
+from training.doctor.checks.network import visit_run
+from training.doctor.facts import Asked, Facts
 
 for listen in ("0.0.0.0", "127.0.0.1"):
     asked = Asked(recipe="demo", initial_peers=(sys.argv[1],), host_maddrs=(f"/ip4/{listen}/tcp/0",))
-    with Shared(asked, limit_seconds=60) as shared:
-        found = check_reachable(shared)
-        print(json.dumps([found.name, found.found, check_run(shared).level]), flush=True)
+    found = {}
+    visit_run(Facts(asked), lambda name, ones: found.setdefault(name, ones[0]))
+    reach = found["reachability"]
+    print(json.dumps([reach.name, reach.found, found["run"].level]), flush=True)
 """
 """Listens to all, and then to this machine only."""
 
@@ -268,13 +223,13 @@ def test_a_network_daemon_that_does_not_start(tmp_path):
 
     daemon = Path(programs.__file__).with_name("p2pd")
     program = (
-        "from training.doctor.facts.shared import Shared\nfrom training.doctor.facts.shared import Asked\n"
-        "from training.doctor.checks.peers import check_node\n"
-        "with Shared(Asked(), limit_seconds=60) as shared: print(check_node(shared).name, check_node(shared).found)"
+        "from training.doctor.checks.network import visit_run\nfrom training.doctor.facts import Asked, Facts\n"
+        "visit_run(Facts(Asked()), lambda name, ones: print([name, ones[0].name], flush=True))"
     )
     script = f'mount --bind /dev/null {daemon}; "$@"'
     done = alone(script, sys.executable, "-c", program, env={"PYTHONPATH": os.getcwd()})
-    assert done.stdout.startswith("network-node-broken"), done.stdout + done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first == str(["network node", "network-node-broken"]), done.stdout + done.stderr
 
 
 @pytest.mark.programs

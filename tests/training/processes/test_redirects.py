@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from training.doctor.facts.web import Unfetched, fetch
+from training.doctor.checks.compute import downloaded
 from training.errors import BadInput, TrainingError
 from training.recipe import load_recipe, read_recipe
 from training.storage import remote
-from training.storage.remote import MissingError, open_source
+from training.storage.remote import MissingError, RefusedAddress, open_source
 from training.swarm.run.servers import ask_site, servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -31,7 +31,7 @@ FETCHED = {
     "servers": (ask_site, (ADDRESS,), TrainingError),
     "trusted peers": (servers_at, {"QmServer"}, None),
     "recipe": (lambda url: load_recipe(f"{url}/recipe.toml").run_id, "demo", BadInput),
-    "doctor": (lambda url: fetch(f"{url}/shard", limit=100).body, b"content", Unfetched),
+    "doctor": (lambda url: downloaded(f"{url}/shard")[0], len(b"content"), RefusedAddress),
 }
 """What is fetched -> how, what comes, and what is raised if the site may not be asked."""
 

@@ -1,26 +1,26 @@
-"""Checks of what computes: torch, the GPU and its driver, the compiler, the codecs of averages."""
+"""Checks of what computes, by torch: devices, compiler, the memory that the recipe takes, and the shards."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calculator.choose.devices import Device
 from calculator.reports.units import show_bytes
-from training.doctor.examination import TOO_SLOW
+from training.doctor.checks.machine import first_existing, free_bytes, unwritable
+from training.doctor.examination import Answer
+from training.doctor.facts import Facts
 from training.doctor.finding import Fault, Finding, fine, skipped
-from training.doctor.probes.children import NoAnswer
+from training.errors import BadInput, TrainingError, first_line
+from training.storage.remote import ask
 
 if TYPE_CHECKING:
-    from training.doctor.facts.shared import Shared
-
-TORCH_BUILD = (
-    "Install PyTorch's build for GPUs: `TORCH_BUILD=default .venv/bin/nox -s training -- doctor`, or "
-    "`pip install --force-reinstall torch` from pypi.org."
-)
+    from training.compute.plan import Plan
+    from training.data.store.shards import Manifest
 
 TORCH = Fault(
     name="torch-broken",
@@ -28,215 +28,173 @@ TORCH = Fault(
     remedy="Install it again: `pip install --force-reinstall --no-deps torch`. If a library of the system is named, "
     "install that.",
 )
-TORCH_HANGS = Fault(
-    name="torch-hangs",
-    why="Training would hang at the same place.",
-    remedy="If this machine has a GPU, restart its driver or the machine. `nvidia-smi` must answer at once. Otherwise "
-    "look whether a disk or a network folder that it is loaded from answers.",
-)
-NO_DRIVER = Fault(
-    name="gpu-without-driver",
-    level="warning",
-    why="This peer would compute on the processor, many times slower.",
-    remedy="Install NVIDIA's driver (Ubuntu: `sudo ubuntu-drivers install`) and restart.",
-)
-DRIVER_FAILS = Fault(
-    name="gpu-driver-fails",
-    level="warning",
-    why="This peer would compute on the processor, many times slower.",
-    remedy="Restart the machine: after an update of the driver its parts differ until then. If that does not help, "
-    "install the driver again.",
-)
-DRIVER_OLD = Fault(
-    name="gpu-driver-old",
-    level="warning",
-    why="PyTorch cannot use the GPU with it, so this peer would compute on the processor, many times slower.",
-    remedy="Install a newer NVIDIA driver, or a build of PyTorch for an older CUDA (pytorch.org/get-started).",
-)
-CPU_BUILD = Fault(
-    name="torch-without-gpu",
-    level="warning",
-    why="This build of PyTorch cannot use the GPU, so this peer would compute on the processor, many times slower.",
-    remedy=TORCH_BUILD,
-)
-HIDDEN = Fault(
-    name="gpu-hidden",
-    level="warning",
-    why="CUDA_VISIBLE_DEVICES hides the GPU, so this peer would compute on the processor, many times slower.",
-    remedy="Unset CUDA_VISIBLE_DEVICES, or set it to the number of the GPU that is to be used, such as 0.",
+DEVICE = Fault(
+    name="device-unusable",
+    why="`join` ends as soon as it asks for this device.",
+    remedy="Close the programs that use it (`nvidia-smi` lists them), or join with another --device, such as `cpu`.",
 )
 UNUSED = Fault(
-    name="gpu-unusable",
+    name="gpu-unused",
     level="warning",
     why="PyTorch cannot use the GPU, so this peer would compute on the processor, many times slower.",
-    remedy="See what `nvidia-smi` says. In a container, start it with `--gpus all`.",
+    remedy="`nvidia-smi` must list the GPU: install NVIDIA's driver (Ubuntu: `sudo ubuntu-drivers install`), or "
+    "restart the machine after its update. PyTorch must be the build for GPUs: `TORCH_BUILD=default .venv/bin/nox -s "
+    "training -- doctor`. Unset CUDA_VISIBLE_DEVICES, and start a container with `--gpus all`.",
 )
 NOT_BUILT_FOR = Fault(
     name="gpu-unsupported",
     why="This build of PyTorch has no code for this GPU; the first step would end with `no kernel image`.",
     remedy="Install a build of PyTorch that supports it (pytorch.org/get-started), or join with `--device cpu`.",
 )
-OCCUPIED = Fault(
-    name="gpu-memory-occupied",
-    level="warning",
-    why="Training uses smaller micro-batches in what is left, or ends for lack of memory.",
-    remedy="Close the programs that use the GPU; `nvidia-smi` lists them.",
-)
-NOT_AVAILABLE = Fault(
-    name="gpu-not-available",
-    why="`join` ends as soon as it asks this GPU for memory.",
-    remedy="Close the programs that use it (`nvidia-smi` lists them), or join with `--device cpu`.",
-)
-GPU_SMALL = Fault(
-    name="gpu-memory-too-small",
-    why="Training would end for lack of memory at its first step.",
-    remedy="Join with `--device cpu`, or use a GPU with more memory. `python -m training plan` says what takes it.",
-)
-NO_BFLOAT16 = Fault(
-    name="gpu-without-half-precision",
-    level="warning",
-    why="It has no tensor cores, so 16 bits are no faster than 32: it trains in 32 bits and takes more memory.",
-    remedy="Nothing to repair: it can join as it is.",
-)
-NO_DEVICE = Fault(
-    name="device-missing",
-    why="`join` ends if the device that --device names is not there.",
-    remedy="Omit --device, or give `cpu`.",
-)
 NO_COMPILER = Fault(
     name="no-compiler",
     level="warning",
     why="The optimizer's loops are then computed by PyTorch, several times slower; the others may have to wait.",
-    remedy="Install one: `sudo apt install gcc libc6-dev`, on macOS `xcode-select --install`.",
+    remedy="Install one: `sudo apt install gcc libc6-dev`, on macOS `xcode-select --install`. If the compiled loops "
+    "cannot be loaded, set XDG_CACHE_HOME to a folder on a disk that is not mounted with `noexec`.",
 )
-CODECS = Fault(
-    name="averaging-broken",
-    why="Averages would fail without any message, and this peer would train alone.",
-    remedy="Install the versions in constraints/training.txt, numpy below 2.4 in particular.",
+SMALL = Fault(
+    name="memory-too-small",
+    why="Training would end for lack of memory, or the system would end it.",
+    remedy="Use a machine, a container or a GPU with more memory, or join with another --device. "
+    "`python -m training plan` says what takes it.",
+)
+OCCUPIED = Fault(
+    name="memory-occupied",
+    level="warning",
+    why="Other programs have the memory. If they keep it, training ends for lack of memory.",
+    remedy="Close other programs before you join; `nvidia-smi` lists those that use the GPU.",
+)
+SHARED_SMALL = Fault(
+    name="shared-memory-small",
+    why="Trainer and averagers share the weights and gradients in /dev/shm. If it is full, the averager is killed.",
+    remedy="Enlarge it: `docker run --shm-size=8g`, or `mount -o remount,size=8g /dev/shm`.",
+)
+SHARDS = Fault(
+    name="shards-unreadable",
+    why="A volunteer trains on them. `join` leaves out what is not as the manifest describes it, and ends without any.",
+    remedy="Omit --shards, to use those of the recipe, or give the folder that `prepare` has written. If they come "
+    "from the run's site, tell its maintainer.",
+)
+UNSUITABLE = Fault(
+    name="shards-of-another-model",
+    why="The recipe's model has no room for these tokens, so `join` ends.",
+    remedy="Use the shards that the recipe names, without --shards, or prepare them again with this recipe.",
+)
+CACHE = Fault(
+    name="cache-unusable",
+    why="What is fetched of the shards is kept there; without room, `join` fetches everything again in each pass.",
+    remedy="Free space there, or set XDG_CACHE_HOME to a folder that you may write to.",
+)
+CACHE_SHORT = Fault(
+    name="cache-disk-short",
+    level="warning",
+    why="Shards are kept there up to the cache's size. The disk would be full before, for all programs.",
+    remedy="Free space there, set XDG_CACHE_HOME to a folder on another disk, or join with a smaller --cache-size.",
+)
+SLOW_LINK = Fault(
+    name="link-slow",
+    level="warning",
+    why="An average takes longer than the run waits, so this peer is left out of averages.",
+    remedy="Use a wired connection, and stop other traffic while you train.",
 )
 FAULTS = (
-    TORCH,
-    TORCH_HANGS,
-    NO_DRIVER,
-    DRIVER_FAILS,
-    DRIVER_OLD,
-    CPU_BUILD,
-    HIDDEN,
-    UNUSED,
-    NOT_BUILT_FOR,
-    OCCUPIED,
-    NOT_AVAILABLE,
-    GPU_SMALL,
-    NO_BFLOAT16,
-    NO_DEVICE,
-    NO_COMPILER,
-    CODECS,
+    *(TORCH, DEVICE, UNUSED, NOT_BUILT_FOR, NO_COMPILER, SMALL, OCCUPIED, SHARED_SMALL),
+    *(SHARDS, UNSUITABLE, CACHE, CACHE_SHORT, SLOW_LINK),
 )
 
-FREE_SHARE = 0.7
-"""Of a GPU's memory; a desktop takes some hundred megabytes."""
-TENSOR_CORES = (7, 0)
-"""NVIDIA's GPUs have tensor cores since this compute capability (Volta)."""
+LEAST_BYTES = 1100 << 20
+"""What the smallest peer takes, if no recipe says more: the processes of a peer of the demo were measured at 1.07 GiB,
+memory that they share counted once."""
+LEAST_SHARED_BYTES = 32 << 20
+"""A peer of the demo, whose weights take 5 MiB, was measured to take 11 MiB of it."""
+SHARED_COPIES = 4
+"""Copies of the trained weights, 4 bytes each, in shared memory: two were measured in the demo (gradients and
+parameters); a download and a state that is served to a newcomer are two more."""
+SHARD_BYTES = 64 << 20
+"""Room for a shard if its size is not known."""
+PROBE_BYTES, PROBE_SECONDS = 4 << 20, 2.0
+"""The link is measured by so much of a shard at most."""
+LEAST_PROBE_BYTES = 1 << 18
+"""The time of a smaller download depends more on latency than on bandwidth."""
+READ_SECONDS = 3.0
+"""Files of a folder are read for so long; a run's shards may take hours."""
 SMI_SECONDS = 5
-GPU_CLASSES = ("0x0300", "0x0302")
-"""PCI classes of graphics cards and of 3D controllers."""
-NVIDIA = "0x10de"
 
 
-def check_torch(shared: Shared) -> Finding:
-    """Whether torch can be loaded."""
+def examine(facts: Facts, answer: Answer) -> None:
+    """Answers all checks that need torch."""
+    import psutil
+
+    memory = psutil.virtual_memory()  # before this program takes some of it
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "processors"
+    answer("PyTorch", [fine(f"PyTorch {torch.__version__}, built for {build}.")])
+    answer("GPU", [check_gpu(facts.asked.device)])
+    answer("compiler", [check_compiler()])
+    plan = plan_of(facts)
+    answer("memory", check_memory(plan, memory.total, memory.available))
+    answer("shared memory", [check_shared_memory(plan)])
+    answer("shards", [check_shards(facts)])
+    answer("cache", [check_cache(facts)])
+    answer("link", [check_link(facts, plan)])
+
+
+def check_gpu(wanted: str | None) -> Finding:
+    """Checks that the device on which `join` would train can be used."""
+    import torch
+
+    from training.compute.machine import this_machine
+
     try:
-        told = shared.compute("torch")
-    except NoAnswer as error:
-        if error.late:
-            return _slow_or_hangs(error).found(f"PyTorch has not loaded yet: {error}.")
-        return TORCH.found(f"PyTorch does not load: {error}.")
-    build = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "processors"
-    return fine(f"PyTorch {told['version']}, built for {build}.")
+        device = this_machine(wanted)
+    except TrainingError as error:
+        return DEVICE.found(str(error))
+    if device.capability is None:
+        system = system_gpus() if wanted is None else ""
+        if system:
+            return UNUSED.found(f"This machine has a GPU ({system}), and PyTorch finds none: {_why_none()}.")
+        return fine("It computes on the processor.")
+    built_for, shown = torch.cuda.get_arch_list(), ".".join(map(str, device.capability))
+    if not runs_on(device.capability, built_for):
+        said = f"{device.title} has compute capability {shown}; PyTorch is built for {', '.join(built_for)}."
+        return NOT_BUILT_FOR.found(said)
+    return fine(f"{device.title}, {show_bytes(device.usable_bytes)} free.")
 
 
-def _slow_or_hangs(error: NoAnswer) -> Fault:
-    return TOO_SLOW if error.computing else TORCH_HANGS
+def _why_none() -> str:
+    import torch
 
-
-def check_gpu(shared: Shared) -> list[Finding]:
-    """Whether the GPU of this machine can be used."""
     try:
-        torch, told = shared.compute("torch"), shared.compute("gpus")
-    except NoAnswer as error:
-        if error.late:
-            return [_slow_or_hangs(error).found(f"PyTorch has not told its devices yet: {error}.")]
-        return [skipped("Not checked: PyTorch does not load.")]
-    wanted = shared.asked.device
-    if wanted == "cpu":
-        return [fine("With --device cpu, it computes on the processor.")]
-    number = _number_of(wanted, len(told["gpus"]))
-    one = told if number is None else {**told, "gpus": told["gpus"][number : number + 1]}
-    findings = judge_gpu(torch, one, driver_says(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if wanted is not None and number is None:
-        findings.insert(0, NO_DEVICE.found(f"PyTorch finds {len(told['gpus'])} GPUs; --device asks for {wanted}."))
-    plan = shared.plan() if told["gpus"] else None
-    return [*findings, *judge_fit(plan)] if plan else findings
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error).split(". ")[0].rstrip(".")
+    return "it does not say why"
 
 
-def judge_fit(plan: dict) -> list[Finding]:
-    """Whether one sample at a time fits into the GPU's memory, by step `plan` of the probe."""
-    if plan["device_bytes"] <= plan["usable_bytes"]:
-        return []
-    takes, has = show_bytes(plan["device_bytes"]), show_bytes(plan["usable_bytes"])
-    return [GPU_SMALL.found(f"One sample at a time takes {takes}; the GPU has {has} free.")]
-
-
-def judge_gpu(torch: dict, told: dict, driver: dict, visible: str | None) -> list[Finding]:
-    """What PyTorch and the driver say about GPUs, taken together.
+def system_gpus(cards: Path = Path("/sys/bus/pci/devices")) -> str:
+    """What `nvidia-smi` says of this machine's GPUs, or else the places of NVIDIA's cards; empty if there are none.
 
     Args:
-        torch: Step `torch` of the probe.
-        told: Its step `gpus`.
-        driver: From `driver_says`.
-        visible: CUDA_VISIBLE_DEVICES.
+        cards: Where Linux lists PCI devices.
     """
-    if told["gpus"]:
-        return [finding for gpu in told["gpus"] for finding in _judge_one(gpu, told["built_for"], driver)]
-    reason = told["reason"].split(". ")[0].strip().rstrip(".")
-    if driver["gpus"]:
-        names = ", ".join(driver["gpus"])
-        if torch["cuda"] is None and torch["hip"] is None:
-            return [CPU_BUILD.found(f"This machine has a GPU ({names}); PyTorch {torch['version']} is for processors.")]
-        if visible is not None and _hides_all(visible, len(driver["gpus"])):
-            return [HIDDEN.found(f"This machine has a GPU ({names}); CUDA_VISIBLE_DEVICES is {visible!r}.")]
-        if "driver" in reason and "too old" in reason:
-            return [DRIVER_OLD.found(f"Driver {driver['version']} of {names}: {reason}.")]
-        return [UNUSED.found(f"This machine has a GPU ({names}): {reason or 'PyTorch finds none'}.")]
-    if driver["fault"]:
-        return [DRIVER_FAILS.found(f"nvidia-smi says: {driver['fault']}.")]
-    if driver["cards"]:
-        return [NO_DRIVER.found(f"This machine has an NVIDIA card ({driver['cards']}), but nvidia-smi finds none.")]
-    return [fine("This machine has no NVIDIA GPU; it computes on the processor.")]
+    if shutil.which("nvidia-smi") is not None:
+        try:
+            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_SECONDS)
+            return "; ".join((listed.stdout or listed.stderr).split("\n")).strip("; ")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"nvidia-smi: {error}"
+    found = []
+    for device in sorted(cards.glob("*")):
+        with suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):  # NVIDIA's graphics cards
+                found.append(f"an NVIDIA card at {device.name}, without driver")
+    return "; ".join(found)
 
 
-def _judge_one(gpu: dict, built_for: list[str], driver: dict) -> list[Finding]:
-    title, capability = gpu["title"], tuple(gpu["capability"])
-    shown = ".".join(map(str, capability))
-    findings = []
-    if not _runs_on(capability, built_for):
-        findings.append(
-            NOT_BUILT_FOR.found(f"{title} has compute capability {shown}; PyTorch is built for {', '.join(built_for)}.")
-        )
-    who = f": {', '.join(driver['programs'])}" if driver["programs"] else ""
-    if gpu["fault"]:
-        used = f" It is used by other programs{who}." if who else ""
-        findings.append(NOT_AVAILABLE.found(f"{title} answers: {gpu['fault'].rstrip('.')}.{used}"))
-    elif gpu["free_bytes"] < FREE_SHARE * gpu["total_bytes"]:
-        free, total = show_bytes(gpu["free_bytes"]), show_bytes(gpu["total_bytes"])
-        findings.append(OCCUPIED.found(f"{free} of {total} are free on {title}; other programs have the rest{who}."))
-    if capability < TENSOR_CORES:
-        findings.append(NO_BFLOAT16.found(f"{title} has compute capability {shown}."))
-    bits = "bfloat16" if capability >= (8, 0) else "float16"
-    return findings or [fine(f"{title}, {show_bytes(gpu['free_bytes'])} free, {bits}.")]
-
-
-def _runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
+def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
     """Whether a build has code for a GPU: `sm_` for the same major number and no later minor one, `compute_` from that
     capability on (CUDA's programming guide, "Binary compatibility" and "PTX compatibility"). A letter behind the number
     ties code to that one capability, or to its family."""
@@ -251,88 +209,176 @@ def _runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
     return any(suits) or not suits
 
 
-def _hides_all(visible: str, gpus: int) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves no GPU: CUDA takes those that it lists up to the first that is not there."""
-    first = visible.split(",")[0].strip()
-    # Else a name such as GPU-8932f937, of which we cannot say whether it is there.
-    return not first or (first.lstrip("-").isdecimal() and not 0 <= int(first) < gpus)
+def check_compiler() -> Finding:
+    """Compiles the optimizer's loops."""
+    from training.native import NotNative, cache_folder, compiled
+    from training.optim.eight_bit.kernels import SOURCE
+
+    try:
+        compiled(SOURCE, cache_folder())
+    except (NotNative, OSError) as error:
+        return NO_COMPILER.found(f"The optimizer's loops are not compiled: {error}.")
+    return fine("The optimizer's loops are compiled.")
 
 
-def driver_says(cards: Path = Path("/sys/bus/pci/devices")) -> dict:
-    """What the system knows of NVIDIA's GPUs: names, driver version, programs that use them, a fault, PCI cards.
+def plan_of(facts: Facts) -> Plan | None:
+    """What training takes on this machine with one sample at a time; None if the recipe or the device cannot be used,
+    which other checks say."""
+    from training.compute.machine import this_machine
+    from training.compute.plan import make_plan
+    from training.tasks.known import task_of
+
+    run = facts.run_or_none()
+    with suppress(TrainingError):
+        machine = this_machine(facts.asked.device)
+        return run and make_plan(task_of(run), machine, micro_batch_size=1, activation_budget_bytes=0)
+    return None
+
+
+def check_memory(plan: Plan | None, total: int, available: int) -> list[Finding]:
+    """Checks that one sample at a time fits into the memory of the device, and of the machine.
 
     Args:
-        cards: Where Linux lists PCI devices.
+        plan: From `plan_of`.
+        total: Memory of the machine.
+        available: What other programs leave of it.
     """
-    told = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": _cards(cards)}
-    if shutil.which("nvidia-smi") is None:
-        return told
-    listed, fault = _smi("--query-gpu=name,driver_version")
-    told["fault"] = fault
-    rows = [line.split(", ") for line in listed if ", " in line]
-    told["gpus"], told["version"] = [row[0] for row in rows], rows[0][1] if rows else ""
-    if rows:
-        told["programs"] = [
-            f"{line.split(', ')[0]} ({line.split(', ')[1]} MiB)"
-            for line in _smi("--query-compute-apps=process_name,used_memory")[0]
-            if ", " in line
-        ]
-    return told
+    from training.compute.machine import group_bytes
+
+    allowed = group_bytes()
+    if plan is None:
+        return [judge_memory("The smallest peer", LEAST_BYTES, total, available, allowed)]
+    device, what = plan.device, "With one sample at a time, this recipe"
+    need = max(plan.need_bytes if device.unified else plan.host_bytes, LEAST_BYTES)
+    findings = [judge_memory(what, need, total, available, allowed)]
+    return findings if device.unified else [*findings, judge_gpu_memory(what, plan.need_bytes, device)]
 
 
-def _smi(query: str) -> tuple[list[str], str]:
-    """Lines of nvidia-smi's answer, and its complaint if it fails."""
+def judge_memory(what: str, need: int, total: int, available: int, allowed: int | None) -> Finding:
+    """Compares what training takes with the memory of a machine.
+
+    Args:
+        what: Takes `need`, as the beginning of a sentence.
+        need: In bytes.
+        total: Of the machine.
+        available: What other programs leave.
+        allowed: What a container or service still allows; None if it has no limit.
+    """
+    told = f"{what} takes about {show_bytes(need)}"
+    if allowed is not None and allowed < need:
+        return SMALL.found(f"{told}; this program may still take {show_bytes(allowed)}.")
+    if total < need:
+        return SMALL.found(f"{told}; this machine has {show_bytes(total)}.")
+    return (OCCUPIED.found if available < need else fine)(f"{told}; {show_bytes(available)} are free.")
+
+
+def judge_gpu_memory(what: str, need: int, gpu: Device) -> Finding:
+    """Compares what training takes with the memory of a GPU; arguments as for `judge_memory`."""
+    told = f"{what} takes about {show_bytes(need)} of {gpu.title}, which has {show_bytes(gpu.usable_bytes)} free"
+    level = SMALL.found if gpu.memory_bytes < need else OCCUPIED.found if gpu.usable_bytes < need else fine
+    return level(f"{told}.")
+
+
+def check_shared_memory(plan: Plan | None, folder: Path = Path("/dev/shm")) -> Finding:
+    """Checks that /dev/shm has room for what the trainer and its averagers share."""
+    if not folder.is_dir():
+        return skipped(f"Not checked: this system has no {folder}.")
+    need, free = max(LEAST_SHARED_BYTES, SHARED_COPIES * 4 * plan.trained_parameters if plan else 0), free_bytes(folder)
+    told = f"Training takes up to {show_bytes(need)} of {folder}; {show_bytes(free)} are free."
+    return SHARED_SMALL.found(told) if free < need else fine(told)
+
+
+def check_shards(facts: Facts) -> Finding:
+    """Opens the shards, and compares as many files of a folder with the manifest as time allows."""
+    from training.tasks.known import task_of
+
+    source, run = facts.source(), facts.run_or_none()
+    if source is None:
+        return skipped("Not checked: neither a recipe nor --shards says where they are.")
     try:
-        done = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=SMI_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return [], f"nothing within {SMI_SECONDS} s"
-    except OSError as error:
-        return [], str(error)
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode:
-        said = " ".join([*lines, *done.stderr.split()])
-        return [], said.rstrip(".") or f"it ends with code {done.returncode}"
-    return lines, ""
+        manifest = facts.manifest()
+        if "://" not in source:
+            _check_files(Path(source), manifest)
+    except TrainingError as error:
+        return SHARDS.found(str(error))
+    if run is not None:
+        try:
+            task_of(run).check_fit(manifest, source=source)
+        except BadInput as error:
+            return UNSUITABLE.found(str(error))
+    samples = sum(split.samples for split in manifest.splits.values())
+    return fine(f"The shards at {source} have {samples:,} samples in {len(manifest.files)} files.")
 
 
-def _cards(devices: Path) -> str:
-    """Places of NVIDIA's graphics cards on the PCI bus."""
-    found = []
-    for device in sorted(devices.glob("*")):
-        with suppress(OSError):
-            if (device / "vendor").read_text().strip() == NVIDIA and (device / "class").read_text().startswith(
-                GPU_CLASSES
-            ):
-                found.append(device.name)
-    return ", ".join(found)
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    """Compares files with the manifest, the smallest first: the size of all, the content as far as time allows.
+
+    Raises:
+        BadInput: If one differs.
+    """
+    from training.data.store.shards import check_file
+
+    deadline = time.monotonic() + READ_SECONDS
+    for name, entry in sorted(manifest.files.items(), key=lambda item: item[1].bytes):
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry.bytes or time.monotonic() < deadline:
+            check_file(path, entry, source=str(path))
 
 
-def check_compiler(shared: Shared) -> Finding:
-    """Whether the optimizer's loops can be compiled."""
+def check_cache(facts: Facts) -> Finding:
+    """Checks that the folder that keeps fetched shards has room for them."""
+    from training.data.store.cache import CACHE_GB, SUFFIXES, default_cache
+
+    folder, source = default_cache(), facts.source()
+    there = first_existing(folder)
+    if source is not None and "://" not in source:
+        return fine(f"The shards are in a folder, so none of them are kept at {there}.")
+    sizes: list[int] = []
+    if source is not None:
+        with suppress(TrainingError):
+            sizes = [entry.bytes for entry in facts.manifest().files.values()]
+    free, most = free_bytes(there), max(sizes, default=SHARD_BYTES)
+    if free < most:
+        return CACHE.found(f"{show_bytes(free)} are free at {there}; one shard takes {show_bytes(most)}.")
+    if (fault := unwritable(there)) is not None:
+        return CACHE.found(f"{there} cannot be written to: {fault}.")
+    taken = sum(path.stat().st_size for path in folder.glob("shards/*/*") if path.suffix in SUFFIXES)
+    kept = min(sum(sizes) or CACHE_GB * 1e9, CACHE_GB * 1e9)
+    if free + taken < kept:
+        return CACHE_SHORT.found(f"{show_bytes(free)} are free at {there}; the cache keeps {show_bytes(int(kept))}.")
+    return fine(f"{show_bytes(free)} are free at {there}.")
+
+
+def check_link(facts: Facts, plan: Plan | None) -> Finding:
+    """Checks that the link is fast enough for averages, by the download of a part of a shard."""
+    from training.volunteer.startup import all_reduce_bytes
+
+    source, run = facts.source(), facts.run_or_none()
+    if source is None or not source.startswith(("http://", "https://")) or plan is None or run is None:
+        return skipped("Not measured: this needs a readable --recipe, and shards that come from a web server.")
+    sent = all_reduce_bytes(run.swarm.gradient_codec, plan.trained_parameters)
+    needed = sent * 8 / run.swarm.allreduce_timeout_seconds / 1e6
     try:
-        fault = shared.compute("kernels")["fault"]
-    except NoAnswer:
-        return skipped("Not checked: PyTorch does not load.")
-    return NO_COMPILER.found(f"The optimizer's loops are not compiled: {fault}.") if fault else fine("It works.")
+        files = facts.manifest().files
+        largest = max(files, key=lambda name: files[name].bytes)
+        came, seconds = downloaded(f"{source.rstrip('/')}/{largest}")
+    except (TrainingError, OSError, ValueError) as error:
+        return skipped(f"Not measured: {source} cannot be read ({error}).")
+    if came < LEAST_PROBE_BYTES and seconds < PROBE_SECONDS:
+        return skipped(f"Not measured: the shards are too small. An average needs {needed:.2g} Mbit/s each way.")
+    rate = 8 * came / max(seconds, 1e-3) / 1e6
+    told = f"{rate:.3g} Mbit/s come from {source}; an average needs {needed:.2g} Mbit/s in each direction"
+    return SLOW_LINK.found(f"{told}.") if rate < needed else fine(f"{told}; your upload is not measured.")
 
 
-def check_codecs(shared: Shared) -> Finding:
-    """Whether an average through each codec is right."""
-    try:
-        told = shared.visit("codecs")
-    except NoAnswer as error:
-        if error.late:  # a busy machine needs long to load it, which is no fault of its versions
-            return TOO_SLOW.found(f"hivemind has not averaged yet: {error}.")
-        return CODECS.found(f"hivemind does not work here: {error}.")
-    if told["fault"]:
-        return CODECS.found(told["fault"])
-    return fine(f"Averages are right in {', '.join(told['codecs'])}.")
-
-
-def _number_of(device: str | None, gpus: int) -> int | None:
-    """Number of the GPU that computes, the first one if none is named; None if it is not there."""
-    kind, _, number = (device or "cuda").partition(":")
-    is_there = kind == "cuda" and (not number or number.isdecimal()) and int(number or 0) < gpus
-    return int(number or 0) if is_there else None
+def downloaded(url: str) -> tuple[int, float]:
+    """Bytes of a file's beginning, and the seconds from the first to the last of them."""
+    came, began = 0, time.monotonic()
+    with ask(url, seconds=4 * PROBE_SECONDS) as answer:
+        answer.check()
+        began = time.monotonic()
+        for piece in answer.pieces:
+            came += len(piece)
+            if came >= PROBE_BYTES or time.monotonic() - began >= PROBE_SECONDS:
+                break
+    return came, time.monotonic() - began

@@ -11,8 +11,8 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from training.doctor import ROOT
 from training.doctor.finding import Fault, Finding, fine, skipped
-from training.doctor.probes.children import ROOT
 
 INSTALL = (
     "Run `.venv/bin/nox -s training -- doctor`, which installs what is missing, or "
@@ -37,19 +37,9 @@ MISSING = Fault(
     why="The trainer needs it, and would end at its first use.",
     remedy=INSTALL,
 )
-HIVEMIND = Fault(
-    name="hivemind-version",
-    why="The trainer overrides parts of one version of hivemind and refuses to start with another.",
-    remedy="Run `pip install {wanted}`.",
-)
-NUMPY = Fault(
-    name="numpy-version",
-    why="With numpy 2.4 or newer, hivemind cannot read tensors in 8 bit. It says nothing, and each peer trains alone.",
-    remedy="Run `pip install '{wanted}'`.",
-)
 UNSUITABLE = Fault(
     name="package-unsuitable",
-    why="The trainer was written for other versions of it.",
+    why="The trainer overrides parts of one version of hivemind, and numpy from 2.4 on makes averages fail in silence.",
     remedy=INSTALL,
 )
 OTHER_VERSIONS = Fault(
@@ -58,22 +48,21 @@ OTHER_VERSIONS = Fault(
     why="The trainer was tested with the pinned versions only. Others may work.",
     remedy=INSTALL,
 )
-FAULTS = (SYSTEM, PYTHON, MISSING, HIVEMIND, NUMPY, UNSUITABLE, OTHER_VERSIONS)
+FAULTS = (SYSTEM, PYTHON, MISSING, UNSUITABLE, OTHER_VERSIONS)
 
 PYTHONS = ((3, 11), (3, 14))
 """The first version that works, and the first that does not, as in pyproject.toml."""
-OWN_FAULTS = {"hivemind": HIVEMIND, "numpy": NUMPY}
 
 
 def check_system(_shared: object, platform: str = sys.platform) -> Finding:
-    """Whether this operating system can run a peer."""
+    """Checks that this operating system can run a peer."""
     if not platform.startswith(("linux", "darwin")):
         return SYSTEM.found(f"This is {platform}.")
     return fine(f"This is {platform}.")
 
 
 def check_python(_shared: object, found: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
-    """Whether this Python is one that the trainer is for."""
+    """Checks that the trainer is for this version of Python."""
     shown = ".".join(map(str, found))
     if not PYTHONS[0] <= found[:2] < PYTHONS[1]:
         return PYTHON.found(f"This is Python {shown}, at {sys.executable}.")
@@ -81,7 +70,7 @@ def check_python(_shared: object, found: tuple[int, ...] = tuple(sys.version_inf
 
 
 def check_packages(_shared: object, root: Path = ROOT) -> list[Finding]:
-    """Whether the packages of pyproject.toml are installed, in versions that it allows and constraints/ pins.
+    """Checks that the packages of pyproject.toml are installed, in versions that it allows and constraints/ pins.
 
     Args:
         root: The project's folder.
@@ -113,10 +102,7 @@ def _unsuitable(requirements: dict[str, str], here: dict[str, str | None]) -> li
     findings = [MISSING.found(f"Not installed: {', '.join(missing)}.")] if missing else []
     for name, rule in requirements.items():
         if (found := here[name]) is not None and not _suits(found, rule):
-            fault = OWN_FAULTS.get(name, UNSUITABLE)
-            findings.append(
-                fault.found(f"{name} {found} is installed; {name}{rule} is needed.", wanted=f"{name}{rule}")
-            )
+            findings.append(UNSUITABLE.found(f"{name} {found} is installed; {name}{rule} is needed."))
     return findings
 
 

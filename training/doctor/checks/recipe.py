@@ -1,61 +1,60 @@
-"""Checks of the recipe: that it can be read, is one, and is that of the run."""
+"""Checks of what the recipe says: that it can be read, and that its membership server can give a ticket."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from training.doctor.facts.recipe import Unread
+from training.doctor.facts import Facts
 from training.doctor.finding import Fault, Finding, fine, skipped
-from training.doctor.probes.children import NoAnswer
+from training.errors import TrainingError
+from training.storage.remote import read_document
 
-if TYPE_CHECKING:
-    from training.doctor.facts.shared import Shared
-
-DIFFERS = Fault(
-    name="recipe-differs",
-    why="Peers with different recipes would spoil each other's weights, so `join` ends.",
-    remedy="Take the recipe from the run's join page.",
+UNREADABLE = Fault(
+    name="recipe-unreadable",
+    why="The recipe says what is trained, and `join` ends without it.",
+    remedy="Copy its address from the run's join page again, and use the newest version of this program (`git pull`). "
+    "Open the address in a browser of this machine: a network may ask you to log in first. If it opens there, a proxy "
+    "(https_proxy) or its certificate (SSL_CERT_FILE) may be needed; if a certificate is refused, look at the clock.",
 )
-UNKNOWN_RUN = Fault(
-    name="run-unknown",
-    why="These peers do not train the run that the recipe names.",
-    remedy="Copy recipe and addresses from the same join page. If they belong together, the run has ended.",
+AWAY = Fault(
+    name="membership-away",
+    why="This run admits members only: `join` gets a ticket there before it connects.",
+    remedy="Open the address in a browser of this machine. If it opens there, a proxy may be needed: set https_proxy. "
+    "If not, tell the run's maintainer that the membership server is off.",
 )
-RUN_SILENT = Fault(
-    name="run-silent",
-    level="warning",
-    why="A peer was reached, but the run's records were not found in time. In training, the same would cost averages.",
-    remedy="Run the doctor again. If it stays so, this network loses much, or the run's servers are overloaded.",
+OTHER = Fault(
+    name="membership-of-another-run",
+    why="Tickets from there do not hold in this run, so `join` ends.",
+    remedy="Take the recipe from the run's join page again.",
 )
-FAULTS = (DIFFERS, UNKNOWN_RUN, RUN_SILENT)
+FAULTS = (UNREADABLE, AWAY, OTHER)
+
+ANSWER_SECONDS = 8.0
 
 
-def check_recipe(shared: Shared) -> Finding:
-    """Whether the recipe can be read."""
-    if shared.asked.recipe is None:
+def check_recipe(facts: Facts) -> Finding:
+    """Reads the recipe."""
+    if facts.asked.recipe is None:
         return skipped("Not checked: no --recipe is given.")
     try:
-        run = shared.run()
-    except Unread as error:
-        return error.finding
-    return fine(f"{shared.asked.recipe} describes the run {run.run_id} ({run.title}).")
+        run = facts.run()
+    except TrainingError as error:
+        return UNREADABLE.found(error.told)
+    return fine(f"{facts.asked.recipe} describes the run {run.run_id} ({run.title}).")
 
 
-def check_run(shared: Shared) -> Finding:
-    """Whether the peers train this recipe."""
-    run = shared.run_or_none()
-    if run is None or not shared.asked.initial_peers:
-        return skipped("Not checked: this needs a readable --recipe and --initial-peers.")
+def check_membership(facts: Facts) -> Finding:
+    """Checks that the membership server answers, and has the recipe's key. Sends nothing of the volunteer."""
+    run = facts.run_or_none()
+    if run is None:
+        return skipped("Not checked: this needs a readable --recipe.")
+    if run.membership.open:
+        return fine(f"The run {run.run_id} is open to all: it asks for no ticket.")
+    from training.trust.bans import LARGEST_BANS_BYTES, read_bans  # here, since the site lists all faults without it
+
+    url = run.membership.url.rstrip("/")
     try:
-        if all(shared.visit("peers")["faults"].values()):
-            return skipped("Not checked: no peer of the run answers.")
-    except NoAnswer:
-        return skipped("Not checked: no peer of the run answers.")
-    try:
-        told = shared.visit("recipe")
-    except NoAnswer as error:
-        return RUN_SILENT.found(f"The run was not found: {error}.")
-    if told["outcome"] == "same":
-        return fine(f"The run {run.run_id} trains this recipe ({run.digest}); {told['members']} volunteers train now.")
-    faults = {"other": DIFFERS, "unknown": UNKNOWN_RUN}
-    return faults.get(told["outcome"], RUN_SILENT).found(told["text"])
+        bans = read_document(f"{url}/bans", most_bytes=LARGEST_BANS_BYTES, seconds=ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        return AWAY.found(f"{url} does not answer: {error}.")
+    if read_bans(bans, run.membership.key, run.run_id) is None:
+        return OTHER.found(f"{url} answers, but not as the membership server that the recipe names.")
+    return fine(f"The run {run.run_id} admits members only; its membership server answers at {url}.")

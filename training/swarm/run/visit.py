@@ -94,7 +94,7 @@ async def _fault(daemon: Client, address: str) -> str | None:
     try:
         await asyncio.wait_for(daemon.connect(PeerID.from_base58(peer), [Multiaddr(place)]), CONNECT_SECONDS)
     except TimeoutError:
-        return f"it accepts the connection, but does not speak as a peer within {CONNECT_SECONDS:g} s"
+        return f"no peer answers within {CONNECT_SECONDS:g} s"
     except Exception as error:
         return " ".join(str(error).split("* [")[-1].split()) or type(error).__name__
     return None

@@ -1,0 +1,88 @@
+"""What the volunteer gave, and what several checks need of it: the recipe and the manifest, each read once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.errors import TrainingError
+from training.recipe import RunConfig, load_recipe
+
+if TYPE_CHECKING:
+    from training.data.store.shards import Manifest, TextManifest
+
+RECIPE_SECONDS = 8.0
+"""Longest wait for a recipe, which has some kilobytes: the checks that need it go on without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the volunteer gave, as `join` takes it."""
+
+    recipe: str | None = None
+    """A name, a TOML file or a URL."""
+    initial_peers: tuple[str, ...] = ()
+    """Full addresses, or URLs of the run's site."""
+    shards: str | None = None
+    """Folder or URL; None: the recipe's."""
+    state_dir: Path | None = None
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Addresses to listen on."""
+    client_mode: bool = False
+    device: str | None = None
+
+
+class Facts:
+    """The recipe and the manifest: each is read once, and whoever asks again gets the same, or the same error.
+
+    Args:
+        asked: What the volunteer gave.
+    """
+
+    def __init__(self, asked: Asked):
+        self.asked = asked
+        self._pool = ThreadPoolExecutor(2)
+        self._late_at = time.monotonic() + RECIPE_SECONDS
+        self._run = self._pool.submit(load_recipe, asked.recipe) if asked.recipe is not None else None
+        self._manifest: Future[Manifest | TextManifest] | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> RunConfig:
+        """The recipe, if one was given.
+
+        Raises:
+            TrainingError: As `load_recipe`, or if it does not arrive within `RECIPE_SECONDS`.
+        """
+        try:
+            return self._run.result(max(0.0, self._late_at - time.monotonic()))
+        except TimeoutError:
+            raise TrainingError(f"{self.asked.recipe} has not arrived within {RECIPE_SECONDS:g} s.") from None
+
+    def run_or_none(self) -> RunConfig | None:
+        """The recipe; None if none was given or it cannot be read."""
+        if self._run is not None:
+            with suppress(TrainingError):
+                return self.run()
+        return None
+
+    def source(self) -> str | None:
+        """Where the shards are; None if nobody says."""
+        run = self.run_or_none()
+        return self.asked.shards or (run.data.shards if run else None)
+
+    def manifest(self) -> Manifest | TextManifest:
+        """The manifest of the shards, if `source` says where they are. Raises as `open_manifest`."""
+        with self._lock:
+            self._manifest = self._manifest or self._pool.submit(self._open_manifest)
+        return self._manifest.result()
+
+    def _open_manifest(self) -> Manifest | TextManifest:
+        from training.data.store.sets import open_manifest  # loads torch
+
+        run = self.run_or_none()
+        return open_manifest(self.source(), kind=run.kind if run else None)

@@ -1,1 +1,0 @@
-"""What the doctor finds out once for all its checks."""

@@ -1,1 +1,0 @@
-"""Programs that try for the doctor what may hang or crash."""
