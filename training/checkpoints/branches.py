@@ -54,7 +54,7 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
 
 
 def branches_beside(folder: Path) -> Path:
-    """Where the checkpoints of left branches are, by the folder of the run's checkpoints."""
+    """Folder of the checkpoints of left branches, beside that of the run's checkpoints."""
     return folder.parent / "branches"
 
 

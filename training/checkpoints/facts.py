@@ -16,7 +16,7 @@ FORMAT = 1
 """Version of the folder's format; other versions are refused."""
 MODEL_FILE, EXTRA_FILE, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
 MOST_EPOCHS = 10**18
-"""Largest epoch that is read; a folder's name has at most so many digits."""
+"""Largest epoch that is read; it limits the digits in a folder's name."""
 FILES = (MODEL_FILE, EXTRA_FILE, RECIPE_FILE, FACTS_FILE)
 """All that a checkpoint's folder may hold."""
 

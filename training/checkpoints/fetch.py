@@ -30,7 +30,7 @@ LARGEST_INDEX_BYTES, INDEX_SECONDS = 8 << 20, 60.0
 BYTES_PER_PARAMETER, OTHER_BYTES = 16, 64 << 20
 """Largest accepted checkpoint: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
 MOST_CANDIDATES = 3
-"""If the newest checkpoint is damaged or has just been deleted, so many in all are tried, ever older ones."""
+"""Checkpoints that are tried, the newest first: it may be damaged, or just deleted."""
 
 
 class Stop(Protocol):

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder has, by their names alone: without torch, whose import takes seconds."""
+"""Finds a folder's checkpoints by their names alone, without torch, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FACTS_FILE = "checkpoint.json"
 KEPT_FOLDER = "kept"
 """What a volunteer keeps as it leaves is in a folder of this name, and none of the run's checkpoints."""
 NAME = re.compile(r"epoch-(\d{6,})")
-"""Of a checkpoint's folder."""
+"""Name of a checkpoint's folder."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

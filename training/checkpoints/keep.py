@@ -20,18 +20,18 @@ from training.swarm.run.lineage import Lineage
 from training.tasks.task import TrainedModel
 
 MOST_PARAMETERS = 10**8
-"""Of a larger model nothing is kept: a peer that was asked to stop has ten seconds, and that takes longer to write."""
+"""Largest model whose weights are kept: a peer that was asked to stop has ten seconds, in which it writes no more."""
 BYTES_A_PARAMETER = 12
-"""Of weights and moments in float32; those in 8 bit take less."""
+"""Bytes of weights and moments in float32; moments in 8 bit take less."""
 MAY_DIFFER = "may_differ"
 """Among a checkpoint's facts: whether others that left at the same epoch may have kept other weights or moments."""
 FREE_SHARE = 0.5
-"""Of the space that is free, so much is used at most."""
+"""Largest share of the free space that is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptWeights:
-    """Those of one volunteer."""
+    """Weights that one volunteer keeps."""
 
     folder: Path
     recipe_toml: str
@@ -39,7 +39,7 @@ class KeptWeights:
     shards: str
     """Folder or URL of the shards that it trains on."""
     codec_digest: str | None
-    """Of these shards; see `Checkpoint`."""
+    """Digest of the shards' codec; see `Checkpoint`."""
 
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
         """Writes the weights unless they are known to differ from those of the others; None if they do, or there is no
@@ -82,7 +82,7 @@ class KeptWeights:
         return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
 
     def may_differ(self, path: Path) -> bool:
-        """Whether others that left at the same epoch as a kept checkpoint may have kept other weights or moments."""
+        """Returns whether others that left at the same epoch may have kept other weights or moments."""
         return bool(read_facts(path)["metrics"].get(MAY_DIFFER))
 
     def _has_room(self, parameters: int) -> bool:

@@ -60,7 +60,7 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
 
 
 def check_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ()) -> Lineage:
-    """Whether a run can go back to an epoch; the lineage that it has now.
+    """Checks that a run can go back to an epoch; returns the lineage that it has now.
 
     Args:
         run_dir: Folder of the monitor.

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, so that a long run does not fill its disk.
+"""Chooses the checkpoints to keep, so that a long run does not fill its disk.
 
 Kept are the last ones, the first of each so many epochs, and the best (`CheckpointsConfig` has the numbers); all others
 are deleted. A run may have gone back to an earlier epoch and have several lineages: the last checkpoints are then those
@@ -32,13 +32,13 @@ class Stored:
     epoch: int
     lineage: str | None
     loss: float
-    """Of the run when it was written; infinite if it is not known."""
+    """Loss of the run when it was written; infinite if it is not known."""
     written_at: float
     bytes: int
 
     @classmethod
     def of_facts(cls, name: str, facts: dict) -> Stored:
-        """From the content of a `checkpoint.json`.
+        """Reads the content of a `checkpoint.json`.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: If it has not that form.
@@ -92,7 +92,7 @@ def surplus(stored: Iterable[Stored], settings: CheckpointsConfig, *, needed_byt
 
 
 def _oldest_first(stored: Iterable[Stored]) -> list[Stored]:
-    """By lineage, then by epoch: not by time alone, for a clock may have been set back."""
+    """Sorts by lineage, then by epoch: not by time alone, for a clock may have been set back."""
     stored = list(stored)
     newest: dict[str | None, float] = {}
     for one in stored:

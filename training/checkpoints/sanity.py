@@ -1,4 +1,4 @@
-"""Whether a state may become a checkpoint: a bad one would be what newcomers and a restored run start from.
+"""Judges whether a state may become a checkpoint: a bad one would be what newcomers and a restored run start from.
 
 A state is good if
 

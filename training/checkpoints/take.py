@@ -40,7 +40,7 @@ STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
 EPOCHS_AHEAD = 10
 """A state may be this many epochs ahead of the history, which lags behind a little."""
 RESERVE_SHARE, MOST_RESERVE_BYTES = 0.02, GB
-"""This share of the disk, but no more than so many bytes, stays free of checkpoints, so that the history can grow."""
+"""This share of the disk, but no more than these bytes, stays free of checkpoints, so that the history can grow."""
 
 
 class RunHistory(Protocol):
@@ -104,7 +104,7 @@ class Saver:
         self._names = [names[id(parameter)] for parameter in self._parameters]
         self._good = norms_of_latest(self.folder, self._names)
         self.lineage: Lineage | None = None
-        """Of the run; `enter` sets it."""
+        """Lineage of the run; `enter` sets it."""
         self._writing = threading.Lock()
         self._stopped_for: str | None = None
         self._bad_donors: set[str] = set()
@@ -121,8 +121,7 @@ class Saver:
         return checkpoint_epoch(latest) if latest is not None else 0
 
     def enter(self, lineage: Lineage) -> list[Path]:
-        """From now on only states of this lineage are taken; later checkpoints of what it has branched off are set
-        aside.
+        """Takes only states of this lineage from now on, and sets aside later checkpoints of what it has branched off.
 
         Returns:
             Where these are now.

@@ -27,7 +27,7 @@ from training.errors import reason_of
 LIMIT_SECONDS = 18.0
 """The whole examination; what is not known by then is reported as such."""
 LIFE_MARGIN_SECONDS = 10.0
-"""If the doctor is killed, its children end themselves so long after the examination's end."""
+"""If the doctor is killed, its children end themselves this long after the examination's end."""
 END_SECONDS = 1.0
 """Longest wait for the end of a child that was killed: what hangs in a driver cannot be killed."""
 
@@ -55,7 +55,7 @@ class Check:
     """One question, and what answers it: a function in a thread, or a child."""
 
     name: str
-    """For people, such as `open files`."""
+    """Name for people, such as `open files`."""
     examine: Callable[[Facts], Finding | Iterable[Finding]] | None = None
     child: str = ""
     """Name of the child that answers; see `training.doctor.child`."""

@@ -38,7 +38,7 @@ class Asked:
 
 
 class Facts:
-    """The recipe and the manifest: each is read once, and whoever asks again gets the same, or the same error.
+    """The recipe and the manifest: each is read once; a second question gets the same answer, or the same error.
 
     Args:
         asked: What the volunteer gave.
@@ -71,7 +71,7 @@ class Facts:
         return None
 
     def source(self) -> str | None:
-        """Where the shards are; None if nobody says."""
+        """Folder or address of the shards; None if neither flag nor recipe names one."""
         run = self.run_or_none()
         return self.asked.shards or (run.data.shards if run else None)
 

@@ -17,7 +17,7 @@ class Finding:
     found: str
     """What the check saw, with its figures."""
     name: str = ""
-    """Of the fault; empty if there is none."""
+    """Name of the fault; empty if there is none."""
     why: str = ""
     """What happens in training because of it."""
     remedy: str = ""

@@ -18,7 +18,7 @@ MARKS: dict[Level, tuple[str, str]] = {
 
 
 def can_join(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is known that would stop `join`."""
+    """Returns whether no finding would stop `join`."""
     return not any(finding.level == "fault" for finding in findings)
 
 

@@ -17,7 +17,7 @@ FILES_PER_PEER = 2
 
 
 def files_of_group(peers: int) -> int:
-    """Files that a peer may have open in a group of so many."""
+    """Files that a peer may have open in a group of this size."""
     return BASE_FILES + FILES_PER_PEER * peers
 
 

@@ -66,7 +66,7 @@ def kill_marked(marks: Iterable[str]) -> None:
 
 
 def ending(exit_code: int | None) -> str:
-    """How a program ended, in words.
+    """Words for how a program ended.
 
     >>> ending(2), ending(-9), ending(None)
     ('exit code 2', 'killed by SIGKILL', 'still running')

@@ -12,7 +12,7 @@ from typing import TextIO
 
 LINE_SECONDS = 5.0
 PACE_SECONDS, LOOK_SECONDS = 30.0, 0.5
-"""Of the time over which the pace is measured, and between two looks at it."""
+"""Time over which the pace is measured, and between two looks at it."""
 
 Show = Callable[[str, int, int | None], None]
 """Called with (stage, amount done, total amount or None while it is unknown)."""
@@ -54,7 +54,7 @@ def show_progress(stream: TextIO | None = None, *, clock: Callable[[], float] = 
 
 
 class _Pace:
-    """How fast a stage goes, by the last half minute: work that goes on after an interruption finds much that is done,
+    """Speed of a stage over the last half minute: work that goes on after an interruption finds much that is done,
     which would make the rest seem to take no time."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class _Pace:
             looks.popleft()
 
     def told(self, total: int | None) -> str:
-        """Such as `41.3/s, 0:06:52 left`; nothing as long as nothing can be said."""
+        """Text such as `41.3/s, 0:06:52 left`; empty until the pace is known."""
         (first, before), (now, done) = self._looks[0], self._looks[-1]
         if now - first < LOOK_SECONDS or done <= before:
             return ""

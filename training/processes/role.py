@@ -22,11 +22,11 @@ from training.processes.children import ChildGroup
 from training.processes.servers.again import environment_of_next_start
 
 GRACE_SECONDS = 5.0
-"""How long a role may take to finish after Ctrl-C or SIGTERM before it is killed."""
+"""Longest time in which a role finishes after Ctrl-C or SIGTERM; then it is killed."""
 
 
 class StopRequest:
-    """Whether the role was asked to stop, by SIGINT, SIGTERM or SIGHUP.
+    """Request to stop, by SIGINT, SIGTERM or SIGHUP.
 
     The first signal asks and gives `grace_seconds`; then, or at the second signal, the process ends at once.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _RECIPE = "/recipe.toml"
-"""Where a monitor serves the recipe."""
+"""Path at which a monitor serves the recipe."""
 INITIAL_PEERS = "{initial_peers}"
 """Stands in a join command for the addresses while they are not known yet."""
 

@@ -22,13 +22,13 @@ from training.swarm.run.lineage import Lineage
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
 LAST_DOWNLOAD_SECONDS = 2.0
-"""How long a last checkpoint may take when the monitor is stopped."""
+"""Longest time for a last checkpoint when the monitor is stopped."""
 RETRY_SECONDS = 3.0
 """Pause after a failed download or drawing."""
 LONGEST_RETRY_SECONDS = 60.0
 """After states that are not good, the pauses double up to this: each attempt costs volunteers an upload."""
 REMINDER_SECONDS = 300.0
-"""A warning that repeats itself is told once in this time."""
+"""A repeated warning is shown once in this time."""
 
 
 def codec_of_run(run: RunConfig, shards: str, run_dir: Path) -> str | None:
@@ -110,8 +110,9 @@ class Keeper:
         return self._saver.saved_epoch()
 
     def enter(self, lineage: Lineage) -> None:
-        """From now on only states of this lineage become checkpoints; later ones of what it has branched off are set
-        aside. Call it before `start`.
+        """Makes checkpoints only of states of this lineage from now on, and sets aside later ones of what it has left.
+
+        Call it before `start`.
 
         Raises:
             BadInput: If a folder of checkpoints is damaged.

@@ -19,7 +19,7 @@ from training.errors import TrainingError
 from training.publish.showcase import Shown
 
 NICENESS = 15
-"""How much the process yields to volunteers on the same machine; 19 is the most."""
+"""Niceness of the process, which yields to volunteers on the same machine; 19 is the most."""
 
 DRAW_SECONDS = 600.0
 """A drawing that takes longer is aborted."""

@@ -49,7 +49,7 @@ def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Show
 
 
 def _judged_picture(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
-    """Whether shape and colour are right; None if the judge does not know the prompt's words."""
+    """Judges whether shape and colour are right; None if the judge does not know the prompt's words."""
     try:
         verdict = judge(pixels, prompt)
     except BadInput:
@@ -68,7 +68,7 @@ def _continue(loaded: Checkpoint, shards: str) -> list[Shown]:
 
 
 def _judged_text(prompt: str, text: str) -> bool | None:
-    """Whether a text is right; None if the judge does not know its words."""
+    """Judges whether a text is right; None if the judge does not know its words."""
     try:
         return judge_story(prompt, text).good
     except BadInput:

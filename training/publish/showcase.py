@@ -16,12 +16,12 @@ class Shown:
     file: str | None = None
     """Path of the picture below the pictures' folder, such as `000040/0.png`."""
     shape: bool | None = None
-    """Whether every shape is as the prompt says; None if the judge does not know the prompt's words."""
+    """True if every shape is as the prompt says; None if the judge does not know the prompt's words."""
     colour: bool | None = None
     text: str | None = None
-    """How the model has continued the prompt."""
+    """The model's continuation of the prompt."""
     good: bool | None = None
-    """Whether the text is right; None if no judge knows."""
+    """True if the text is right; None if no judge knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class CardWords:
     """What a model card says that depends on what is trained."""
 
     pipeline_tag: str
-    """As model hubs name the task."""
+    """Model hubs' name of the task."""
     weights: str
     """What the checkpoint holds, after "Weights of"."""
     needs: str

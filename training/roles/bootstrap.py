@@ -27,7 +27,7 @@ from training.trust.client import Credentials
 from training.trust.member import Member, MemberStop
 
 LOOK_SECONDS = 5.0
-"""How often the bootstrap peer checks which volunteers are present."""
+"""Interval at which the bootstrap peer checks which volunteers are present."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class BootstrapSettings:
     initial_peers: tuple[str, ...] = ()
     """Further servers of the same run, or the address of its site."""
     recipe: str = ""
-    """How volunteers name the recipe in the command that is printed for them; empty: the run's name."""
+    """Name of the recipe in the command that is printed for volunteers; empty: the run's name."""
     credentials: Credentials = field(default=Credentials(), repr=False)
     """What this server may show to the membership server, in a run that admits members only."""
     brief: bool = False

@@ -33,7 +33,7 @@ PAGE_TOKEN = "MEMBERSHIP_PAGE_TOKEN"
 LEAST_TOKEN_CHARACTERS = 20
 MOST_CONNECTIONS = 512
 FORGET_SECONDS = 3600.0
-"""How often the register drops what is over."""
+"""Interval at which the register drops what is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class MembershipSettings:
     host: str
     port: int
     proxies: tuple[str, ...] = ()
-    """Addresses of proxies, whose word about the asker's address is believed."""
+    """Addresses of proxies, which are believed about the asker's address."""
 
 
 def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRequest, events: EventLog) -> None:

@@ -55,11 +55,11 @@ from training.trust.client import Credentials
 from training.trust.member import Member, MemberStop
 
 ANY_HOST = ("0.0.0.0", "::")
-"""To serve at these means at all addresses of a machine; nobody can be reached at them."""
+"""Addresses that mean all addresses of a machine; nobody can be reached at them."""
 ALONE_SECONDS = 5.0
-"""A monitor that comes back before all others looks so long for volunteers who announce another recipe."""
+"""Time for which a monitor that comes back before all others looks for volunteers who announce another recipe."""
 POLL_SECONDS = 1.0
-"""How often the peers' records are read."""
+"""Interval at which the peers' records are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ class MonitorFlags:
     credentials: Credentials = field(default=Credentials(), repr=False)
     """What this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
-    """Where checkpoints are copied to, see `training.publish.copies.push`."""
+    """Place to which checkpoints are copied, see `training.publish.copies.push`."""
     log_json: Path | None = None
     one_machine: bool = False
-    """Whether all volunteers are programs on one machine, as in the demo; pages say so."""
+    """True if all volunteers are programs on one machine, as in the demo; pages say so."""
 
     @property
     def url(self) -> str:
@@ -98,7 +98,7 @@ class MonitorFlags:
 
     @property
     def announced_url(self) -> str | None:
-        """The address that volunteers are told; None if this monitor does not know any at which they reach it."""
+        """Address that volunteers get; None if this monitor does not know any at which they reach it."""
         return None if self.public_url is None and self.host in ANY_HOST else self.url
 
 
@@ -219,7 +219,7 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, admissio
 
 
 def _invitation(flags: MonitorFlags, redial: Redial, *, members_only: bool) -> dict[str, object]:
-    """How newcomers join: the addresses of the run's servers, this monitor among them, and the command."""
+    """Addresses of the run's servers, this monitor among them, and the command by which newcomers join."""
     own = full_addresses(redial.dht)
     others = [address for address in widest(redial.servers.addresses) if id_of(address) != id_of(own[0])]
     if (told := address_to_tell(own, others)) is None:
@@ -253,15 +253,16 @@ def _lineage(flags: MonitorFlags, redial: Redial, run: RunConfig, identity: Iden
 
 
 def _enter(lineage: Lineage, history: History, keeper: Keeper) -> None:
-    """From now on the run is of this lineage."""
+    """Notes that the run is of this lineage from now on."""
     keeper.enter(lineage)
     history.enter_lineage(lineage.id, lineage.ancestors)
 
 
 def _try_to_enter(lineage: Lineage, history: History, keeper: Keeper, watch: Watch) -> bool:
-    """As `_enter`, while the monitor watches: whether it is done. On a full disk it is not, and the caller tries again.
+    """Does as `_enter` while the monitor watches; returns whether it is done.
 
-    Until then the history leaves out what volunteers of the new lineage report; their records repeat it.
+    On a full disk it is not, and the caller tries again. Until then the history leaves out what volunteers of the new
+    lineage report; their records repeat it.
     """
     try:
         _enter(lineage, history, keeper)
@@ -382,7 +383,7 @@ class _Tokens:
                 tell_tokens(self._dht, self._run, self._identity, self._digest)
 
     def take_back(self) -> None:
-        """Withdraws the announcement; from now on only the volunteers' own count."""
+        """Withdraws the announcement; then only those of volunteers count."""
         if self._digest:
             tell_tokens(self._dht, self._run, self._identity, "")
 

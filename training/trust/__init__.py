@@ -1,1 +1,1 @@
-"""Who may take part: tickets that the maintainer's server signs, and what each peer checks of them by itself."""
+"""Tickets by which members take part: the maintainer's server signs them, and each peer checks them by itself."""

@@ -33,7 +33,7 @@ class BanList:
     """Account or peer id -> when its last ticket is over."""
 
     def bars(self, ticket: Ticket) -> bool:
-        """Whether a ticket no longer holds. One that was given after the ban list was signed is a new admission."""
+        """Returns whether a ticket is void. One that was given after the ban list was signed is a new admission."""
         return ticket.issued <= self.issued and (ticket.account in self.until or ticket.peer_id in self.until)
 
     def signed(self, key: MembershipKey) -> str:
@@ -45,7 +45,7 @@ class BanList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulse:
-    """The server's word that it was there, and that the list of a version held."""
+    """Message of the server that it was there, and that the list of a version held."""
 
     run_id: str
     version: int

@@ -9,15 +9,15 @@ from training.trust.bans import BanList, Pulse
 from training.trust.ticket import ANY_LINEAGE, CLOCK_SECONDS, Ticket, read_ticket
 
 AWAY_SECONDS = 120.0
-"""The server is away if it has signed nothing that this peer knows for so long."""
+"""The server is away if it has signed nothing that this peer knows for this time."""
 RETURN_SECONDS = 600.0
-"""For so long after the server has come back, tickets hold as if it were away: all peers need to renew theirs first."""
+"""Tickets hold for this time after the server has come back as if it were away: all peers renew theirs first."""
 
 Fault = Literal["malformed", "other peer", "other run", "other lineage", "early", "expired", "banned"]
 
 
 class TicketRefused(ValueError):
-    """A ticket does not hold; `fault` says why, in a word that the checking program may go by."""
+    """A ticket does not hold; `fault` says why, in a word for programs."""
 
     def __init__(self, fault: Fault, told: str):
         super().__init__(told)
@@ -72,14 +72,14 @@ def check_ticket(text: str | bytes, *, peer_id: str, rules: Rules, now: float) -
 
 
 def _end(ticket: Ticket, rules: Rules, now: float) -> int:
-    """When a ticket is over: its grace counts only as long as its peer cannot have renewed it."""
+    """Time at which a ticket is over: its grace counts only as long as its peer cannot have renewed it."""
     could_renew = rules.server_since is not None and now - rules.server_since >= RETURN_SECONDS
     return ticket.expires if could_renew else ticket.ends
 
 
 @dataclass(slots=True)
 class ServerSight:
-    """Whether the membership server is there, as this peer can tell from what the server has signed.
+    """Presence of the membership server, as this peer sees it by what the server has signed.
 
     That may come from the server itself, or through other peers: tickets, ban lists and pulses.
     """

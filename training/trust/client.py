@@ -27,7 +27,7 @@ TICKET_SECONDS, BANS_SECONDS, WHOLE_SECONDS = 20.0, 5.0, 60.0
 """Longest silence of the server, which for a ticket may have to ask the Hub, and limit of the whole time."""
 LARGEST_ANSWER_BYTES = 8192
 _ATTEMPTS = 3
-"""With a fresh nonce each, if the one before was too old: the work takes its time, or the server was started again."""
+"""Tries, each with a fresh nonce: the work takes its time, or the server was started again."""
 
 
 @dataclass(frozen=True, kw_only=True)

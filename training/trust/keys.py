@@ -72,7 +72,7 @@ def open_key(path: Path) -> MembershipKey:
 
 
 def is_signed(text: str, signature: str, public: str) -> bool:
-    """Whether this is the signature of a text by the holder of a key."""
+    """Returns whether this is the signature of a text by the holder of a key."""
     key = _public_key(public)
     raw = from_text(signature) if _SIGNATURE.fullmatch(signature) else None
     if key is None or raw is None:
@@ -85,7 +85,7 @@ def is_signed(text: str, signature: str, public: str) -> bool:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this is a membership key as recipes have it."""
+    """Returns whether this is a membership key as recipes have it."""
     return _public_key(text) is not None
 
 

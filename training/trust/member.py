@@ -24,13 +24,13 @@ from training.trust.server.policy import BANS_EVERY_SECONDS
 from training.trust.ticket import ANY_LINEAGE, LARGEST_TICKET_BYTES, Ticket, read_ticket, when
 
 RETRY_SECONDS = 30.0
-"""After a renewal that failed."""
+"""Pause after a renewal that failed."""
 RENEWED_AT = 0.5
 """Part of a ticket's time after which it is renewed."""
 TICKET_FILE = "ticket"
-"""In the state folder: a peer that starts while the server is away shows the ticket that it had before."""
+"""File in the state folder: a peer that starts while the server is away shows the ticket that it had before."""
 BANS_FILE = "bans"
-"""In the state folder: the newest ban list, by which a peer goes from its next start until it hears a newer one."""
+"""File in the state folder: the newest ban list, which a peer applies from its next start until it gets a newer one."""
 
 
 class Lineage(Protocol):
@@ -40,7 +40,7 @@ class Lineage(Protocol):
 
     @property
     def ids(self) -> frozenset[str]:
-        """Its own id, and those of the lineages from which it branches."""
+        """The lineage's own id, and those of the lineages from which it branches."""
 
 
 class Processes(Protocol):
@@ -88,16 +88,16 @@ class Member:
         self.text: str | None = None
         """The ticket as it travels; None in an open run."""
         self.bans: BanList | None = None
-        """None: there is no such list yet, or it was never heard of."""
+        """The newest ban list; None: there is none yet, or this peer never got it."""
         self._has_heard = False
-        """Whether the list is one that the server has told since this program began."""
+        """True if the list came from the server since this program began."""
         self.refusal: RefusedByRun | None = None
         """Why the server has given no further ticket."""
         self._sight = ServerSight()
         self._lineage: Lineage | None = None
         self._ticket: Ticket | None = None
         self._due = (0.0, 0.0)
-        """When the ticket is to be renewed, by each of the clocks of `_now`: the first that is there counts."""
+        """Time of the next renewal, by each of the clocks of `_now`: the first that gets there counts."""
         self._is_watched = self._has_warned = False
         if not run.membership.open:
             say = partial(notices.console.print, markup=False)
@@ -113,7 +113,7 @@ class Member:
 
     @property
     def is_server_away(self) -> bool:
-        """Whether nothing has been heard of the membership server for a while; never in an open run."""
+        """True if this peer has heard nothing of the membership server for a while; never in an open run."""
         return self._client is not None and self._sight.since(time.time()) is None
 
     def _begin(self) -> None:
@@ -203,7 +203,7 @@ class Member:
         return kept if isinstance(kept, BanList) else None
 
     def _try(self) -> None:
-        """Renews the ticket; a fault that may pass is told once, and a refusal ends the membership."""
+        """Renews the ticket; a fault that may pass is shown once, and a refusal ends the membership."""
         try:
             self._renew()
         except RefusedByRun as error:
@@ -240,7 +240,7 @@ class Member:
         )
 
     def _take_kept(self) -> bool:
-        """Whether there is a ticket of before that still holds; then it is this peer's ticket."""
+        """Takes up a kept ticket that still holds; returns whether there was one."""
         try:
             with self._file.open("rb") as file:
                 text = file.read(LARGEST_TICKET_BYTES + 1)
@@ -259,7 +259,7 @@ class Member:
 
 
 def _now() -> tuple[float, float]:
-    """By the machine's clock, and by one that nobody sets. The first alone would put a renewal off by as much as it was
+    """Time by the machine's clock, and by a steady one. The first alone would put a renewal off by as much as it was
     ahead for a while, and the second stands still in some machines that sleep."""
     return time.time(), seconds_since_boot()
 
@@ -272,7 +272,7 @@ class MemberStop:
 
     @property
     def asked(self) -> bool:
-        """Whether it is to stop."""
+        """True if the peer must stop."""
         return self._stop.asked or self._member.refusal is not None
 
     def wait(self, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""How a peer proves to the membership server that it holds a peer id's key, and that it has done some work.
+"""Proofs for the membership server that a peer holds a peer id's key, and has done some work.
 
 A peer id is the hash of a public key (github.com/libp2p/specs, peer-ids/peer-ids.md). The server gives a nonce, and the
 peer signs it with its identity key, along with all that the request is about: an eavesdropper, or the server of another
@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 LARGEST_KEY_BYTES = 1200
-"""Of a public key as OpenSSH writes it; one of 4096 bits has 730."""
+"""Largest public key as OpenSSH writes it; one of 4096 bits has 730."""
 LARGEST_PROOF_BYTES = 700
-"""Of a signature in base64; one of 4096 bits has 684."""
+"""Largest signature in base64; one of 4096 bits has 684."""
 KEY_BITS = (2048, 3072, 4096)
 PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
-"""As hivemind signs with a peer's key (hivemind/utils/crypto.py)."""
+"""The padding with which hivemind signs by a peer's key (hivemind/utils/crypto.py)."""
 _PROTOBUF_RSA = b"\x08\x00\x12"
 """libp2p's message PublicKey: field 1, the type RSA; field 2, the key in DER, whose length follows."""
 _SHA256 = b"\x12\x20"
@@ -35,9 +35,9 @@ class Identity(Protocol):
     """A peer's identity; `training.swarm.node.identity.Identity` is one."""
 
     peer_id: object
-    """Its text is the peer id."""
+    """Object whose text is the peer id."""
     public_key: bytes
-    """As OpenSSH writes it."""
+    """Public key as OpenSSH writes it."""
 
     def sign(self, message: bytes) -> bytes:
         """The signature in base64."""
@@ -95,7 +95,7 @@ def find_work(nonce: str, peer_id: str, bits: int) -> str:
 
 
 def has_worked(nonce: str, peer_id: str, answer: str, bits: int) -> bool:
-    """Whether the hash of nonce, peer and answer begins with so many zero bits."""
+    """Returns whether the hash of nonce, peer and answer begins with this number of zero bits."""
     if not (answer.isascii() and answer.isdecimal() and len(answer) <= 20):
         return False
     attempt = _begun(nonce, peer_id)

@@ -1,4 +1,4 @@
-"""Reasons for which the membership server gives no ticket; the server sends a word, the client writes a sentence."""
+"""Reasons for which the membership server gives no ticket; the server sends a name, the client writes a sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
-        """As HTTP says it."""
+        """Status code of HTTP."""
         return STATUS.get(self.reason, 403)
 
 

@@ -1,4 +1,4 @@
-"""The ticket: the word of the run's membership server that a peer may take part, for some hours.
+"""The ticket: a statement of the run's membership server that a peer may take part, for some hours.
 
 A server signs it, its peer shows it, and every other peer checks it without asking anybody (`training.trust.check`).
 It is nine lines of plain ASCII and a signature, with one way only to write each ticket.
@@ -38,13 +38,13 @@ LARGEST_TICKET_BYTES = 1000
 LONGEST_SECONDS = 7 * 86_400
 """Longest validity of a ticket, the time in which it holds while the server is away included."""
 CLOCK_SECONDS = 300
-"""Clocks may differ by so much."""
+"""Most by which clocks may differ."""
 HEAD = "training-ticket 1"
 ANY_LINEAGE = "-"
-"""In place of a lineage: the peer did not know it yet. Such a ticket is good for meeting others, not for averaging."""
+"""Stands for a lineage that the peer did not know yet. Such a ticket is good for meeting others, not for averaging."""
 
 Standing = Literal["vouched", "open"]
-"""Whether somebody answers for a member: an organization, or a maintainer by an invitation. Otherwise it is open."""
+"""`vouched`: an organization, or a maintainer by an invitation, answers for the member. `open`: nobody does."""
 
 ACCOUNT = re.compile(r"(?:hf|invited|open):[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
@@ -64,19 +64,19 @@ class Ticket:
     lineage: str = ANY_LINEAGE
     """16 hexadecimal digits, or `ANY_LINEAGE`."""
     account: str
-    """Such as `hf:ada`, `invited:bo` or `open:PEER_ID`."""
+    """Account, such as `hf:ada`, `invited:bo` or `open:PEER_ID`."""
     peer_id: str
     """The libp2p peer that it was given to."""
     standing: Standing
     issued: int
     expires: int
-    """From then on it is renewed,"""
+    """Time from which the peer renews it."""
     grace_seconds: int = 0
-    """and, while the server is away, it holds for so long nevertheless."""
+    """Time for which it holds after that while the server is away."""
 
     @property
     def ends(self) -> int:
-        """When it is over, whether or not the server is there."""
+        """Time at which it is over, whether or not the server is there."""
         return self.expires + self.grace_seconds
 
     def signed(self, key: MembershipKey) -> str:

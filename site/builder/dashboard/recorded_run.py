@@ -23,7 +23,7 @@ SHOWN_SNAPSHOTS = 8
 
 
 def is_recorded(docs: Path) -> bool:
-    """Whether `docs` holds a recorded run."""
+    """Returns whether `docs` holds a recorded run."""
     return (docs / "live" / "run.json").is_file()
 
 

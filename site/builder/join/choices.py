@@ -23,7 +23,7 @@ from training.simulate.forecast import collaboration_of
 RECIPES = ("demo", "stories", "dalle-2021")
 
 PROGRAM = ".venv/bin/nox -s training --"
-"""How to start the trainer in a copy of the project that was set up as the page says."""
+"""Command that starts the trainer in a copy of the project that was set up as the page says."""
 
 HOST_MEMORY = (4, 8, 16, 32, 64)
 """The sizes of host memory to choose from, GiB."""
@@ -142,7 +142,7 @@ def micro_batch(run: RunConfig, device: Device) -> int:
 
 
 def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
-    """The command to join, with ADDRESS and YOUR-NAME to fill in; the page's script composes the same words."""
+    """The command to join, with ADDRESS and YOUR-NAME to fill in; the page's script makes the same command."""
     words = [PROGRAM, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"]
     words += ["--client-mode"] if link == "router" else []
     words += ["--device", "cpu"] if kind == "cpu" else []

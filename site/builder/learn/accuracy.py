@@ -111,7 +111,7 @@ def _steps(file: str, *kinds: str) -> list[dict]:
 
 
 def _error_of_peak(step: dict) -> float:
-    """In percent."""
+    """Error of a peak, in percent."""
     return abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) * 100
 
 
@@ -121,7 +121,7 @@ def _by_name(names: list[str], steps: list[dict]) -> tuple[list[str], list[dict]
 
 
 def _errors_table(title: str, head: str, names: list[str], steps: list[dict]) -> str:
-    """How many steps have a name, and the largest errors there."""
+    """HTML table: for each name its number of steps, and the largest errors there."""
     errors: dict[str, list[tuple[float, float]]] = {}
     for name, step in zip(names, steps, strict=True):
         result = estimate(setup_from(step["setup"]))

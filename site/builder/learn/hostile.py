@@ -71,14 +71,14 @@ def hostile_table() -> str:
 
 
 def over_many_seeds(attack: str) -> str:
-    """How much higher the loss is on average, with the standard error: such as "2.5 ± 0.3 %"."""
+    """Mean rise of the loss with its standard error, such as "2.5 ± 0.3 %"."""
     found = _by_attack("loss over clean, 5 of 25 hostile, mean of many seeds")[attack]
     more = f"{100 * (found['ours'] - 1):.1f}".replace("-", "\u2212")
     return f"{more}\u00a0±\u00a0{100 * found['error']:.1f}\u00a0%"
 
 
 def seeds() -> str:
-    """In how many runs."""
+    """Number of runs."""
     return str(_by_attack("loss over clean, 5 of 25 hostile, mean of many seeds")["mimic"]["runs"])
 
 
@@ -106,17 +106,17 @@ def liars() -> dict[str, str]:
 
 
 def without_momentum(attack: str) -> str:
-    """How much higher the loss is if peers send gradients in place of momentum."""
+    """Rise of the loss if peers send gradients in place of momentum."""
     return _more(_by_attack("loss over clean without momentum")[attack]["ours"])
 
 
 def with_a_claim(attack: str) -> str:
-    """How much higher the loss is with `clip_weight = 2`, if the hostile peers claim to have computed many samples."""
+    """Rise of the loss with `clip_weight = 2`, if the hostile peers claim to have computed many samples."""
     return _more(_by_attack("loss over clean with clip_weight 2")[attack]["ours"])
 
 
 def clipping_cost() -> str:
-    """How much more CPU time a run takes if nobody is hostile."""
+    """Additional CPU time of a run in which nobody is hostile."""
     return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])
 
 
@@ -141,7 +141,7 @@ def checks() -> dict[str, str]:
 
 
 def malformed() -> str:
-    """How many malformed inputs were tried, none of which broke a reader.
+    """Number of malformed inputs that were tried; none broke a reader.
 
     Raises:
         ValueError: If one has.
@@ -153,7 +153,7 @@ def malformed() -> str:
 
 
 def _averages(named: dict) -> str:
-    """Such as "4 averages (1 to 9 in 8 runs)"."""
+    """Words for a range, such as "4 averages (1 to 9 in 8 runs)"."""
     count = round(named["ours"])
     averages = "average" if count == 1 else "averages"
     return f"{count}\u00a0{averages} ({named['min']:.0f} to {named['max']:.0f} in {named['runs']} runs)"

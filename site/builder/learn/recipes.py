@@ -21,7 +21,7 @@ SHOWN = ("dalle-2021", "demo")
 LANGUAGE = ("stories", "llama-150m", "lora-7b")
 """The recipes of language models, whose `[model]` has other fields."""
 ADAPTED = ("lora-7b",)
-"""Those of them that train adapters."""
+"""Recipes that train adapters."""
 MANY = 100
 
 TITLES = {
@@ -42,8 +42,8 @@ def recipe(name: str) -> RunConfig:
 
 
 def adapter_facts(name: str) -> dict[str, str]:
-    """Of a recipe with `[adapter]`: its model's weights, those that are trained, the bytes of their gradients, what a
-    peer sends, and what it would send if A were trained."""
+    """Facts of a recipe with `[adapter]`: its model's weights, those that are trained, the bytes of their gradients,
+    what a peer sends, and what it would send if A were trained."""
     run = load_recipe(name)
     exchange = collaboration_of(run, ()).exchange()
     whole = run.model_copy(update={"adapter": run.adapter.model_copy(update={"freeze_a": False})})

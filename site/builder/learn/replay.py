@@ -121,7 +121,7 @@ def _label(losses: dict[str, list[float]]) -> str:
 
 
 def _drawing(losses: dict[str, list[float]], events: list[dict], *, narrow: bool) -> str:
-    """Axes with words, and the curves in a drawing of their own, of which the script cuts off the end."""
+    """Axes with words, and the curves in a drawing of their own, whose end the script cuts off."""
     canvas, curves = Canvas(narrow=narrow), Canvas(narrow=narrow)
     values = [loss for run in losses.values() for loss in run]
     last = len(losses["mean"])

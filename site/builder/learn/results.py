@@ -41,7 +41,7 @@ def gallery() -> str:
 
 
 def gallery_caption() -> str:
-    """How many recorded pictures are right, and from which epoch on all are, by the recorded verdicts of the judge.
+    """Says how many recorded pictures are right, and from which epoch on all are, by the judge's recorded verdicts.
 
     Nothing if no run is recorded, or one that writes.
     """
@@ -116,7 +116,7 @@ def model_card() -> str:
 
 
 def paper_prompts() -> str:
-    """Markdown list of the prompts of which the full run regularly draws pictures."""
+    """Markdown list of the prompts that the full run draws regularly."""
     return "\n".join(f"- “{prompt}”" for prompt in PAPER_PROMPTS)
 
 

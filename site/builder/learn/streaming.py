@@ -25,7 +25,7 @@ def stream_table() -> str:
 
 
 def stream_facts() -> str:
-    """When and on which machine the streams were measured."""
+    """Date and machine of the measurement of the streams."""
     facts = record("data_stream")
     return f"{facts['date']}, {facts['machine']['cores']} cores, load {facts['machine']['load']} when the program ended"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 TABS = ".tabbed-"
-"""How the names of the classes of content tabs begin, also of the parts that a script adds to them."""
+"""Beginning of the class names of content tabs, and of the parts that a script adds to them."""
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 COMMA = re.compile(r",(?![^()]*\))")
 PSEUDO = re.compile(r":(before|after)\b")
@@ -24,7 +24,7 @@ BOXES = "*{box-sizing:border-box}"
 
 
 def has_tabs(html: str) -> bool:
-    """Whether a page has content tabs."""
+    """Returns whether a page has content tabs."""
     return 'class="tabbed-' in html
 
 

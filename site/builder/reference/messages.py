@@ -20,7 +20,7 @@ def exit_codes() -> str:
 
 
 def fault_count() -> int:
-    """How many faults there are."""
+    """Number of faults."""
     return len(all_faults())
 
 

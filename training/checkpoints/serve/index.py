@@ -23,10 +23,10 @@ class ServedCheckpoint(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: Annotated[str, Field(pattern=r"^epoch-\d{6,18}$")]
-    """Of its folder; it becomes a part of addresses and paths."""
+    """Name of its folder; it becomes a part of addresses and paths."""
     epoch: Annotated[int, Field(ge=0)]
     lineage: str | None = None
-    """None: not recorded."""
+    """Lineage of the run; None: not recorded."""
     recipe_digest: str
     written_at: float
     """Seconds since the epoch."""

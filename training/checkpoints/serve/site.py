@@ -25,7 +25,7 @@ from training.checkpoints.serve.offered import checkpoint_routes
 from training.processes.servers.web import STOP_SECONDS, listen_at, serve_in_thread
 
 RETRY_SECONDS = 2
-"""Who asks for anything else is told to ask again after this time."""
+"""Time after which others ask again: this program answers nothing else."""
 
 
 class CheckpointSite:
@@ -44,7 +44,7 @@ class CheckpointSite:
         self._program = start([sys.executable, "-m", __name__, checkpoints, host, port])
 
     def end(self) -> None:
-        """Ends it, so that the port is free; whoever downloads goes on with the monitor."""
+        """Ends it, so that the port is free; downloads go on with the monitor."""
         self._program.terminate()
         try:
             self._program.wait(2 * STOP_SECONDS)
@@ -66,7 +66,7 @@ def create_app(checkpoints: Path) -> FastAPI:
 
 
 def serve(checkpoints: Path, host: str, port: int) -> None:
-    """Serves until SIGTERM. If the port is taken it ends without a word: the monitor says so when it needs the port."""
+    """Serves until SIGTERM. Ends without a message if the port is taken: the monitor says so when it needs it."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the monitor's business

@@ -114,11 +114,11 @@ parameters); a download and a state that is served to a newcomer are two more.""
 SHARD_BYTES = 64 << 20
 """Room for a shard if its size is not known."""
 PROBE_BYTES, PROBE_SECONDS = 4 << 20, 2.0
-"""The link is measured by so much of a shard at most."""
+"""Largest part of a shard, and longest time, by which the link is measured."""
 LEAST_PROBE_BYTES = 1 << 18
 """The time of a smaller download depends more on latency than on bandwidth."""
 READ_SECONDS = 3.0
-"""Files of a folder are read for so long; a run's shards may take hours."""
+"""Longest time for reading files of a folder; a run's shards may take hours."""
 SMI_SECONDS = 5
 
 
@@ -195,9 +195,12 @@ def system_gpus(cards: Path = Path("/sys/bus/pci/devices")) -> str:
 
 
 def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
-    """Whether a build has code for a GPU: `sm_` for the same major number and no later minor one, `compute_` from that
-    capability on (CUDA's programming guide, "Binary compatibility" and "PTX compatibility"). A letter behind the number
-    ties code to that one capability, or to its family."""
+    """Returns whether a build has code for a GPU.
+
+    `sm_` is for the same major number and no later minor one, `compute_` from that capability on (CUDA's programming
+    guide, "Binary compatibility" and "PTX compatibility"). A letter behind the number ties code to that one capability,
+    or to its family.
+    """
     suits = []
     for kind, _, number in (name.partition("_") for name in built_for):
         if kind in ("sm", "compute") and number.rstrip("af").isdecimal():

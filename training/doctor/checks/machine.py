@@ -39,7 +39,7 @@ TEMP_FOLDER = Fault(
 FAULTS = (FEW_CORES, BUSY, STATE_FOLDER, TEMP_FOLDER)
 
 LOOK_SECONDS = 1.0
-"""How long the load is measured."""
+"""Time over which the load is measured."""
 BUSY_SHARE = 0.5
 """Other programs that take at least this share of the cores slow training visibly."""
 STATE_BYTES = 16 << 20

@@ -124,7 +124,7 @@ def _parted(requirement: str) -> tuple[str, str]:
 
 
 def _suits(found: str, rule: str) -> bool:
-    """Whether a version obeys a rule of one comparison, as pyproject.toml has them.
+    """Returns whether a version obeys a rule of one comparison, as pyproject.toml has them.
 
     >>> _suits("2.3.5", "<2.4"), _suits("2.4.0", "<2.4"), _suits("1.1.12", "==1.1.12"), _suits("1.1.11", "==1.1.12")
     (True, False, True, False)

@@ -1,4 +1,4 @@
-"""When a program begins anew because a process that it needs has ended, such as the network node's."""
+"""Counts the new beginnings of a program that lost a process it needs, such as the network node's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 MOST_STARTS, WITHIN_SECONDS = 3, 3600.0
-"""So often within so long; more often would hide a fault that does not pass, such as too little memory."""
+"""Most new beginnings within a time; more would hide a fault that does not pass, such as too little memory."""
 STARTED_AGAIN = "TRAINING_TOGETHER_STARTED_AGAIN"
 """Environment variable with the times of the earlier starts, in seconds since 1970."""
 

@@ -46,7 +46,7 @@ def only_one(run_dir: Path, what: str, *, flag: str = "--run-dir") -> Iterator[N
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a program holds the lock on a file now; not if there is no such file."""
+    """Returns whether a program holds the lock on a file now; False if there is no such file."""
     try:
         with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

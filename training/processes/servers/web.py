@@ -1,4 +1,4 @@
-"""Serves a web application from a thread of a role; whoever keeps a connection and does nothing with it is dropped.
+"""Serves a web application from a thread of a role, and drops connections whose other ends do nothing.
 
 uvicorn waits for ever for the rest of a request, and for a reader that takes nothing of an answer. Anybody could hold
 all of a program's open files with that.
@@ -20,11 +20,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 STOP_SECONDS = 3.0
 """Longest wait for the thread's end."""
 WAIT_SECONDS = 20.0
-"""A connection is dropped whose other end owes something for so long: the rest of a request, or to take what it has
+"""A connection is dropped if its other end owes something for this time: the rest of a request, or taking what it has
 asked for. A reader of a large file takes some at a time; 3 kB/s are enough."""
 MOST_CONNECTIONS = 1500
-"""With further ones, those are dropped whose other ends have done nothing for the longest time; more than the streams
-of `training.publish.live.stream`. Each may hold a file as well."""
+"""Beyond these, the server drops the connections whose other ends have done nothing for the longest time. They
+are more than the streams of `training.publish.live.stream`; each may hold a file as well."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _TICKS = 10
 """uvicorn's, of a tenth of a second each, between two looks at all connections."""
@@ -67,7 +67,7 @@ class _Connection(AutoHTTPProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has come, with its body, and its answer is not complete."""
+        """True if a request has come, with its body, and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
 

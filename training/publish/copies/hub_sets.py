@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 COMMIT_FILES, COMMIT_BYTES = 50, 1 << 30
-"""The most files of a commit, and bytes after which it ends: so much may have to be sent again."""
+"""Most files of a commit, and bytes after which it ends; after a failure, all of a commit is sent again."""
 REPOSITORY = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)/?")
 
 

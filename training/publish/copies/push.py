@@ -26,12 +26,12 @@ from training.storage.remote import file_system
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 900.0
-"""After a failure; the pause doubles with each."""
+"""Pause after a failure, which doubles with each further one, and the longest."""
 CARD_FILE = "README.md"
 
 
 class Target(Protocol):
-    """Where checkpoints are copied to."""
+    """A place to which checkpoints are copied."""
 
     def put(self, checkpoint: Path, card: str) -> None:
         """Copies a checkpoint's folder and the model card. Whoever reads meanwhile finds no half checkpoint."""

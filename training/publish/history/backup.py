@@ -13,7 +13,7 @@ from training.errors import BadInput, TrainingError, reason_of
 from training.storage.whole import delete_drafts, whole_file
 
 KEPT = 3
-"""A run keeps so many of its backups, the newest."""
+"""Number of backups that a run keeps, the newest ones."""
 HISTORY_FILE, _FOLDER = "history.sqlite", "backups"
 
 

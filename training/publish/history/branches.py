@@ -128,7 +128,7 @@ class Branches:
         return row["number"]
 
     def went_back_at(self, number: int) -> float:
-        """When the last of those epochs ended that the run had gone back from as this branch began; -inf if none."""
+        """End of the last epoch that the run dropped when this branch began; -inf if it dropped none."""
         query = """SELECT max(epochs.time) FROM branches JOIN epochs ON epochs.branch = branches.parent
             AND epochs.epoch > branches.parent_epoch AND epochs.time <= branches.time WHERE branches.number = ?"""
         last = self._connection.execute(query, (number,)).fetchone()[0]

@@ -1,4 +1,4 @@
-"""How many samples a volunteer is credited with: no more than the epochs that it tells of can have had.
+"""Credits volunteers with samples: with no more than the epochs that they report can have had.
 
 A peer's totals are what it says of itself. It is believed for the epochs that its record lists, for the one under way,
 and for those that no monitor has watched; in each of them, for twice the samples that end an epoch for all peers
@@ -14,7 +14,7 @@ from typing import Protocol
 from training.swarm.peers.epochs import MOST_BATCHES
 
 EPOCHS_BEFORE_ALL = 64
-"""A newcomer of a history that has no epoch yet may have trained for so many before."""
+"""Epochs that a newcomer may have trained before a history has its first epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PeerReport(Protocol):
     status: str
     """`joining`, `training`, `waiting` or `leaving`."""
     lineage: str | None
-    """Of its weights; None: not known."""
+    """Lineage of its weights; None: not known."""
     epoch: int
     """Updates in the peer's weights, made by itself or downloaded."""
     loss: float | None
@@ -39,7 +39,7 @@ class PeerReport(Protocol):
     seconds: float
     """All the time that this peer has trained."""
     time: float
-    """When the peer wrote the record, by its own clock; a different value means that the record was renewed."""
+    """Time at which the peer wrote the record, by its own clock; another value means that it was renewed."""
     recent: Sequence[tuple[int, float, int, float]]
     """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
 

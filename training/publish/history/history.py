@@ -58,8 +58,8 @@ EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "starte
 SAME_EPOCH_SECONDS = 10.0
 """Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
 MOST_NAMES = 8
-"""Of one peer. A volunteer may begin again under another name; one that has a new name at each look is not noted under
-each of them."""
+"""Most names of one peer. A volunteer may begin again under another name; one that has a new name at each look is not
+noted under each of them."""
 
 
 class HistoryReader:
@@ -151,10 +151,10 @@ class HistoryReader:
         return branches
 
     def epoch_losses(self, last: int, *, until: int | None = None) -> list[float]:
-        """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported.
+        """The losses of the last epochs, oldest first; each is the median of what its volunteers reported.
 
         Args:
-            last: So many epochs, or fewer if there are not so many.
+            last: Number of epochs; there may be fewer.
             until: The last one of them; None: the run's.
         """
         rows = self._rows(
@@ -170,11 +170,11 @@ class HistoryReader:
         return self._rows("SELECT count(*) AS n FROM peers WHERE active")[0]["n"]
 
     def last_seen(self) -> float | None:
-        """When the latest record of any peer came; None if there was none."""
+        """Time at which the latest record of any peer came; None if there was none."""
         return self._rows("SELECT max(last_seen) AS latest FROM peers")[0]["latest"]
 
     def is_watched(self) -> bool:
-        """Whether a monitor writes this history now."""
+        """True if a monitor writes this history now."""
         return is_locked(_lock_path(self.path))
 
     def samples_per_second(self) -> float | None:
@@ -504,7 +504,7 @@ class History(HistoryReader):
     def _goes_on(
         self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: PeerReport, now: float
     ) -> bool:
-        """Whether a peer may have gone on from the epoch that was seen of it last.
+        """Returns whether a peer may have gone on from the epoch at which it was seen last.
 
         The monitor may have missed that it was started again meanwhile. Then its first epoch after that does not follow
         the last one that was seen, or its branch has this epoch from another time.
@@ -530,7 +530,7 @@ class History(HistoryReader):
         by_its_clock: float,
         now: float,
     ) -> bool:
-        """Whether a branch has an epoch that ended at another time than the one that a peer tells of."""
+        """Returns whether a branch has an epoch that ended at another time than the one that a peer reports."""
         query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
         known = connection.execute(query, (branch, epoch)).fetchone()
         return known is not None and abs(known["time"] - _ended_at(report, by_its_clock, now)) > SAME_EPOCH_SECONDS
@@ -594,7 +594,7 @@ class History(HistoryReader):
             self._add_event(connection, now, "left", report.name, "left the run")
 
     def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
-        """After this machine's clock was ahead and has been set right: peers seen by it would not expire until then."""
+        """Forgets times later than now, of a clock that was ahead: peers seen then would not expire until then."""
         self._watching_since = min(self._watching_since, now)
         connection.execute("UPDATE peers SET last_seen = ? WHERE last_seen > ?", (now, now))
 
@@ -676,12 +676,12 @@ def _epoch_of(report: PeerReport) -> int | None:
 
 
 def _ended_at(report: PeerReport, by_its_clock: float, now: float) -> float:
-    """When an epoch of a peer ended, by this monitor's clock."""
+    """Time at which an epoch of a peer ended, by this monitor's clock."""
     return now - max(0.0, report.time - by_its_clock)
 
 
 def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, loss: float, samples: int) -> bool:
-    """Whether a branch has this very report: when a peer does an epoch again, its loss differs."""
+    """Returns whether a branch has this very report: when a peer does an epoch again, its loss differs."""
     query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
     return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
 
@@ -696,7 +696,7 @@ def _under_noted_name(connection: sqlite3.Connection, report: Credited) -> Credi
 
 
 def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
-    """Epochs between these two of which nobody has told."""
+    """Epochs between these two that nobody has reported."""
     query = "SELECT count(DISTINCT epoch) FROM epochs WHERE epoch > ? AND epoch < ?"
     (told,) = connection.execute(query, (after, before)).fetchone()
     return max(0, before - after - 1 - told)
@@ -709,7 +709,7 @@ def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float
 
 
 def _first_recent(report: PeerReport) -> int:
-    """The first epoch that a record tells of; its last one, if it repeats none before that."""
+    """First epoch that a record reports; its last one, if it repeats none before that."""
     return min([report.epoch, *(epoch for epoch, _, _, _ in report.recent)])
 
 

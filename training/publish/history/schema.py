@@ -54,7 +54,7 @@ CREATE TABLE events (
 """
 
 SHOWN_COLUMNS = ("prompt", "file", "shape", "colour", "text", "good")
-"""Of the table `pictures`, in the order of its columns."""
+"""Columns of the table `pictures`, in their order."""
 _COLUMNS = {
     "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
     "reports": "epoch, name, peer_id, loss, samples",

@@ -1,4 +1,4 @@
-"""How a run stands: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
+"""The standing of a run: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
 
 `standing_of` decides from `Facts` alone: what the history holds, and what a monitor sees now. Without a monitor, as in
 an export, it says how the monitor ended.
@@ -21,7 +21,7 @@ STATUSES: tuple[Status, ...] = ("waiting", "running", "slow", "split", "stopped"
 fault."""
 
 RECENT_EPOCHS = 500
-"""The run's usual speed is the median of so many epochs."""
+"""Epochs whose median is the run's usual speed."""
 KNOWN_EPOCHS = 10
 """With fewer epochs than these a run has no usual speed."""
 SLOW_SHARE = 0.3
@@ -30,14 +30,14 @@ OVERDUE_TIMES, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 6, 60.0, 180.0
 """An epoch is overdue after so many times the mean of the last ones, but not before the second; the first ones, before
 there is a mean, after the third."""
 APART_EPOCHS = 3
-"""Volunteers whose epochs differ by so many, beyond what records may be behind, do not average together: a volunteer
+"""Volunteers whose epochs differ by this, beyond what records may be behind, do not average together: a volunteer
 that is two epochs behind downloads the state of the others."""
 APART_SECONDS = 30.0
-"""So long they must differ: newcomers catch up in less."""
+"""Time for which they must differ: newcomers catch up in less."""
 SILENT_SECONDS = 30.0
 """A DHT that does not answer, and servers that do not, are a fault after this time."""
 SHOWN_NAMES = 3
-"""So many volunteers are named in a sentence, and the others counted."""
+"""Volunteers that a sentence names; it counts the others."""
 
 _JOIN = "The join page has the command with which anybody can take part."
 _DOCTOR = (
@@ -63,16 +63,16 @@ class Sight:
     """What a monitor sees now, besides what it writes into the history."""
 
     since: float
-    """When the monitor started, in seconds since 1970 as all times here."""
+    """Time at which the monitor started, in seconds since 1970 as all times here."""
     volunteers: tuple[Volunteer, ...] = ()
     groups: tuple[tuple[Volunteer, ...], ...] = ()
-    """Those of them who can average with each other; see `groups_of`."""
+    """Volunteers who can average with each other; see `groups_of`."""
     apart_since: float | None = None
     """Since when there are several groups; None: there are not."""
     unmet: tuple[Volunteer, ...] = ()
-    """Those who average with nobody although others train; see `training.publish.history.unmet`."""
+    """Volunteers who average with nobody although others train; see `training.publish.history.unmet`."""
     answered_at: float | None = None
-    """When the DHT answered last; None: not yet."""
+    """Time at which the DHT answered last; None: not yet."""
     servers: int = 0
     """Bootstrap peers that the monitor knows; 0: not known."""
     servers_answering: int = 0
@@ -86,7 +86,7 @@ class Sight:
     loss_fault: str = ""
     """What is wrong with the run's loss, from `training.checkpoints.sanity`."""
     saved_epoch: int = 0
-    """Of the last checkpoint; 0: there is none."""
+    """Epoch of the last checkpoint; 0: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +95,11 @@ class Watched:
 
     state: Literal["watching", "stopped", "failed"]
     since: float
-    """When that monitor started."""
+    """Time at which that monitor started."""
     at: float
-    """When it stopped or failed; while it watches, when it said so last."""
+    """Time at which it stopped or failed; while it watches, at which it wrote this last."""
     volunteers: int = 0
-    """How many were there then."""
+    """Number of volunteers at that time."""
     cause: str = ""
 
 
@@ -114,20 +114,20 @@ class Facts:
     active_peers: int = 0
     """Peers whose records have not expired."""
     samples_per_second: float | None = None
-    """Of all active peers together."""
+    """Speed of all active peers together."""
     last_seen: float | None = None
-    """When the history's latest record of any peer came."""
+    """Time at which the history's latest record of any peer came."""
     watched: Watched | None = None
     """The last monitor; None: this history does not say."""
     is_watched: bool = True
-    """Whether a monitor runs now."""
+    """True if a monitor runs now."""
     sight: Sight | None = None
     """What it sees; None: only the history is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """How a run stands."""
+    """Status of a run, for people."""
 
     status: Status
     cause: str = ""
@@ -137,7 +137,7 @@ class Standing:
 
 
 def standing_of(facts: Facts, *, live: bool = True) -> Standing:
-    """How the run stands now; `live` false: as a copy without a monitor says it."""
+    """Judges how the run stands now; `live` false: as a copy without a monitor says it."""
     if facts.epochs and facts.epochs[-1]["epoch"] >= facts.total_epochs:
         return Standing(status="finished")
     if not live:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 UNMET_EPOCHS = 5
-"""After so many epochs in a row that a volunteer ended alone, it has not just missed a group."""
+"""Epochs in a row after which a volunteer that ended them alone has not just missed a group."""
 
 
 class Totals(Protocol):

@@ -36,7 +36,7 @@ from training.recipe import RunConfig
 from training.storage.whole import write_whole
 
 UPDATED_EVERY_SECONDS = 2
-"""How often dashboards are asked to poll."""
+"""Interval at which dashboards are asked to poll."""
 
 _NO_SITE = "The site is not built here. The run's data: /live/state.json, /recipe.toml\n"
 
@@ -54,7 +54,7 @@ def store_run(
 ) -> None:
     """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor.
 
-    `servers` are the peer ids whose words on the run's lineage and checkpoints are to be trusted.
+    `servers` are the peer ids that volunteers trust on the run's lineage and checkpoints.
     """
     document = {
         "run_id": run.run_id,
@@ -75,7 +75,7 @@ def store_run(
 
 
 def run_document(history: HistoryReader, *, live: bool = True) -> dict:
-    """Which run this is and how to join it; a run that is over cannot be joined."""
+    """Name of the run and how to join it; a run that is over cannot be joined."""
     stored = history.run_value("document")
     if stored is None:
         raise TrainingError(f"{history.path} holds no run yet; start its monitor first.")
@@ -254,7 +254,7 @@ def create_app(
 
 
 PARTS = {"history": ("since", "points"), "losses": ("since", "points", "most"), "leaderboard": ("most", "offset")}
-"""Documents of which a request may ask for a part, and the parameters that say for which."""
+"""Documents with parts, and the parameters by which a request chooses one."""
 LEAST = {"since": -2, "points": 1, "most": 1, "offset": 0}
 """The smallest value of a parameter."""
 LARGEST = 10**9
@@ -293,7 +293,7 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
 
 
 def _part(name: str, request: Request) -> dict[str, int]:
-    """Which part of a document a request asks for.
+    """Reads from a request the part of a document that it asks for.
 
     Raises:
         HTTPException: 422 if a parameter is not a number, or too small or large.

@@ -16,9 +16,9 @@ from starlette.responses import Response
 KEPT_SECONDS = 0.5
 """Without news, a document is computed at most once in this time, however many dashboards ask."""
 KEPT_TIMES = 20
-"""A document is kept for so many times the time that its computing took, so that a long one takes 5 % of a core."""
+"""A document is kept this many times as long as its computing took, so that a long one takes 5 % of a core."""
 MOST_KEPT_BYTES = 64 << 20
-"""Of all kept documents; a longer one is computed for each request."""
+"""Size of all kept documents; a longer one is computed for each request."""
 
 
 def render(document: dict) -> bytes:

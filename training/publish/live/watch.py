@@ -1,4 +1,4 @@
-"""What a monitor sees of its run, and how it ends: `Watch` tells the live API, and leaves word of the end on disk.
+"""What a monitor sees of its run, and how it ends: `Watch` gives it to the live API, and writes the end to disk.
 
 The history keeps the monitor's own state (run value `monitor`): `watching` from its start, then `stopped` or `failed`.
 A monitor that is killed leaves `watching` behind, without the history's lock: that is how its end is told from one on
@@ -25,9 +25,9 @@ from training.publish.history.unmet import Unmet
 from training.recipe import RunConfig
 
 KEY = "monitor"
-"""Of the run value that keeps a `Watched`."""
+"""Key of the run value that keeps a `Watched`."""
 SAID_EVERY_SECONDS = 30.0
-"""While it watches, the monitor renews its word on disk so often: an export then knows until when it ran."""
+"""Interval at which a monitor that watches says so on disk: an export then knows until when it ran."""
 
 ASKED_SECONDS = 10.0
 """A page that has asked for the state within this time may still be open."""
@@ -36,7 +36,7 @@ LAST_ANSWER_SECONDS = 2.5
 
 
 class Reach(Protocol):
-    """How well the monitor's node reaches the run's servers."""
+    """Reach of the monitor's node to the run's servers."""
 
     servers: int
     answering: int
@@ -90,7 +90,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the monitor is about to end."""
+        """True if the monitor is about to end."""
         return self._is_over
 
     @property
@@ -113,7 +113,7 @@ class Watch:
         )
 
     def saw(self, records: Sequence[PeerReport]) -> None:
-        """The DHT has answered with these records, and the history has taken them in."""
+        """Notes the records with which the DHT has answered, and which the history has taken in."""
         there = {
             record.peer_id: Volunteer(
                 name=record.name,
@@ -147,14 +147,14 @@ class Watch:
             self._say(replace(self._watched, at=now))
 
     def saw_loss(self, fault: str | None, saved_epoch: int) -> None:
-        """What is wrong with the run's loss, None if nothing is; and the epoch of the last checkpoint."""
+        """Notes what is wrong with the run's loss, None if nothing is, and the epoch of the last checkpoint."""
         if (fault or "") != self._sight.loss_fault:
             with self._guard:
                 self._sight = replace(self._sight, loss_fault=fault or "", saved_epoch=saved_epoch)
                 self.version += 1
 
     def saw_members_server(self, is_away: bool) -> None:
-        """Whether the membership server of a run for members only does not answer."""
+        """Notes whether the membership server of a run for members does not answer."""
         since = self._sight.members_server_away_since
         if is_away != (since is not None):
             with self._guard:
@@ -162,14 +162,14 @@ class Watch:
                 self.version += 1
 
     def failed(self, error: TrainingError) -> None:
-        """The monitor cannot do its own work now, such as writing its history; it goes on trying."""
+        """Notes that the monitor cannot do its own work now, such as writing its history; it goes on trying."""
         with self._guard:
             fault = f"The monitor does not record the run now. {error}"
             self._sight = replace(self._sight, fault=fault, fault_cure=f"{error.cure} Volunteers train on meanwhile.")
             self.version += 1
 
     def stop(self) -> None:
-        """The monitor was asked to stop: open pages and whoever reads the history later are told so."""
+        """Notes that the monitor was asked to stop, for open pages and later readers of the history."""
         if self._watched.state == "watching":
             self._end(replace(self._watched, state="stopped"))
 
@@ -179,7 +179,7 @@ class Watch:
             time.sleep(0.05)
 
     def asked(self) -> None:
-        """A page that has no stream has asked for the state."""
+        """Notes that a page without a stream has asked for the state."""
         self._asked_at = time.monotonic()
 
     def _end(self, watched: Watched) -> None:

@@ -30,7 +30,7 @@ from training.trust.ticket import LINEAGE, PEER_ID
 
 LARGEST_BODY_BYTES = 8192
 BODY_SECONDS = 10.0
-"""Within this time a body must have come."""
+"""Longest time until a body has come."""
 LIMITS = {
     "/challenge": {"per_second": 0.5, "at_once": 30},
     "/tickets": {"per_second": 0.5, "at_once": 30},
@@ -67,7 +67,7 @@ class TicketRequest(BaseModel):
 
     peer_id: PeerId
     public_key: Annotated[str, Field(max_length=LARGEST_KEY_BYTES, pattern=r"^[ -~]*$")]
-    """As OpenSSH writes it."""
+    """Public key as OpenSSH writes it."""
     nonce: Annotated[str, Field(max_length=80, pattern=r"^[0-9]{1,12}\.[0-9a-f]+\.[A-Za-z0-9_-]+$")]
     signature: Annotated[str, Field(max_length=LARGEST_PROOF_BYTES, pattern=r"^[A-Za-z0-9+/=]*$")]
     lineage: Annotated[str, Field(pattern=rf"^(?:{LINEAGE.pattern})$")]
@@ -117,7 +117,7 @@ def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
 
 
 def _malformed(_request: Request, _error: Exception) -> JSONResponse:
-    """Without what came, which FastAPI's own answer repeats: it may be a token."""
+    """Answers without what came, which FastAPI's own answer repeats: it may be a token."""
     return JSONResponse({"refused": "malformed"}, status_code=422)
 
 
@@ -133,7 +133,7 @@ def _refusal(refusal: Refusal) -> JSONResponse:
 
 
 def _has_token(request: Request, token: str) -> bool:
-    """Whether a request has the token as the password of HTTP's basic authentication; the user's name is ignored."""
+    """Returns whether the password of a request, by HTTP's basic authentication, is the token."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     try:
         password = base64.b64decode(text, validate=True).partition(b":")[2]

@@ -22,7 +22,7 @@ from training.trust.server.register import Entrant, Register
 from training.trust.ticket import ACCOUNT, Ticket
 
 NONCE_SECONDS = 600
-"""A nonce is good for so long: enough for the work that an open run asks for."""
+"""Validity of a nonce: enough for the work that an open run asks for."""
 PER_ACCOUNT = {"per_second": 1 / 30, "at_once": 20}
 """Tickets for one account: each of its peers asks for two when it starts, and then for two in an hour."""
 
@@ -58,7 +58,7 @@ class Desk:
     ):
         self.register, self.key, self.policy = register, key, policy
         self.refused: Counter[Reason] = Counter()
-        """How often it has refused since its start, by reason."""
+        """Refusals since its start, by reason."""
         self._hub = Hub(policy.hub_endpoint, policy.organizations)
         self._clock = clock
         self._secret = secrets.token_bytes(32)

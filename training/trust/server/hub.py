@@ -1,4 +1,4 @@
-"""Who somebody is on the Hugging Face Hub, and whether they belong to an organization.
+"""Asks the Hugging Face Hub for an account and its organizations.
 
 The token goes to the configured endpoint and nowhere else: redirects are not followed. It is neither kept nor logged.
 """
@@ -17,7 +17,7 @@ MOST_WAITING = 8
 """Questions that may wait for the Hub's answers."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,512}")
 _REFUSED = (400, 401, 403)
-"""With these the Hub refuses a token; with others it has a fault, or asks us to wait."""
+"""Status codes by which the Hub refuses a token; by others it has a fault, or asks us to wait."""
 
 
 class Hub:

@@ -1,4 +1,4 @@
-"""How often somebody may ask: a bucket of permits for each address or account, which fills at a steady rate."""
+"""Limits of requests: a bucket of permits for each address or account, which fills at a steady rate."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 MOST_BUCKETS = 20_000
-"""Of those who have not asked for longest, the bucket is forgotten; that bounds the memory."""
+"""Most buckets; the longest unused is forgotten, which bounds the memory."""
 _NETWORK_BITS = 64
-"""A home has a whole network of so many bits of IPv6; its machines share a bucket."""
+"""Bits of IPv6 that name a home's network; its machines share a bucket."""
 
 
 class RateLimit:
@@ -41,7 +41,7 @@ class RateLimit:
 
 
 def asker(address: str) -> str:
-    """Who asks, for the limits: an address of IPv4, or a network of IPv6.
+    """Name of the asker for the limits: an address of IPv4, or a network of IPv6.
 
     >>> asker("203.0.113.7"), asker("2001:db8:1:2:3:4:5:6"), asker("testclient")
     ('203.0.113.7', '2001:db8:1:2::', 'testclient')

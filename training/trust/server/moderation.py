@@ -116,7 +116,7 @@ class Moderation(Register):
 
 
 def _is_taken(connection: sqlite3.Connection, label: str) -> bool:
-    """Whether an invitation has this name, or an account that one of this name has made, also if it was for several."""
+    """Returns whether an invitation has this name, or an account that such an invitation has made."""
     taken = """SELECT 1 FROM invitations WHERE label = ?1
         UNION SELECT 1 FROM (SELECT account FROM members UNION SELECT account FROM bans WHERE is_ban)
         WHERE account = 'invited:' || ?1 OR instr(account, 'invited:' || ?1 || '.') = 1"""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 MOST_ROWS = 300
-"""Of each table; a longer one says how many there are in all."""
+"""Most rows of each table; a longer one says how many there are in all."""
 
 
 def members_page(desk: Desk) -> str:

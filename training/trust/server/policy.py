@@ -14,7 +14,7 @@ class Policy:
     """Whom the maintainer admits, and for how long."""
 
     organizations: tuple[str, ...] = ()
-    """Of the Hugging Face Hub; their members may take part."""
+    """Organizations of the Hugging Face Hub whose members may take part."""
     hub_endpoint: str = HUB
     """Address of the Hub."""
     work_bits: int = 0
@@ -23,7 +23,7 @@ class Policy:
     ticket_seconds: int = 3600
     """A ticket is renewed within this time."""
     grace_seconds: int = 6 * 3600
-    """While the server is away, tickets hold for so long after that."""
+    """Time for which tickets hold beyond that while the server is away."""
     recheck_seconds: int = 86_400
     """A member by the Hub shows their token again after this time; who has left the organization gets no ticket."""
     peers_per_account: int = 8
@@ -31,4 +31,4 @@ class Policy:
 
 
 BANS_EVERY_SECONDS = 5.0
-"""How often a peer asks for the ban list; others hear of a ban through it."""
+"""Interval at which a peer asks for the ban list; others hear of a ban through it."""

@@ -12,7 +12,7 @@ from training.trust.server.ledger import Ledger
 from training.trust.ticket import LONGEST_SECONDS, Standing
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
-"""An open member who has had no ticket for so long is forgotten: anybody can make many."""
+"""An open member without a ticket for this time is forgotten: anybody can make many."""
 
 HUB_NAME = "hub:"
 """Begins a Hub's id among the bans; accounts begin otherwise."""
@@ -28,11 +28,11 @@ class Entrant:
     hub_id: str | None = None
     """What the Hub calls the user for ever: a ban holds also if they change their name there."""
     shown_until: int | None = None
-    """When they must show their credential again; None: as it was, or never."""
+    """Time at which they must show their credential again; None: as it was, or never."""
     code: str | None = None
-    """Of an invitation, which is used up by one."""
+    """Code of an invitation, which admits one."""
     renews: bool = False
-    """They have shown no credential, so they must be a member still."""
+    """True if they have shown no credential, so they must be a member still."""
 
     @property
     def hub_name(self) -> str | None:
@@ -136,7 +136,7 @@ class Register(Ledger):
         return found
 
     def banned(self) -> list[dict]:
-        """Who is banned: name, account, since and reason, the newest first."""
+        """Bans with name, account, time and reason, the newest first."""
         return self._rows(
             "SELECT name, account, since, reason FROM bans WHERE is_ban AND name NOT LIKE ? || '%' "
             "ORDER BY since DESC, account, name != account",
@@ -175,7 +175,7 @@ class Register(Ledger):
 
 
 def _is_banned(connection: sqlite3.Connection, *names: str | None) -> bool:
-    """Whether one of the names is banned."""
+    """Returns whether one of the names is banned."""
     places = ", ".join("?" * len(names))
     return connection.execute(f"SELECT 1 FROM bans WHERE is_ban AND name IN ({places})", names).fetchone() is not None
 
