@@ -1,4 +1,4 @@
-"""Whether an all-reduce counts: a group agrees on that, or on a repetition among those who are left.
+"""Agreement of a group on an all-reduce: its result counts, or those who are left repeat it.
 
 A peer that dies in the middle of an all-reduce leaves the others with different results: some parts are the mean of
 all senders, some of the remaining ones, and the parts that it should have reduced are each peer's own. So no peer uses
@@ -9,7 +9,7 @@ its result before the group has agreed on it:
 3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
    still hold their tensors, so nothing is lost.
 4. A repetition leaves out the peers that most of the others name. The second one also leaves out both of any two peers
-   of which one names the other: the link between them may be broken, and nobody knows which of them is at fault.
+   that do not hear each other: the link between them may be broken, and nobody knows which of them is at fault.
 
 A broken stream does not make a peer dead: a peer whose verdict is missing counts as gone when it cannot be called, or
 answers no ping. A peer that stands in for a dead referee also asks the others whether they know of a decision.
@@ -40,17 +40,17 @@ GOOD_SECONDS = 1.0
 those of most. A peer that has the whole average knows that everybody's tensors arrived, so only a late peer's own
 result can still fail."""
 VERDICT_SECONDS = 3.0
-"""From the first bad verdict on, it waits so long for the peers that may be alive."""
+"""Longest wait of a referee, after the first bad verdict, for peers that may be alive."""
 REFEREE_SECONDS = 8.0
 """A peer asks the next referee if this one has no decision after so long; if it answers no ping, at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How an all-reduce went for one peer."""
+    """Outcome of an all-reduce for one peer."""
 
     whole: bool
-    """Whether all parts came back as the average of all that were sent."""
+    """True if every part came back as the average over all senders."""
     faulty: frozenset[PeerID] = frozenset()
     """Groupmates that have sent nothing, or nonsense. A peer that most of the others name is left out of the
     repetition."""
@@ -62,10 +62,10 @@ class Verdict:
 
     @classmethod
     def read(cls, message: Message, peers: Sequence[PeerID]) -> Verdict:
-        """From a message of one of `peers`; any code but ACCEPTED counts as a failure.
+        """Reads a message of one of `peers`. Any code but ACCEPTED counts as a failure.
 
         Raises:
-            ValueError: If it names a peer that is not in the group, or one twice.
+            ValueError: If the message names a peer twice or one outside the group.
         """
         faulty = frozenset(_named_in(message.ordered_peer_ids, peers))
         return cls(whole=message.code == averaging_pb2.ACCEPTED, faulty=faulty)
@@ -73,22 +73,22 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What becomes of an all-reduce."""
+    """Decision on an all-reduce: its result counts, or a smaller group repeats it."""
 
     group_id: bytes = b""
-    """Of the repetition; empty if the result counts."""
+    """Id of the group that repeats it; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
     """The peers that repeat it, in the group's order."""
     solitary: bool = False
-    """Whether the peer decided for itself, because it reached no referee."""
+    """True if the peer decided for itself, because it reached no referee."""
 
     @property
     def counts(self) -> bool:
-        """Whether all use their results."""
+        """True if all peers use their results."""
         return not self.group_id
 
     def message(self) -> Message:
-        """The message that carries it. A peer that decided for itself tells others that it is in no group."""
+        """Packs the decision. A peer that decided for itself answers that it is in no group."""
         if self.solitary:
             return Message(code=averaging_pb2.BAD_GROUP_ID)
         return Message(
@@ -99,10 +99,10 @@ class Decision:
 
     @classmethod
     def read(cls, message: Message, group_id: bytes, peers: Sequence[PeerID]) -> Decision:
-        """From a referee's answer to one of `peers`, on the all-reduce `group_id`.
+        """Reads a referee's answer to one of `peers` on the all-reduce `group_id`.
 
         Raises:
-            ValueError: If it is no decision, or names a peer that is not in the group, or one twice.
+            ValueError: If the answer is not a decision, or names a peer twice or one outside the group.
         """
         if message.code == averaging_pb2.ACCEPTED:
             return cls()
@@ -144,12 +144,12 @@ class Agreement:
 
     Args:
         own: This peer.
-        group_id: Of the all-reduce.
+        group_id: Id of the all-reduce.
         peers: The group, in the order that all its peers know.
-        referees: Those of them that accept connections, in the same order.
-        ask: Sends a verdict to one of these.
+        referees: Members that accept connections, in the same order.
+        ask: Sends a verdict to a referee.
         on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
-        is_repetition: Whether the group has tried before; both of two are left out only then.
+        is_repetition: True if the group has tried before; only then both peers of a broken link are left out.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class Agreement:
         return (await asyncio.shield(self._decision)).message()  # the shield: others wait when this one hangs up
 
     def _is_whole_for_most(self) -> bool:
-        """Whether more than half of the group have said so, and nobody anything else.
+        """Returns True if more than half of the verdicts are in and all of them are good.
 
-        One peer alone may say so at once, and then let the all-reduce fail: it would count, and nobody repeat it.
+        A single early verdict does not count: its peer could let the all-reduce fail afterwards.
         """
         return not self._bad and 2 * len(self._verdicts) > len(self.peers)
 
     def _is_before_this_one(self, peer: PeerID) -> bool:
-        """Whether `peer` comes before this one as a referee: then it calls to ask, and does not send its verdict."""
+        """Returns True if `peer` is an earlier referee: it calls to ask for decisions, and sends no verdict."""
         order = self.referees
         return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
 
@@ -319,7 +319,7 @@ class Agreement:
 
 
 def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
-    """Whether most of the others name it; one alone may be at fault itself. Two that name each other are even."""
+    """Returns True if most of the others name the peer. One alone may be at fault itself."""
     others = [judge for judge in named if judge != peer]
     accusers = [judge for judge in others if peer in named[judge]]
     are_even = len(others) == 1 and bool(frozenset(accusers) & named[peer])
@@ -327,7 +327,7 @@ def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
 
 
 def _without_pairs(members: tuple[PeerID, ...], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
-    """The members without any two of which one names the other; all of them if fewer than two would be left."""
+    """Returns the members without both ends of each broken link; all members if fewer than two would be left."""
     pairs = {peer for judge in members for accused in named[judge] & frozenset(members) for peer in (judge, accused)}
     left = tuple(peer for peer in members if peer not in pairs)
     return left if len(left) > 1 else members

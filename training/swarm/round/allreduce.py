@@ -17,7 +17,7 @@ The exchange with a groupmate fails if
 - it answers no ping (`vigil`), or is much slower than the others (`patience`).
 
 Then this peer gives the whole all-reduce up at once and says so to all others, which give it up as well: nobody uses
-averages of which some parts lack a sender. The group decides what follows (`agreement`).
+averages in which some parts lack a sender. The group decides what follows (`agreement`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from training.swarm.round.reducer import Reducer, Reduction
 FEWEST_TO_COMPARE = 3
 """Peers of a group in which a slow one can be told from the others."""
 LINGER_SECONDS = 1.0
-"""After this peer has given up, its streams stay open for so long: others learn from its message that it is not the
-cause, and a stream that merely breaks would look like one."""
+"""Seconds that streams stay open after this peer has given up, so that others read its message. A stream that breaks
+without it would make this peer look like the cause."""
 
 Data = averaging_pb2.AveragingData
 Call = Callable[[PeerID, AsyncIterator[Data]], Awaitable[AsyncIterator[Data]]]
@@ -57,37 +57,37 @@ Call = Callable[[PeerID, AsyncIterator[Data]], Awaitable[AsyncIterator[Data]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Travel:
-    """How tensors travel in an all-reduce; the same for all peers of a run."""
+    """Codec, reduction and part sizes of an all-reduce; the same for all peers of a run."""
 
     codec: CompressionBase
     part_bytes: int
     """Longest encoded part."""
     reduction: Reduction
-    """How a reducer averages."""
+    """Reduction by which a reducer averages."""
     round_own_parts: bool = False
     """Average this peer's own parts as the others would have received them. Peers whose tensors are equal then keep
     them; otherwise the mean of the reducer's exact and the others' rounded tensors differs from both."""
     chunk_seconds: float | None = None
     """Longest silence of a sender; None: there is no limit."""
     is_guarded: bool = False
-    """Whether a guard may have to hold all senders' copies of a part."""
+    """True if a guard may have to hold all senders' copies of a part."""
 
     def part_bytes_among(self, peers: int) -> int:
-        """Longest part in a group of so many; all its peers must cut their tensors alike."""
+        """Longest part in a group of this size; all its peers must cut their tensors alike."""
         holds_all = self.reduction.needs_short_parts or self.is_guarded
         return shortened_part_bytes(self.part_bytes, peers) if holds_all else self.part_bytes
 
 
 class Trouble(IntEnum):
-    """How the exchange with a groupmate has gone wrong."""
+    """Kind of trouble in the exchange with a groupmate."""
 
     NONE = 0
     GAVE_UP = 1
-    """It says that it has given up, so another peer is the cause."""
+    """The groupmate has given up and said so: another peer is the cause."""
     BROKEN = 2
-    """It has ended a stream too early, or is silent: perhaps an accident."""
+    """The groupmate has ended a stream too early, or is silent; this may be an accident."""
     FAULTY = 3
-    """It has sent nothing at all, or nonsense, or is gone."""
+    """The groupmate has sent nothing, or what cannot be read, or is gone."""
 
 
 class _GaveUp(AllReduceError):
@@ -96,22 +96,22 @@ class _GaveUp(AllReduceError):
 
 @dataclass(slots=True)
 class _Groupmate:
-    """What has come of one peer of the group, and what has gone wrong with it. Times are seconds from the beginning."""
+    """State of the exchange with one peer of the group. Times are in seconds from the beginning."""
 
     has_called: bool = False
-    """Whether it has opened its stream of parts to this peer."""
+    """True once it has opened its stream of parts to this peer."""
     weight: float | None = None
-    """Of its tensors, as it says; None: no part has come."""
+    """Weight that it gives its tensors; None until a part has come."""
     parts: int = 0
     """Parts of it that have come here."""
     first_part: float | None = None
     last_part: float | None = None
     answers: int = 0
-    """Its answers that have come, as a reducer."""
+    """Number of its answers, as a reducer, that have come."""
     first_answer: float | None = None
     last_answer: float | None = None
     has_all_of_mine: bool = False
-    """Whether all parts for it have left."""
+    """True once all parts for it have been sent."""
     trouble: Trouble = Trouble.NONE
 
 
@@ -121,10 +121,10 @@ class AllReduce:
     Args:
         own: This peer.
         group: Its group.
-        tensors: In float32, on the host; they do not change.
-        infos: How the codec treats each of them; None: by its shape.
-        weight: Of this peer's tensors.
-        travel: How they travel.
+        tensors: Tensors in float32 on the host; they do not change.
+        infos: Hints for the codec, one a tensor; None: by its shape.
+        weight: Weight of this peer's tensors.
+        travel: Codec, reduction and part sizes.
         call: Opens a stream of parts to a reducer.
         guard: Watches all messages; None: nobody does.
         patience_seconds: A peer that is much slower than the others is given up after so long (`patience`); None:
@@ -148,7 +148,7 @@ class AllReduce:
         self.own, self.group, self.weight = own, group, weight
         self._travel, self._call, self._on_fault = travel, call, on_fault
         self.updates = empty_updates(tensors)
-        """For each tensor, the difference to its average; arbitrary numbers until `run` has ended well."""
+        """Difference of each tensor to its average; arbitrary numbers until `run` has ended well."""
         divided = divide(
             tensors,
             self.updates,
@@ -158,7 +158,7 @@ class AllReduce:
             infos=infos,
         )
         self.parts = dict(zip(group.peers, divided, strict=True))
-        """By the peer that averages them."""
+        """Parts by the peer that averages them."""
         self._values = sum(tensor.numel() for tensor in tensors)
         lengths = [part.values.numel() for part in self.parts[own]]
         self.reducer = Reducer(lengths, group.peers, travel.reduction, group.shares_of(group.peers))
@@ -186,7 +186,7 @@ class AllReduce:
             missing.cancel()
 
     def give_up(self) -> None:
-        """Ends this peer's part, and tells the others that it is not the cause; does nothing the second time."""
+        """Ends this peer's part and tells the others that it is not the cause. A second call does nothing."""
         if self._given_up.done():
             return
         self._given_up.set_result(None)
@@ -255,7 +255,7 @@ class AllReduce:
             number += 1
 
     async def _own_values(self) -> AsyncIterator[torch.Tensor]:
-        """As they are, or as the others would have received them. A guard sees them as messages in both cases."""
+        """Yields this peer's own parts, rounded by the codec if the run wants that. A guard sees them as messages."""
         if self.guard is None and not self._travel.round_own_parts:
             for part in self.parts[self.own]:
                 yield part.values
@@ -269,10 +269,10 @@ class AllReduce:
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
     async def answer(self, sender: PeerID, stream: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Takes the parts of a sender of the group, and answers each with the way from it to the average.
+        """Takes the parts of a sender of the group, and answers each with its difference to the average.
 
-        If this peer gives up, the sender is told at once, whatever it waits for. Nothing is awaited after the last
-        part: the sender hangs up as soon as it has all answers, and its end of the stream may be lost.
+        If this peer gives up, it tells the sender at once. After the last part it waits for nothing more: the sender
+        closes the stream as soon as it has all answers.
         """
         if self.mates[
             sender
@@ -379,14 +379,14 @@ class AllReduce:
         return frozenset(peer for peer, mate in self.mates.items() if mate.trouble >= least)
 
     def verdict(self, fault: Exception | None, *, is_repetition: bool = False) -> Verdict:
-        """Whether all went well so far, and which groupmates are to blame if it did not.
+        """Returns this peer's verdict: whether all is well so far, and which groupmates are to blame if not.
 
         A stream may break by accident, so a peer that breaks off is named in a repetition only, and only if there is a
         third peer that can say the same.
 
         Args:
-            fault: What ended it early.
-            is_repetition: Whether the group has tried before.
+            fault: Error that ended the all-reduce early.
+            is_repetition: True if the group has tried before.
         """
         least = Trouble.BROKEN if is_repetition and len(self.group.peers) > 2 else Trouble.FAULTY
         whole, named = fault is None and not self.is_torn, self.in_trouble(least)
@@ -398,7 +398,7 @@ class AllReduce:
 
     @property
     def is_torn(self) -> bool:
-        """Whether the result lacks something."""
+        """True if the result lacks some parts."""
         return self.reducer.has_overflowed or bool(self.in_trouble(Trouble.GAVE_UP))
 
     # -- whom this peer waits for ----------------------------------------------------------------------------------
@@ -411,11 +411,11 @@ class AllReduce:
         return frozenset(self._late_senders() or self._late_reducers())
 
     def _late_senders(self) -> dict[PeerID, int]:
-        """How many parts came of those whose parts are late."""
+        """Number of parts that have come from each late sender."""
         return {peer: self.mates[peer].parts for peer in self.reducer.awaited if peer in self.mates}
 
     def _late_reducers(self) -> dict[PeerID, int]:
-        """How many answers came of those whose answers are late."""
+        """Number of answers that have come from each late reducer."""
         return {peer: mate.answers for peer, mate in self.mates.items() if mate.answers < len(self.parts[peer])}
 
     def late(self) -> Late:
@@ -438,7 +438,7 @@ class AllReduce:
     # -- the report ------------------------------------------------------------------------------------------------
 
     def report(self) -> RoundReport:
-        """What has happened so far."""
+        """Summary of what has happened so far."""
         refused, mine = self.reducer.refused, len(self.parts[self.own])
         nothing_of = {peer for peer, parts in refused.items() if parts >= mine}
         told = {peer: mate.weight for peer, mate in self.mates.items() if mate.weight is not None}
@@ -470,10 +470,10 @@ class AllReduce:
         )
 
     def _delays(self, weights: dict[PeerID, float]) -> dict[str, Delay]:
-        """How long this peer waited for each groupmate beyond what is usual among them, twice the median.
+        """Seconds that this peer waited for each groupmate beyond twice the median of the group.
 
-        A reducer answers when all senders' parts are there. So it is late only by what it takes beyond the last part
-        that came here: a slow sender delays all reducers, this peer too. In a pair nobody can tell who is slow.
+        A reducer answers when all senders' parts are there. So its delay counts from the last part that came here: a
+        slow sender delays all reducers, this peer too. In a pair nobody can tell who is slow.
         """
         if len(self.group.peers) < FEWEST_TO_COMPARE:
             return {}
@@ -503,7 +503,7 @@ def _trouble_of(error: Exception) -> Trouble:
 
 
 def _beyond_usual(moments: dict[PeerID, float], peer: PeerID) -> float:
-    """By how much one of these exceeds twice the median of the others.
+    """Returns by how much one value exceeds twice the median of the others.
 
     >>> _beyond_usual({"ada": 0.25, "grace": 0.5, "mallory": 4.0}, "mallory")
     3.5

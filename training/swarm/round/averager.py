@@ -65,7 +65,7 @@ class Round:
         self._outcome: Future[AveragedGroup] = Future()
         self.stage = Stage.SEARCHING
         self.started = False
-        """Whether the trainer has let it average; then it is not started again."""
+        """True once the trainer has let it average; it starts once."""
         self.began = time.monotonic()
 
     def start(self, weight: float, **facts: object) -> None:
@@ -80,7 +80,7 @@ class Round:
             self._send(Start(self.number, Contribution(weight=float(weight), **facts)))
 
     def expect_fewer(self, gone: int) -> None:
-        """Lets it wait for fewer peers, since so many of those that it expects are gone; negative: they are back."""
+        """Lowers the number of expected peers by those that are gone; a negative number raises it again."""
         self._send(Fewer(self.number, gone))
 
     def cancel(self) -> None:
@@ -89,7 +89,7 @@ class Round:
             self._send(Cancel(self.number))
 
     def done(self) -> bool:
-        """Whether it has a result, has failed or was cancelled."""
+        """Returns True if it has a result, has failed or was cancelled."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> AveragedGroup:
@@ -142,7 +142,7 @@ class Averager:
     ):
         self.dht, self.settings = dht, settings
         self.bandwidth: float | None = None
-        """What this peer's link carries, in Mbit/s; groups give peers with slow links less to average."""
+        """Bandwidth of this peer's link in Mbit/s, if known; groups give peers with slow links less to average."""
         self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
         """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
         self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
@@ -199,9 +199,9 @@ class Averager:
         """Begins to look for a group; `Round.start` lets it average.
 
         Args:
-            told: What the peers of the group are told.
+            told: Message for the peers of the group.
             seconds: The round fails if it has no group after this time.
-            expected_peers: How many peers the group should have; 0: nobody knows.
+            expected_peers: Number of peers that the group should have; 0: unknown.
         """
         admission = admission_of(self.dht)
         ticket = admission.own_ticket if admission is not None else ""
@@ -215,7 +215,7 @@ class Averager:
         return round_
 
     def leave_out(self, peers: frozenset[str]) -> None:
-        """From now on these peers are in no group of this one."""
+        """Keeps these peers out of this peer's groups from now on."""
         self._send(LeaveOut(peers))
 
     def offer_state(self, priority: float | None) -> None:
@@ -235,7 +235,7 @@ class Averager:
                 self._lock.release()
 
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._process is not None and self._process.is_alive()
 
     def check_process(self) -> None:

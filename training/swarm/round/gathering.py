@@ -1,7 +1,7 @@
-"""What the peers of a group tell each other when it forms: packed, read and checked.
+"""Messages of a forming group: packed, read and checked.
 
-A leader passes on what its followers have told. All members compute from it how much each of them averages, so words
-that make no sense would fail the average of all. A leader refuses such a peer, and a member refuses such a group.
+A leader passes on the messages of its followers. All members compute from them how much each of them averages, so a
+malformed message would fail the average of all. A leader refuses such a peer, and a member refuses such a group.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from training.swarm.engine.ids import MOST_ID_BYTES, digest_of
 from training.swarm.peers.groups import MOST_PEERS
 
 MOST_BYTES = 4096
-"""Of one peer's words; a newcomer's take less than a hundred."""
+"""Largest message of one peer, in bytes; a newcomer's has less than a hundred."""
 NONCE_BYTES = 16
-"""At the end of each peer's words, drawn for each search: no group has the id of an earlier one."""
+"""Random bytes at the end of each peer's message, so that no group has the id of an earlier one."""
 FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0
@@ -41,19 +41,19 @@ class NonsenseError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """What a peer tells its group."""
+    """Facts that a peer tells its group."""
 
     mbits: float | None
-    """What its link carries; None if it does not know."""
+    """Bandwidth of its link in Mbit/s; None if it does not know."""
     client_mode: bool
-    """Whether it accepts no connections, and so averages nothing for the others."""
+    """True if it accepts no connections, and so averages nothing for the others."""
     told: object
     """The trainer's own message, such as `groups.Announcement`."""
     ticket: str = ""
-    """Its ticket, in a run that admits members only."""
+    """Ticket of the peer, in a run that admits members only."""
 
     def packed(self) -> bytes:
-        """As join requests carry them."""
+        """Packs the facts for a join request."""
         told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
         return MSGPackSerializer.dumps([self.mbits, self.client_mode, told, self.ticket, nonce])
 
@@ -89,7 +89,7 @@ def renewed(packed: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormedGroup:
-    """A group as its leader names it: its members, and what each of them tells the others."""
+    """A group as its leader names it: its members and their messages."""
 
     peers: tuple[PeerID, ...]
     words: tuple[bytes, ...]
@@ -103,10 +103,10 @@ class FormedGroup:
 
     @property
     def group_id(self) -> bytes:
-        """Follows from members, order and words.
+        """Digest of members, order and messages.
 
-        A leader that tells its followers different things of a member puts them into different groups. Otherwise they
-        would divide the tensors differently, and find fault with that member.
+        A leader that passes different messages of a member on puts its followers into different groups. Otherwise they
+        would divide the tensors differently, and blame that member.
         """
         return digest_of(*(peer.to_bytes() for peer in self.peers), *self.words)
 
@@ -119,11 +119,11 @@ class FormedGroup:
 
     @classmethod
     def read(cls, message: averaging_pb2.MessageFromLeader) -> FormedGroup:
-        """From a leader's message.
+        """Reads a leader's message.
 
         Raises:
-            NonsenseError: If members are too many, or one is named twice or by too long a name, which would take
-                seconds to read; if words make no sense, or no member averages anything.
+            NonsenseError: If there are too many members, one is named twice or by too long a name (which would take
+                seconds to read), a member's message is malformed, or no member averages anything.
         """
         ids = message.ordered_peer_ids
         if not len(set(ids)) == len(ids) == len(message.gathered) <= MOST_PEERS:
@@ -136,7 +136,7 @@ class FormedGroup:
 
 
 def bandwidths(group: Sequence[Words]) -> list[float | None]:
-    """Of the peers that average parts for the others, in Mbit/s; 0 for those that accept no connections.
+    """Bandwidths of the peers in Mbit/s; 0 for those that accept no connections, None if unknown.
 
     >>> node = dict(client_mode=False, told=None)
     >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
@@ -150,7 +150,7 @@ def bandwidths(group: Sequence[Words]) -> list[float | None]:
 
 
 def shares(values: int, group: Sequence[Words]) -> list[int]:
-    """How many of so many values each peer of a group averages; its peers find the same, each by itself.
+    """Divides values among the peers of a group; each peer computes the same numbers by itself.
 
     >>> claims = (8.0, False), (None, False), (9.0, True)
     >>> shares(100, [Words(mbits=mbits, client_mode=client, told=None) for mbits, client in claims])

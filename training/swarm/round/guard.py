@@ -1,6 +1,4 @@
-"""What may watch an all-reduce: options against hostile peers implement it, and the round knows nothing else of
-them.
-"""
+"""Interface of what may watch an all-reduce. Options against hostile peers implement it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How a group forms: a peer asks a leader to take it in, or leads those that ask it.
+"""Matchmaking: a peer asks a leader to take it in, or leads those that ask it.
 
 Each peer that looks for a group announces in the DHT when its window ends. It asks peers whose windows end before its
 own, the earliest first:
 
     follower                                leader
-    rpc_join_group  --- its words ------->  takes it in, or says why not
+    rpc_join_group  --- its facts ------->  takes it in, or says why not
                     <-- ACCEPTED ---------
                     <-- BEGIN_ALLREDUCE --  all expected peers are there, or the window has ended: the group
                     <-- GROUP_DISBANDED --  too few have come, or the leader follows another peer: look again
@@ -49,10 +49,10 @@ logger = logging.getLogger(__name__)
 LATE_SHARE = 0.25
 """A leader's last message may be late by this share of a request's timeout."""
 IDLE_WEIGHT = 0.75
-"""What counts against a leader that says nothing more to a peer that it has taken in: it may be a busy machine."""
+"""Weight of the fault of a leader that goes silent after taking a peer in; its machine may be busy."""
 MAJORITY_WINDOWS = 2
-"""After `PATIENCE_WINDOWS`, a group needs only the majority of the expected peers, for so many windows. If any two
-could go on then, one peer with a bad link would make the others part in pairs, with weights that differ."""
+"""Windows after `PATIENCE_WINDOWS` in which the majority of the expected peers suffices for a group. If any two could
+go on, one peer with a bad link would split the others into pairs, with weights that differ."""
 LOOK_SECONDS, PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
 at most. Peers that come late look often, and find those that wait."""
@@ -65,7 +65,7 @@ class Search:
     """A search for a group; needs a running event loop."""
 
     words: bytes
-    """What this peer tells its group."""
+    """Packed facts that this peer tells its group."""
     deadline: float
     """DHT time at which the search ends."""
     expected: int
@@ -76,9 +76,9 @@ class Search:
     window_ends: float = -math.inf
     """DHT time at which this peer's own window ends."""
     asks: bool = False
-    """Whether a leader may be adding this peer to a group now."""
+    """True while a leader may be adding this peer to a group."""
     follows: bool = False
-    """Whether a leader has taken this peer in."""
+    """True once a leader has taken this peer in."""
     asked: set[tuple[float, PeerID]] = field(default_factory=set)
     """Announcements of leaders that this peer has asked."""
     followers: dict[PeerID, bytes] = field(default_factory=dict)
@@ -89,12 +89,12 @@ class Search:
     """This peer's group."""
 
     def send_followers_away(self) -> None:
-        """They look for another leader."""
+        """Tells the followers to look for another leader."""
         self.fate.set_result(None)
         self.followers, self.fate = {}, asyncio.Future()
 
     def end(self) -> None:
-        """Nobody can follow this peer any more."""
+        """Ends the search: no peer can follow this one any more."""
         self.found.cancel()
         if not self.fate.done():
             self.fate.set_result(None)
@@ -126,12 +126,12 @@ class Matchmaking:
     async def find_group(
         self, words: bytes, *, deadline: float, expected_peers: int, faults: dict[PeerID, float]
     ) -> FormedGroup | None:
-        """A group for one average; None if there was none until the deadline.
+        """Looks for a group for one average. Returns None if there was none until the deadline.
 
         Args:
-            words: What its peers are told: packed `Words`.
-            deadline: In DHT time.
-            expected_peers: How many peers the group should have; 0: nobody knows.
+            words: Message for its peers: packed `Words`.
+            deadline: End of the search, in DHT time.
+            expected_peers: Number of peers that the group should have; 0: unknown.
             faults: See `Search`; peers that waste this peer's time are added.
         """
         async with self._one_search:  # one that was given up may not have ended yet
@@ -193,10 +193,10 @@ class Matchmaking:
         return [(until, peer) for until, peer in found if peer not in slow]
 
     def _may_ask(self, search: Search, until: float, leader: PeerID) -> bool:
-        """Whether this peer would follow one that has announced itself until then.
+        """Returns True if this peer would follow a leader whose window ends then.
 
-        A leader that has not answered, with a weight of 0, is asked again if there is nobody else to ask in a pair.
-        Among more, each window would be spent on the one whose link is full.
+        A leader that has not answered (weight 0) is asked again only in a pair, where there is nobody else to ask.
+        Among more peers, each window would be spent on the one whose link is full.
         """
         has_wasted = leader in search.faults and (search.faults[leader] > 0 or search.expected > 2)
         if leader == self._own or leader in self.left_out or has_wasted:
@@ -204,7 +204,7 @@ class Matchmaking:
         return (until, leader) not in search.asked and (until, leader) < (self._expiration(search), self._own)
 
     def _expiration(self, search: Search) -> float:
-        """Until when this peer would follow a leader."""
+        """DHT time until which this peer would follow a leader."""
         if self._settings.client_mode:
             return min(get_dht_time() + self._window, search.deadline)
         return search.window_ends
@@ -276,7 +276,7 @@ class Matchmaking:
 
     @property
     def has_no_group(self) -> bool:
-        """Whether this peer is surely in no group: it looks for one, and no leader can be adding it to one now."""
+        """True if this peer is certainly in no group: it looks for one, and no leader can be adding it to one now."""
         search = self._search
         return search is not None and not search.asks and not search.found.done()
 
@@ -329,7 +329,7 @@ class Matchmaking:
         return None
 
     def _lets_in(self, search: Search, peer: PeerID, words: bytes) -> bool:
-        """Whether a peer may follow this one: its words make sense, and its ticket holds if it needs one."""
+        """Returns True if a peer may follow this one: its message is sound, and its ticket holds if it needs one."""
         with suppress(NonsenseError, TicketRefused):
             Words.read(words)
             self._check_ticket(peer, words)
@@ -345,9 +345,9 @@ class Matchmaking:
             search.expected += 1
 
     def expect_fewer(self, gone: int) -> None:
-        """So many of the expected peers are gone: a group that lacks nobody else begins now.
+        """Lowers the number of expected peers; a group that lacks nobody else begins now.
 
-        A negative number: so many that were taken for dead have answered.
+        A negative number raises it again: peers that were taken for dead have answered.
         """
         if self._search is not None:
             self._search.expected = max(self._search.expected - gone, 0)
@@ -401,7 +401,7 @@ async def announced(dht: DHT, key: str) -> list[tuple[float, PeerID]]:
 
 
 def schema_of(tensors: Iterable[torch.Tensor]) -> bytes:
-    """What the tensors of two averagers must have in common."""
+    """Digest of shapes and types, which the tensors of two averagers must share."""
     return digest_of(*(str(tuple(tensor.shape)).encode() for tensor in tensors))
 
 

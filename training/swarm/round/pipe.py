@@ -1,4 +1,4 @@
-"""What the trainer and an averager's process tell each other.
+"""Messages between the trainer and an averager's process.
 
 trainer (`averager`)                      averager's process (`service`)
 begin_round()    -- Begin ------------->  looks for a group
@@ -32,7 +32,7 @@ from training.swarm.round.reducer import Reduction, WeightedMean
 
 @dataclass(frozen=True, kw_only=True)
 class AveragerSettings:
-    """How an averager meets its groups and averages with them."""
+    """Settings of an averager: matchmaking, time limits, codec and reduction."""
 
     prefix: str
     """Begins its keys in the DHT and the names of its calls; the same for all peers of a run."""
@@ -49,24 +49,24 @@ class AveragerSettings:
     client_mode: bool = False
     """Accept no connections."""
     compression: CompressionBase = field(default_factory=NoCompression)
-    """How tensors travel."""
+    """Codec of the tensors."""
     part_bytes: int | None = None
-    """Tensors travel in parts of so many bytes; None: as many as suit their size."""
+    """Bytes of a part; None: chosen by the tensors' size."""
     round_own_parts: bool = False
     """See `allreduce.Travel`."""
     reduction: Reduction = field(default_factory=WeightedMean)
-    """How the parts of several peers become one."""
+    """Rule that averages the parts of several peers."""
     guard: MakeGuard | None = None
     """Makes what watches the all-reduces, in the averager's process; None: nothing does."""
 
 
 class Stage(IntEnum):
-    """How far a round is."""
+    """Stage of a round."""
 
     SEARCHING = 0
-    """It has no group yet."""
+    """The round has no group yet."""
     WAITING = 1
-    """It has a group, and waits until the trainer lets it average."""
+    """The round has a group, and waits until the trainer lets it average."""
     AWAITED = 2
     """The same, and most of its group average already."""
     AVERAGING = 3
@@ -80,11 +80,11 @@ class Begin:
     number: int
     """Names the round in what follows."""
     told: bytes
-    """For the group: packed `gathering.Words`."""
+    """Message for the group: packed `gathering.Words`."""
     seconds: float
-    """After this time the round looks for no new group."""
+    """Seconds after which the round looks for no new group."""
     expected_peers: int
-    """How many peers the group should have; 0: nobody knows."""
+    """Number of peers that the group should have; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fewer:
-    """Some of the peers that the group should have are gone."""
+    """Some expected peers are gone, or back."""
 
     number: int
     gone: int
-    """How many; negative: so many are back."""
+    """Number of peers that are gone; negative if peers are back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether newcomers may download the state, and the priority that the DHT shows; None: they may not."""
+    """Offer of the state to newcomers, with the priority that the DHT shows; None: no offer."""
 
     priority: float | None
 
@@ -166,9 +166,9 @@ class Caught:
 
     peer: str
     weight: float
-    """What that counts among its faults."""
+    """Weight among the peer's faults."""
     deed: str
-    """Such as "has ..., and", so that a sentence can go on with what follows from it."""
+    """Beginning of a sentence on the peer, such as "has ..., and"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from training.swarm.peers.groups import AllReduceError
 
 
 class Reduction(Protocol):
-    """How the parts of several senders become one."""
+    """Rule that averages the parts of several senders."""
 
     needs_short_parts: bool
-    """Whether parts must be so short that all senders' copies take `LARGEST_HELD_BYTES` at most."""
+    """True if parts must be short enough for all senders' copies to fit into `LARGEST_HELD_BYTES`."""
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
         """The weights of senders as they count; of each, only a share if `shares` says so."""
@@ -88,11 +88,11 @@ class Reducer:
         self.refused: Counter[PeerID] = Counter()
         """Parts of each sender that counted for nothing."""
         self.has_overflowed = False
-        """Whether a sum of finite numbers was not finite."""
+        """True if a sum of finite numbers was not finite."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all parts have been averaged."""
+        """True if all parts have been averaged."""
         return self.averaged == len(self.lengths)
 
     @property

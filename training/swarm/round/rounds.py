@@ -31,7 +31,7 @@ REPETITIONS = 2
 LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
 BANS_LOOK_SECONDS = 0.5
-"""How often a running all-reduce looks whether one of its peers is banned."""
+"""Pause between two looks, during an all-reduce, at whether one of its peers is banned."""
 DOUBT = 0.75
 """Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
 _AGREEMENTS_KEPT = 8
@@ -58,9 +58,9 @@ class Attempt:
     report: RoundReport
     decision: Decision
     updates: tuple[torch.Tensor, ...]
-    """For each tensor, the difference to its average; arbitrary numbers if there is a fault."""
+    """Difference of each tensor to its average; arbitrary numbers if there is a fault."""
     fault: Exception | None
-    """What ended it early; None if all results came."""
+    """Error that ended it early; None if all results came."""
     absent: frozenset[PeerID]
     """Groupmates that are alive and say that they are not in the group."""
     troubles: frozenset[PeerID] = frozenset()
@@ -68,7 +68,7 @@ class Attempt:
 
 
 class AveragingMethod(Protocol):
-    """Which all-reduces a round consists of, and of which tensors."""
+    """Sequence of all-reduces that make up a round."""
 
     phases: tuple[bytes, ...]
     """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
@@ -124,7 +124,7 @@ class AllReduces:
         self._expecting = 0
         self._news = asyncio.Event()
         self._callers: dict[bytes, set[PeerID]] = {}
-        """Of groups that this peer is in and lets wait: who has called."""
+        """Callers by group, of groups in which this peer is and which it lets wait."""
         self._newest: AllReduce | None = None
 
     @property
@@ -151,7 +151,7 @@ class AllReduces:
         self._spread_news()
 
     def forget(self, *group_ids: bytes) -> None:
-        """These are over."""
+        """Forgets groups that are over."""
         for group_id in group_ids:
             if (begun := self._begun.pop(group_id, None)) is not None:
                 begun.cancel()  # if it has not begun, nobody needs to wait for it
@@ -183,11 +183,11 @@ class AllReduces:
     # -- calls of groupmates ---------------------------------------------------------------------------------------
 
     async def is_member_of(self, group_id: bytes, caller: PeerID) -> bool:
-        """Whether this peer is in the group; waits while it may be about to hear of it.
+        """Returns True if this peer is in the group; waits while it may be about to hear of it.
 
         Args:
-            group_id: As the caller names it.
-            caller: Counts among those that average with this peer's group already (`called_by_most`).
+            group_id: Id that the caller names.
+            caller: Peer that counts among those that average already (`called_by_most`).
         """
         while group_id not in self._begun and self._expecting and not self._has_no_group():
             if (callers := self._callers.get(group_id)) is not None and caller not in callers:
@@ -207,7 +207,7 @@ class AllReduces:
         return None if begun.cancelled() else begun.result()
 
     async def agree(self, request: averaging_pb2.MessageFromLeader, caller: PeerID) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells its verdict on an all-reduce; the answer is the group's decision, or that there is none.
+        """Takes a groupmate's verdict on an all-reduce. Returns the group's decision, or that there is none.
 
         `Agreement.hear` refuses callers that are not of the group.
         """
@@ -231,9 +231,9 @@ class AllReduces:
         travel: Travel,
         is_repetition: bool = False,
     ) -> Attempt:
-        """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
+        """Runs one all-reduce of an announced group, and gets the group's decision on it. Changes no tensors.
 
-        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
+        It ends as soon as this peer hears that it has failed for any member, since the whole group must repeat it.
         """
         over = asyncio.Event()
         one = AllReduce(
@@ -271,7 +271,7 @@ class AllReduces:
     def _begin(
         self, group: Group, one: AllReduce, *, on_bad_verdict: Callable[[], None], is_repetition: bool = False
     ) -> Agreement:
-        """From now on groupmates' calls reach the all-reduce and the agreement."""
+        """Lets groupmates' calls reach the all-reduce and the agreement from now on."""
         agreement = self._agreements[group.group_id] = Agreement(
             own=self.peer_id,
             group_id=group.group_id,
@@ -314,7 +314,7 @@ class AllReduces:
                 watch.cancel()
 
     def late_peers(self) -> frozenset[PeerID]:
-        """For whom the newest all-reduce waits here."""
+        """Peers for which the newest all-reduce waits."""
         return self._newest.late_peers() if self._newest is not None else frozenset()
 
     async def _send_parts(
@@ -407,13 +407,13 @@ class GroupAllReduce:
                 self.all_reduces.forget(group.group_id)
 
     def _can_repeat(self, attempt: Attempt, left: Group, attempts: int) -> bool:
-        """Whether this peer repeats the all-reduce with those who are left."""
+        """Returns True if this peer repeats the all-reduce with those who are left."""
         if attempt.decision.counts or attempts > REPETITIONS:
             return False
         return self.all_reduces.peer_id in left.peers and len(left.peers) > 1 and any(left.fractions)
 
     def _keeps_own(self, attempt: Attempt, attempts: int) -> bool:
-        """Whether this peer's tensors stay as they are: nobody else is left, or the last repetition has failed.
+        """Returns True if this peer's tensors stay as they are: nobody else is left, or the last repetition has failed.
 
         After a failed repetition one peer may hold all answers and another one only some: with these, their tensors
         would differ.
@@ -423,7 +423,7 @@ class GroupAllReduce:
         return gave_up or members == (own,)
 
     def _report(self, attempts: Sequence[Attempt], *, left: Sequence[PeerID]) -> RoundReport:
-        """What the attempts did together; the last one's result is the round's."""
+        """Adds the attempts up to a report; the last one's result is the round's."""
         last, own = attempts[-1], self.all_reduces.peer_id
         absent = frozenset().union(*(attempt.absent for attempt in attempts))
         lost = [peer for peer in self.group.peers if peer not in (*left, own)]
@@ -441,7 +441,7 @@ class GroupAllReduce:
 
 
 def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
-    """Who has spoiled a round, with the weight of what this peer has seen of it.
+    """Finds the peers that have spoiled a round, each with the weight of its fault.
 
     - A peer that was lost, if this peer's own exchange with it has failed as well.
       If several were lost, with less weight: some of them may have been left out because of the others.
@@ -449,9 +449,9 @@ def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], 
       less weight: the link between the two may be at fault.
 
     Args:
-        attempts: All of the round.
-        group: Of the first one.
-        lost: Peers that take no part in the last one.
+        attempts: All attempts of the round.
+        group: Group of the first attempt.
+        lost: Peers that take no part in the last attempt.
         own: This peer.
     """
     absent = frozenset().union(*(attempt.absent for attempt in attempts))

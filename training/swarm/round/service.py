@@ -96,7 +96,7 @@ class _Pending:
     begin: Begin
     task: asyncio.Task | None = None
     start: asyncio.Future[Start] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """When the trainer lets the round average."""
+    """Set when the trainer lets the round average."""
     gone: int = 0
     """Peers that it no longer expects."""
     faults: dict[PeerID, float] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class _Pending:
     spoiled_by: dict[str, float] = field(default_factory=dict)
     """See `pipe.Ended`."""
     averages: bool = False
-    """Whether it has begun to average. Then it is not cancelled: the whole group would have to repeat the average."""
+    """True once it averages. It is not cancelled then: the whole group would have to repeat the average."""
 
 
 def send_end(pipe: Connection, ended: Ended) -> None:
@@ -286,7 +286,7 @@ class Service(ServicerBase):
             self.rounds.forget(*groups)
 
     async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
-        """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""
+        """Waits until the trainer lets a round average; tells the trainer if most of the group average already."""
 
         async def tell_when_awaited() -> None:
             await self.rounds.called_by_most(group_id, peers)
@@ -313,7 +313,7 @@ class Service(ServicerBase):
         return AveragedGroup.of_those_left(told, report)
 
     def _shares(self, formed: FormedGroup) -> tuple[dict, Group]:
-        """What the peers of the group told, and which share of the values each of them averages."""
+        """Returns the messages of the group's peers, and the share of the values that each of them averages."""
         words = [Words.read(one) for one in formed.words]
         fractions = shares(self._total_size, words)
         admission, members = admission_of(self.dht), list(zip(formed.peers, words, strict=True))
@@ -350,7 +350,7 @@ class Service(ServicerBase):
             yield message
 
     def _may_send(self, caller: PeerID, group: Group) -> bool:
-        """Whether a caller is of a group and not banned; its ticket was checked when the group formed."""
+        """Returns True if a caller is in a group and not banned; its ticket was checked when the group formed."""
         return caller in group.peers and not self._is_banned(caller)
 
     def _is_banned(self, peer: PeerID) -> bool:
@@ -359,7 +359,7 @@ class Service(ServicerBase):
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        """Takes a groupmate's verdict on an all-reduce, and answers with the group's decision."""
         if self._is_banned(context.remote_id):
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         return await self.rounds.agree(request, context.remote_id)
