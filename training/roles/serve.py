@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,7 +46,7 @@ class ServeSettings:
     """Built site to serve."""
     host: str = "0.0.0.0"
     port: int = 8000
-    """Of the site."""
+    """Port of the site."""
     public_url: str | None = None
     """Address of the site for others; None: made of the address of the bootstrap peer and `port`."""
     dht_host: str = "0.0.0.0"
@@ -59,7 +58,7 @@ class ServeSettings:
     initial_peers: tuple[str, ...] = ()
     """Other servers of the same run."""
     push_to: str | None = None
-    """Where the monitor copies its checkpoints."""
+    """Place to which the monitor copies its checkpoints."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""
 
@@ -73,7 +72,7 @@ def run_serve(
         settings: Of this machine.
         events: Gets `ready`, `warning` and `stopped`, and the servers' events with a field `role`.
         show: Gets each line to print; None: prints it.
-        pace: When a server that has ended is started again.
+        pace: Times of new starts.
 
     Raises:
         BadInput: If the recipe or the run's folder cannot be used.
@@ -85,9 +84,8 @@ def run_serve(
             "--announce-host needs a fixed port, which a router can forward, and the next one.",
             cure="Give a --dht-port other than 0.",
         )
-    _check_ip(settings.dht_host)
     with only_one(settings.run_dir, "`serve` or demo"), Stop() as stop:
-        servers = _Servers(settings, events, show or _printer(), pace or Pace())
+        servers = _Servers(settings, events, show or _print, pace or Pace())
         try:
             servers.run(run.run_id, stop)
         except Interrupted:
@@ -114,7 +112,7 @@ class _Servers:
             self._monitor_command,
             show=show,
             event=partial(self._pass_on, "monitor"),
-            alive=self._monitor_is_alive,
+            alive=lambda: answers(f"{_url(_reachable(settings.host), settings.port)}/live/state.json"),
             pace=pace,
         )
 
@@ -125,12 +123,7 @@ class _Servers:
         told = {name: self.monitor.ready[name] for name in ("url", "initial_peers", "join_command")}
         self.events.write("ready", **told)
         page = f"Send volunteers this address:\n    {self.url}/join/\nOr" if self.settings.site else "Send volunteers"
-        invite = ""
-        if MEMBERS_FLAGS in told["join_command"]:
-            invite = (
-                "Each has a FOLDER of their own, and their own CODE: `moderate invite NAME` prints one. Members of an "
-                "organization on the Hugging Face Hub give --hugging-face instead of the code.\n"
-            )
+        invite = _INVITE if MEMBERS_FLAGS in told["join_command"] else ""
         command = f"this command:\n    {told['join_command']}\n{invite}"
         self.show(f"\n{run_id} is served. {page} {command}Ctrl-C stops both servers.\n")
         while True:
@@ -163,18 +156,14 @@ class _Servers:
 
     @property
     def _address(self) -> str:
-        """Where others reach the bootstrap peer."""
+        """Address at which others reach the bootstrap peer."""
         return self.bootstrap.ready["addresses"][0]
 
     @property
     def _local_address(self) -> str:
-        """Where this machine reaches it: many routers let nobody inside reach the address that they show outside."""
+        """Address at which this machine reaches it: through many routers it does not reach the one for others."""
         port = self.settings.dht_port or self._address.split("/")[4]
         return f"{_maddr(_reachable(self.settings.dht_host), port)}/p2p/{self._address.rpartition('/')[2]}"
-
-    @property
-    def _local_url(self) -> str:
-        return _url(_reachable(self.settings.host), self.settings.port)
 
     def _bootstrap_command(self) -> list[str]:
         settings = self.settings
@@ -202,11 +191,6 @@ class _Servers:
         announced = [_maddr(settings.announce_host, port)] if settings.announce_host else []
         return ["--host-maddrs", _maddr(settings.dht_host, port), *_flags("--announce-maddrs", announced)]
 
-    def _monitor_is_alive(self) -> bool:
-        port = self.settings.dht_port
-        listens = not port or accepts(_reachable(self.settings.dht_host), port + 1)
-        return listens and answers(f"{self._local_url}/live/state.json")
-
     def _await_ready(self, server: Service, running: list[Service], stop: Stop) -> None:
         """Returns once a server is ready; a server that ends with an error before that ends the whole program."""
         while server.ready is None:
@@ -230,19 +214,18 @@ def _flags(name: str, values: object) -> list[str]:
     return [word for value in values for word in (name, str(value))]
 
 
-def _printer() -> Callable[[str], None]:
-    """Prints whole lines, also from several threads."""
-    lock = threading.Lock()
-
-    def show(text: str) -> None:
-        with lock:
-            print(text, flush=True)
-
-    return show
+def _print(text: str) -> None:
+    """Prints whole lines, also from several threads: in one write, which `print` does not promise."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
+_INVITE = (
+    "Each has a FOLDER of their own, and their own CODE: `moderate invite NAME` prints one. Members of an organization "
+    "on the Hugging Face Hub give --hugging-face instead of the code.\n"
+)
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where this machine reaches a server that listens at all its addresses."""
+"""Address at which this machine reaches a server that listens at all its addresses."""
 
 
 def _reachable(host: str) -> str:
@@ -266,17 +249,8 @@ def _maddr(host: str, port: int | str) -> str:
     return f"/{kind}/{host}/tcp/{port}"
 
 
-def _check_ip(host: str) -> None:
-    try:
-        ip_address(host)
-    except ValueError:
-        raise BadInput(
-            f"--dht-host is {host!r}, which is no IP address; give one of this machine, or 0.0.0.0 for all of them."
-        ) from None
-
-
 def accepts(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+    """Returns whether something accepts connections there."""
     with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS):
         return True
     return False

@@ -19,20 +19,20 @@ from training.processes.programs import ending, kill_marked, start_program
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """When a service is started again."""
+    """Times of a service that is started again."""
 
     first_pause_seconds: float = 1.0
-    """After the first end; the next pause is twice as long,"""
+    """Pause after the first end; each further one is twice as long,"""
     longest_pause_seconds: float = 60.0
     """up to this: a fault that does not pass by itself, such as a full disk, would otherwise fill the log."""
     calm_seconds: float = 120.0
-    """A service that ran for so long is given the first pause again."""
+    """After a run of this time the first pause applies again."""
     ready_seconds: float = 180.0
-    """A service that is not ready after so long is started again; most of it is importing on a slow machine."""
+    """Longest time until a service is ready; most of it is importing on a slow machine."""
     look_seconds: float = 10.0
-    """How often a service is asked for a sign of life."""
+    """Interval at which a service that is ready is asked for a sign of life."""
     silent_seconds: float = 60.0
-    """A service that has given none for so long is started again."""
+    """Longest time without one."""
 
 
 class Service:
@@ -45,8 +45,8 @@ class Service:
         command: Gives program and arguments for the next start, without `--log-json`.
         show: Gets each line that it prints and each sentence about it.
         event: Gets each event that it logs; `look` calls it.
-        alive: Asks it for a sign of life once it is ready; must return within some seconds.
-        pace: When it is started again.
+        alive: Asks it for a sign of life once it is ready; returns within some seconds.
+        pace: Times of new starts.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Service:
         self.ready: dict | None = None
         """The `ready` event of its last start that got so far; None before the first."""
         self.ended: int | None = None
-        """How its last start ended; None while it runs."""
+        """Exit code of its last start; None while it runs."""
         self.last_line = ""
         """What it printed last: its error, if it ended with one."""
         self._command, self._show, self._event, self._alive, self._pace = command, show, event, alive, pace
@@ -72,15 +72,9 @@ class Service:
         self._readers: list[threading.Thread] = []
         self._events: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._failures = 0
-        self._due = self._started = self._heard = 0.0
+        self._due = self._started = self._heard = self._asked = 0.0
         self._is_ready = False
-        self._asking: threading.Thread | None = None
-        self._asked = 0.0
-
-    @property
-    def runs(self) -> bool:
-        """Whether its program runs now."""
-        return self._process is not None
+        self._is_asking = False
 
     def look(self) -> None:
         """Starts the program if it is due; passes its events on; notices its end or its silence."""
@@ -90,13 +84,16 @@ class Service:
                 self._start(now)
             return
         self._pass_events(now)
+        longest = self._pace.silent_seconds if self._is_ready else self._pace.ready_seconds
         if self._process.poll() is not None:
             self._bury(now)
-        elif not self._is_ready and now - self._started > self._pace.ready_seconds:
-            self._show(f"The {self.name} is not ready after {self._pace.ready_seconds:g} s; it is ended.")
+        elif now - self._heard > longest:
+            self._show(f"The {self.name} has not answered for {now - self._heard:.0f} s; it is ended.")
             self._abort()
-        elif self._is_ready:
-            self._ask(now)
+        elif self._is_ready and not self._is_asking and now - self._asked >= self._pace.look_seconds:
+            self._asked, self._is_asking = now, True
+            # In a thread: a service that hangs must not hold up the others.
+            threading.Thread(target=self._ask, daemon=True).start()
 
     def stop(self) -> None:
         """Asks the program to end."""
@@ -112,7 +109,7 @@ class Service:
         self._process = None
 
     def has_ended(self) -> bool:
-        """Whether the program has ended after `stop`; all that it printed has then been shown."""
+        """Returns whether the program has ended after `stop`; all that it printed has then been shown."""
         if self._process is None:
             return True
         if self._process.poll() is None:
@@ -136,8 +133,8 @@ class Service:
             os.close(for_child)
         self._started = self._heard = self._asked = now
         self._is_ready, self.ended = False, None
-        jobs = ((self._read_lines, self._process.stdout), (self._read_events, os.fdopen(events, "rb")))
-        self._readers = [threading.Thread(target=read, args=(pipe,), daemon=True) for read, pipe in jobs]
+        jobs = ((self._take_line, self._process.stdout), (self._take_event, os.fdopen(events, "rb")))
+        self._readers = [threading.Thread(target=_each_line, args=(pipe, take), daemon=True) for take, pipe in jobs]
         for reader in self._readers:
             reader.start()
 
@@ -166,20 +163,13 @@ class Service:
         self._process.kill()
         self._process.wait()
 
-    def _ask(self, now: float) -> None:
-        """Asks for a sign of life in a thread, so that a service that hangs does not hold up the others."""
-        waits = self._asking is not None and self._asking.is_alive()
-        if not waits and now - self._asked >= self._pace.look_seconds:
-            self._asked = now
-            self._asking = threading.Thread(target=self._listen, daemon=True)
-            self._asking.start()
-        if now - self._heard > self._pace.silent_seconds:
-            self._show(f"The {self.name} runs but has not answered for {now - self._heard:.0f} s; it is ended.")
-            self._abort()
-
-    def _listen(self) -> None:
-        if self._alive():
-            self._heard = time.monotonic()
+    def _ask(self) -> None:
+        """Asks for a sign of life, which takes some seconds if there is none."""
+        try:
+            if self._alive():
+                self._heard = time.monotonic()
+        finally:
+            self._is_asking = False
 
     def _pass_events(self, now: float) -> None:
         with suppress(queue.Empty):
@@ -189,19 +179,21 @@ class Service:
                     self.ready, self._is_ready, self._heard = event, True, now
                 self._event(event)
 
-    def _read_lines(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            for raw in pipe:
-                if line := raw.decode(errors="replace").rstrip():
-                    self.last_line = line
-                    self._show(f"{self.name}: {line}")
+    def _take_line(self, raw: bytes) -> None:
+        if line := raw.decode(errors="replace").rstrip():
+            self.last_line = line
+            self._show(f"{self.name}: {line}")
 
-    def _read_events(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            for raw in pipe:
-                with suppress(ValueError):
-                    self._events.put(json.loads(raw))
+    def _take_event(self, raw: bytes) -> None:
+        with suppress(ValueError):
+            self._events.put(json.loads(raw))
 
     def _await_readers(self) -> None:
         for reader in self._readers:
             reader.join(1)
+
+
+def _each_line(pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
+    with pipe:
+        for raw in pipe:
+            take(raw)
