@@ -19,8 +19,6 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
-from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -287,9 +285,7 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
             watch.asked()
         return answer(request, await current(name, _part(name, request)))
 
-    compressed = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    route = Route("/live/{name}.json", document, middleware=[compressed])
-    return [route, *stream_routes(Broadcast(state, is_over))]
+    return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over))]
 
 
 def _part(name: str, request: Request) -> dict[str, int]:

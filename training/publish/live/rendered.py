@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cachetools import TLRUCache
@@ -26,11 +28,18 @@ def render(document: dict) -> bytes:
     return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+COMPRESSED_BYTES = 1024
+"""Documents of at least this size are compressed, once for all readers: Starlette's middleware does so for each, which
+made 95 % of 200 readers wait four times as long at a new epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """The bytes of a document."""
 
     content: bytes
+    compressed: bytes
+    """By gzip, which all browsers read; empty for short ones."""
     etag: str
     version: int
     until: float
@@ -50,7 +59,7 @@ class RenderedDocuments:
             MOST_KEPT_BYTES,
             ttu=lambda key, rendered, now: max(now + KEPT_SECONDS, rendered.until),
             timer=clock,
-            getsizeof=lambda rendered: len(rendered.content),
+            getsizeof=lambda rendered: len(rendered.content) + len(rendered.compressed),
         )
         self._computing: dict[Hashable, asyncio.Task[Rendered]] = {}
 
@@ -73,18 +82,26 @@ class RenderedDocuments:
 
     async def _compute(self, key: Hashable, compute: Callable[[], dict], version: int) -> Rendered:
         began = self._clock()
-        content = await asyncio.to_thread(lambda: render(compute()))
+        content, compressed = await asyncio.to_thread(_rendered, compute)
         now = self._clock()
         etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-        rendered = Rendered(content, etag, version, until=now + KEPT_TIMES * (now - began))
-        if len(content) <= MOST_KEPT_BYTES:
+        rendered = Rendered(content, compressed, etag, version, until=now + KEPT_TIMES * (now - began))
+        with suppress(ValueError):  # it is larger than all that is kept
             self._kept[key] = rendered
         return rendered
 
 
+def _rendered(compute: Callable[[], dict]) -> tuple[bytes, bytes]:
+    content = render(compute())
+    return content, gzip.compress(content, compresslevel=5, mtime=0) if len(content) >= COMPRESSED_BYTES else b""
+
+
 def answer(request: Request, rendered: Rendered) -> Response:
     """The answer to a request for a document: only 304 to a browser that has it already."""
-    headers = {"etag": rendered.etag}
+    headers = {"etag": rendered.etag, "vary": "accept-encoding"}
     if rendered.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(rendered.content, media_type="application/json", headers=headers)
+    content = rendered.content
+    if rendered.compressed and "gzip" in request.headers.get("accept-encoding", ""):
+        content, headers["content-encoding"] = rendered.compressed, "gzip"
+    return Response(content, media_type="application/json", headers=headers)
