@@ -15,11 +15,10 @@ from training.processes.notices import Notices
 from training.processes.role import StopRequest
 from training.publish.invitation import command_for
 from training.recipe import RunConfig
-from training.swarm.node.addresses import reach_of
+from training.swarm.node.addresses import reach_of, settle_ports
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
-from training.swarm.node.listening import settle_ports
 from training.swarm.node.metrics import read_believable
 from training.swarm.run.online import go_online
 from training.swarm.run.server_lineage import ServerLineage

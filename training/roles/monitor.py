@@ -40,11 +40,10 @@ from training.publish.live import live
 from training.publish.live.watch import Watch
 from training.recipe import RunConfig, parse_recipe, read_recipe
 from training.storage.room import await_room, beginning
-from training.swarm.node.addresses import address_to_tell, id_of, widest
+from training.swarm.node.addresses import address_to_tell, id_of, settle_ports, widest
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
-from training.swarm.node.listening import settle_ports
 from training.swarm.node.metrics import PeerRecord, read_believable
 from training.swarm.node.tokens import check_tokens, tell_tokens
 from training.swarm.run.lineage import Lineage

@@ -27,7 +27,7 @@ from training.recipe import RunConfig
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, believable, of_right_clocks, read_records
-from training.swarm.node.signs_of_life import any_answers
+from training.swarm.node.slow_nodes import any_answers
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.state.catching_up import CATCH_UP_EPOCHS
 from training.volunteer.belonging import Belonging, LeaveRequest

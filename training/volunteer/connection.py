@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.recipe import RunConfig
-from training.swarm.node.addresses import answer_seconds
+from training.swarm.node.addresses import answer_seconds, settle_ports
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, full_addresses
 from training.swarm.node.identity import Identity
-from training.swarm.node.listening import settle_ports
 from training.swarm.run.online import find_run, go_online
 from training.swarm.run.redial import Redial
 from training.swarm.run.servers import servers_at

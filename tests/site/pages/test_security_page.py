@@ -10,12 +10,12 @@ from playwright.sync_api import expect
 
 from tests.programs import ROOT
 from training.swarm.engine.calls import (
-    MOST_KEYS,
     MOST_MESSAGE_BYTES,
     MOST_OPEN_CALLS,
     MOST_OPEN_REQUESTS,
     OPENING_SECONDS,
 )
+from training.swarm.node.protocol import MOST_KEYS
 
 pytestmark = pytest.mark.browser
 

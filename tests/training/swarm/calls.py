@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hivemind.dht.protocol import DHTProtocol
 
 from training.swarm.defence.auditor import Auditor
 from training.swarm.engine import engine
+from training.swarm.node.protocol import DHTProtocol
 from training.swarm.round.service import Service
 from training.swarm.state.serving import StateService
 
@@ -53,10 +53,7 @@ def noting_calls(file: Path) -> Iterator[Calls]:
         for call in (*calls_that_are_answered(), PROOF):
             servicer, name = call.split(".")
             owner = next(one for one in SERVICERS if one.__name__ == servicer)
-            noted = _noting(getattr(owner, name), call, file)
-            patch.setattr(owner, name, noted)
-            if call == "DHTProtocol.rpc_store":  # each node that starts has it put there again
-                patch.setattr(engine, "_BOUNDED_STORE", noted)
+            patch.setattr(owner, name, _noting(getattr(owner, name), call, file))
         yield Calls(file)
 
 

@@ -42,9 +42,9 @@ def play(wanted, stop):
     real_time, offset = time.time, Path(wanted["folder"]) / f"{wanted['name']}.clock"
     time.time = lambda: real_time() + (float(offset.read_text()) if offset.exists() else 0.0)
     from training.swarm.node import clocks
+    from training.swarm.node.addresses import settle_ports
     from training.swarm.node.dht import full_addresses, post_recipe
     from training.swarm.node.identity import Identity
-    from training.swarm.node.listening import settle_ports
     from training.swarm.node.metrics import MetricsBoard, read_records
     from training.swarm.run.online import find_run, go_online
     from training.swarm.run.redial import Pace

@@ -483,8 +483,7 @@ def look_beside_a_slow_node(peer: Peer):
     from hivemind.p2p import PeerID
     from hivemind.utils import get_dht_time
 
-    from training.swarm.node.signs_of_life import any_answers, silent_peers
-    from training.swarm.node.slow_nodes import slow_peers
+    from training.swarm.node.slow_nodes import any_answers, silent_peers, slow_peers
 
     def tell():
         expires = get_dht_time() + 60

@@ -42,7 +42,9 @@ from training.swarm.defence.receipts import (
     digest_of_tensor,
 )
 from training.swarm.defence.transcript import KEPT_BYTES, Plan, Transcript
+from training.swarm.engine.bounds import unpack
 from training.swarm.engine.calls import first_of, until_hung_up
+from training.swarm.engine.ids import named_peer
 from training.swarm.engine.parts import LARGEST_HELD_BYTES, Part
 from training.swarm.engine.quota import Quota
 from training.swarm.node.identity import Signer
@@ -315,7 +317,7 @@ class Auditor(ServicerBase):
         if transcript is None or not self._may_ask(transcript, peer) or len(number) != 4 or more not in ([], [EVADED]):
             yield averaging_pb2.DownloadData()  # so that the other one need not wait
             return
-        reducer = PeerID(request.suggested_leader)
+        reducer = named_peer(request.suggested_leader)
         if more and reducer != transcript.own and transcript.can_keep:
             named = self._told.setdefault(peer, set())
             if len(named) < MOST_TOLD_BY_ONE:  # whoever names all would make everybody check everybody
@@ -365,18 +367,18 @@ class Auditor(ServicerBase):
         Raises:
             ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
         """
-        facts = MSGPackSerializer.loads((await anext(stream)).metadata)
+        facts = unpack((await anext(stream)).metadata)
         group_id, reducer, part, receipt, other, commitments, answers = facts
         transcript = self._transcripts.get(group_id) if type(group_id) is bytes else None
         if transcript is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
             raise ValueError("this is no proof")
         case = Case(
             scope=transcript.scope,
-            reducer=PeerID(reducer),
+            reducer=named_peer(reducer),
             receiver=accuser,
             receipt=Receipt.read(receipt),
             part=part,
-            other=None if other is None else (PeerID(other[0]), Receipt.read(other[1])),
+            other=None if other is None else (named_peer(other[0]), Receipt.read(other[1])),
             commitments=tuple(Commitment.read(one) for one in commitments),
             answers=tuple(answers[n : n + DIGEST_BYTES] for n in range(0, len(answers), DIGEST_BYTES)),
         )
@@ -400,7 +402,7 @@ def _read_words(message: averaging_pb2.DownloadData, transcript: Transcript, pee
     Raises:
         ValueError: If they are malformed.
     """
-    receipt, commitments = MSGPackSerializer.loads(message.metadata)
+    receipt, commitments = unpack(message.metadata)
     receipt = None if receipt is None else Receipt.read(receipt)
     if receipt is not None and not receipt.holds(transcript.scope, reducer=reducer, receiver=peer):
         receipt = None

@@ -21,6 +21,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from training.swarm.engine.bounds import unpack
 from training.swarm.engine.ids import digest_of
 from training.swarm.node.identity import Signed
 from training.swarm.peers.groups import UNVOUCHED_SHARE
@@ -168,7 +169,7 @@ def read_signed(packed: bytes, more: int = 0) -> tuple[Signed, list[bytes]]:
     """
     if len(packed) > LARGEST_KEY_BYTES + LARGEST_PROOF_BYTES + 2 * DIGEST_BYTES + more * DIGEST_BYTES:
         raise ValueError("a signature is too long")
-    key, signature, *rest = _bytes_of(MSGPackSerializer.loads(packed), 2 + more)
+    key, signature, *rest = _bytes_of(unpack(packed), 2 + more)
     return Signed(key, signature), rest
 
 

@@ -1,23 +1,21 @@
 """What a node accepts from others: messages that are unpacked in bounded depth, and records of the shape of ours.
 
-Whoever knows the address of a node may call it. hivemind 1.1.12 unpacks what comes before it looks at it, however
+Anybody who knows the address of a node may call it. hivemind 1.1.12 unpacks a message before it looks at it, however
 deeply it is nested: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under
-any key, for any time. So `unpack` takes the place of hivemind's unpacking in all processes of a peer, and each node has
-`record_bounds`.
+any key, for any time. So this program reads messages by `unpack`, and each node has `record_bounds`.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
 import threading
-from collections.abc import Callable
 
 import msgpack
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import MSGPackSerializer, TimedStorage, get_dht_time
 
 from training.swarm.engine.ids import peer_id_of
 
@@ -31,8 +29,8 @@ MOST_RECORD_BYTES = 8192
 """Of one record with its signature; a peer's metrics with its recent epochs take 3000."""
 MOST_RECORD_SECONDS = 3600.0
 """How far ahead a record may expire: three times as long as any record of ours is valid."""
-MOST_ID_BYTES = 1024
-"""Of a peer id. Those of libp2p have 34 to 42, but averagers are announced with their signed subkeys in place of it."""
+SPARE_ENTRIES = 64
+"""A storage's list of when values expire may have so many more entries than twice its values."""
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
 _OWNER = re.compile(rb"\[owner:ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{336,776}={0,2}\]")
@@ -41,17 +39,50 @@ programs use: a signature by a key with a large exponent takes milliseconds to v
 _depth = threading.local()
 
 
-def with_short_ids(made: Callable[[PeerID, bytes], None]) -> Callable[[PeerID, bytes], None]:
-    """hivemind's `PeerID.__init__` for ids of at most `MOST_ID_BYTES`.
+class KeepingNewest(TimedStorage):
+    """A storage in which a newer value stays as long as it is valid.
 
-    It writes each id that a message names in base 58, which takes time that grows with the square of its length: 80 kB
-    keep a peer from answering anybody for five seconds. What is cut off makes it the id of nobody.
+    hivemind's refuses a value that is older than the one that is there, but lets the newer one expire when the older
+    one would. So anybody who repeated a peer's older record, which needs no key, would delete its newest. And it notes
+    when a value expires at each store, and keeps all of these notes until then.
     """
 
-    def limited(self: PeerID, peer_id_bytes: bytes) -> None:
-        made(self, peer_id_bytes[:MOST_ID_BYTES])
+    def store(self, key: object, value: object, expiration_time: float) -> bool:
+        """Returns whether the value is stored."""
+        before = self.data.get(key)
+        if before is not None and before.expiration_time >= expiration_time:
+            return False
+        stored = super().store(key, value, expiration_time)
+        if len(self.expiration_heap) > 2 * len(self.data) + SPARE_ENTRIES:
+            self.expiration_heap = list(self.key_to_heap.values())
+            heapq.heapify(self.expiration_heap)
+        return stored
 
-    return limited
+
+class Records(DictionaryDHTValue, KeepingNewest):
+    """The records under one key of the DHT, by their subkeys."""
+
+    def copy(self) -> Records:
+        """The same records; what happens to one of the two changes nothing in the other."""
+        copied = Records()
+        copied.data, copied.key_to_heap = dict(self.data), dict(self.key_to_heap)
+        copied.expiration_heap, copied.latest_expiration_time = list(self.expiration_heap), self.latest_expiration_time
+        return copied
+
+
+class Serializer(MSGPackSerializer):
+    """Packs as hivemind does, and unpacks within bounds."""
+
+    loads = staticmethod(lambda packed: unpack(packed))
+
+    @classmethod
+    def dumps(cls, value: object) -> bytes:
+        """The packed value."""
+        if isinstance(value, Records):  # hivemind knows the class of its own
+            plain = DictionaryDHTValue()
+            plain.__dict__.update(vars(value))
+            value = plain
+        return super().dumps(value)
 
 
 def unpack(packed: bytes) -> object:
@@ -82,14 +113,14 @@ def _unpack_extension(code: int, packed: bytes) -> object:
     raise ValueError(f"a packed object has the unknown type {code:#x}")
 
 
-def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
+def _unpack_dictionary(packed: bytes) -> Records:
     """As `DictionaryDHTValue.unpackb`, but it may have any number of records, and it expires with the last of them.
 
     A search compares with those of other nodes what the sender says of both. If that is no number, the search fails,
     and its caller waits for ever.
     """
     _, _, items = unpack(packed)
-    with DictionaryDHTValue().freeze() as records:  # else those that have expired would be dropped
+    with Records().freeze() as records:  # else those that have expired would be dropped
         for subkey, value, item_expires in items:
             if not isinstance(subkey, bytes):  # it could not be compared with those of others that expire with it
                 raise ValueError("records of one key are told apart by bytes")

@@ -18,19 +18,11 @@ from typing import TypeVar
 from uuid import UUID
 
 from google.protobuf.message import Message
-from hivemind.dht import DHTID
-from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
-from hivemind.proto import dht_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
-from hivemind.utils import get_dht_time
-from hivemind.utils.auth import AuthRPCWrapper
 
-from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_SECONDS
-from training.swarm.engine.ids import MOST_ID_BYTES
-from training.swarm.engine.process import DHT
+from training.swarm.engine.bounds import MOST_BYTES
 from training.swarm.engine.quota import Quota
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
@@ -47,17 +39,6 @@ MOST_OPEN_REQUESTS = 128
 """Calls of one message, which is answered by one, of one peer to one process of this peer; honest peers have some."""
 PREFETCHED = 5
 """Messages of a call that wait to be read, as in hivemind."""
-MOST_KEYS = 4
-"""Of one search; ours are for one key, and those for neighbours for three."""
-MOST_STORES = 256
-"""Records of one store, all of a node's keys together; a peer stores its own one by one."""
-MOST_NEIGHBOURS = 64
-"""Of an answer to a search for one key: a node tells 20."""
-NEW_IDS_IN_A_ROW, NEW_ID_SECONDS = 3, 30.0
-"""A peer introduces itself under a new node id, as it does after a restart, so many times in a row, and then once in so
-many seconds. To each new id a node sends all records that should lie there."""
-IDS_KEPT = 4096
-"""Peers of which a node remembers the last id."""
 
 AnyMessage = TypeVar("AnyMessage")
 
@@ -269,94 +250,3 @@ def forgetting_handler(handle: Callable[..., Awaitable[None]]) -> Callable[..., 
             self._handler_tasks.pop(call_id, None)
 
     return handle_and_forget
-
-
-# -- searches and stores -----------------------------------------------------------------------------------------------
-
-
-def bounded_search(find: Callable) -> Callable:
-    """In place of `DHTProtocol.rpc_find`: refuses a search for many keys."""
-
-    @functools.wraps(find)
-    async def find_few(self: DHTProtocol, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        if len(request.keys) > MOST_KEYS or len(set(request.keys)) < len(request.keys):
-            raise ValueError(f"a search is for at most {MOST_KEYS} different keys")
-        return await find(self, request, context)
-
-    return find_few
-
-
-def bounded_store(store: Callable) -> Callable:
-    """In place of `DHTProtocol.rpc_store`: refuses many records at once, whose signatures take a while to check, and
-    those for the cache: hivemind answers a look with what is there alone if that expires later than what is stored.
-    """
-
-    @functools.wraps(store)
-    async def store_few(self: DHTProtocol, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-        places = list(zip(request.keys, request.subkeys, request.in_cache, strict=False))
-        if len(places) > MOST_STORES or len(set(places)) < len(places):
-            raise ValueError(f"a store is of at most {MOST_STORES} records, each in another place")
-        if any(request.in_cache):
-            raise ValueError("nobody stores in the cache of another node")
-        return await store(self, request, context)
-
-    return store_few
-
-
-class _Stub:
-    """Calls of another node, whose answers to searches name few neighbours by short ids, and hold for a while.
-
-    hivemind writes each id that an answer names in base 58: thousands of long ones would take seconds. And a search for
-    the latest records ends with an answer that holds for ever, before other nodes have answered.
-    """
-
-    def __init__(self, stub: AuthRPCWrapper):
-        self._stub = stub
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stub, name)
-
-    async def rpc_find(self, request: dht_pb2.FindRequest, *args, **kwargs) -> dht_pb2.FindResponse:
-        found = await self._stub.rpc_find(request, *args, **kwargs)
-        if len(found.results) != len(request.keys):
-            raise ValueError(f"an answer has {len(found.results)} results for {len(request.keys)} keys")
-        longest = get_dht_time() + MOST_RECORD_SECONDS
-        for result in found.results:
-            result.expiration_time = min(result.expiration_time, longest)
-            if len(result.nearest_peer_ids) > MOST_NEIGHBOURS:
-                raise ValueError(f"an answer names more than {MOST_NEIGHBOURS} neighbours")
-            if any(len(peer) > MOST_ID_BYTES for peer in result.nearest_peer_ids):
-                raise ValueError(f"an answer names a peer by more than {MOST_ID_BYTES} bytes")
-        return found
-
-
-def bounded_answers(get_stub: Callable) -> Callable:
-    """In place of `DHTProtocol.get_stub`."""
-
-    @functools.wraps(get_stub)
-    def get_bounded(self: DHTProtocol, peer: PeerID) -> _Stub:
-        return _Stub(get_stub(self, peer))
-
-    return get_bounded
-
-
-async def bound_introductions(_dht: DHT, node: DHTNode) -> None:
-    """In the node's process: nobody makes it send its records again and again by coming under new ids."""
-    update, table = node.protocol.update_routing_table, node.protocol.routing_table
-    quota = Quota(at_once=math.inf, of_one=NEW_IDS_IN_A_ROW, seconds=NEW_ID_SECONDS)
-    last: dict[PeerID, DHTID] = {}
-
-    async def update_unless_new_again(node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        # A peer that was late, and therefore dropped, comes back under the id that it had.
-        if node_id is None or not responded or node_id in table or last.get(peer_id) == node_id:
-            await update(node_id, peer_id, responded)
-            return
-        with quota.request(peer_id) as allowed:
-            if allowed:
-                last[peer_id] = node_id
-                while len(last) > IDS_KEPT:
-                    del last[next(iter(last))]
-                await update(node_id, peer_id)
-
-    # hivemind's DHT makes the node itself and lets nobody choose its class.
-    node.protocol.update_routing_table = update_unless_new_again

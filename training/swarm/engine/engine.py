@@ -7,17 +7,12 @@ override can go. The faults are described in site/reference/hivemind.md.
 | private name | where | the fault that it mends |
 |---|---|---|
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
-| `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
-| `node._SearchState` | engine | what a look brings is stored, however much it is |
 | `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
 | `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
 
-In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
-of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find`, `DHTProtocol.rpc_store` and
-`DHTProtocol.get_stub` come those of `calls`: a message of any length would be read, a search would be answered for any
-number of keys, any number of records would be checked at once, and an answer may name any number of peers. In place of
-`TimedStorage.store` comes `stored.keeping_newest`: whoever repeats an older record would delete the newest. In place of
-`get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`steady_clock`).
+In place of `P2P.receive_raw_data` and `P2P.add_protobuf_handler` come those of `calls`: a message of any length would
+be read. In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs
+(`steady_clock`).
 """
 
 from __future__ import annotations
@@ -29,18 +24,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from hivemind.dht.node import DHTNode, _SearchState
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import P2P, PeerID
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.utils.multiaddr import Multiaddr
-from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import TimedStorage
 
 from training.errors import TrainingError
-from training.swarm.engine import bounds, calls, stored
+from training.swarm.engine import calls
 from training.swarm.engine.process import DHT, Answer
 from training.swarm.engine.steady_clock import use_steady_clock
 
@@ -70,15 +60,9 @@ def check_version() -> None:
 
 
 # Made once: a process may prepare more than once.
-_WITH_SHORT_ID = bounds.with_short_ids(PeerID.__init__)
 _BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
 _SURVIVING_READER = calls.surviving_reader(ControlClient._read_from_persistent_conn)
 _FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_request)
-_BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
-_BOUNDED_STORE = calls.bounded_store(DHTProtocol.rpc_store)
-_STORE_IF_NEWER = stored.keeping_newest(TimedStorage.store)
-_ADD_TO_COPY = stored.adding_to_copies(_SearchState.add_candidate)
-_BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
 
 
 def prepare() -> None:
@@ -88,19 +72,10 @@ def prepare() -> None:
         TrainingError: As `check_version` does.
     """
     check_version()
-    # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
-    MSGPackSerializer.loads = staticmethod(bounds.unpack)
-    PeerID.__init__ = _WITH_SHORT_ID
     P2P.receive_raw_data = staticmethod(calls.receive)
     P2P.add_protobuf_handler = _BOUNDED_CALLS
     ControlClient._read_from_persistent_conn = _SURVIVING_READER
     ControlClient._handle_persistent_request = _FORGETTING_HANDLER
-    DHTProtocol.rpc_find = _BOUNDED_SEARCH
-    DHTProtocol.rpc_store = _BOUNDED_STORE
-    DHTProtocol.get_stub = _BOUNDED_ANSWERS
-    DHTProtocol._validate_dictionary = drop_refused
-    _SearchState.add_candidate = _ADD_TO_COPY
-    TimedStorage.store = _STORE_IF_NEWER
     use_steady_clock()
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
         # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
@@ -110,21 +85,6 @@ def prepare() -> None:
     # objects, 59 MB. Frozen ones are not looked at.
     gc.collect()
     gc.freeze()
-
-
-def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
-    """Drops the records of a key that the node's validators refuse; whether any is left.
-
-    In place of `DHTProtocol._validate_dictionary`: a node takes the rest of what another one has of a key. Nodes hear
-    of bans and of lineages at different times, and their clocks differ. Without this, one that has not heard of it, or
-    is ahead, would hide all peers from those that refuse a record.
-    """
-    with records.freeze():  # else those that expire meanwhile would be dropped while we go through them
-        for subkey, (value, expires) in list(records.items()):
-            record = DHTRecord(key, protocol.serializer.dumps(subkey), value, expires)
-            if not protocol.record_validator.validate(record):
-                del records[subkey]
-        return len(records) > 0
 
 
 async def open_connection(dht: DHT) -> P2P:

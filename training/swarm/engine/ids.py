@@ -17,6 +17,17 @@ MOST_ID_BYTES = 64
 """Longest id of a peer; those of this program's keys have 34 bytes."""
 
 
+def named_peer(peer: bytes) -> PeerID:
+    """The peer that a message names.
+
+    Raises:
+        ValueError: If the id is too long: `PeerID` writes it in base 58, which takes five seconds for 80 kB.
+    """
+    if len(peer) > MOST_ID_BYTES:
+        raise ValueError(f"a peer's id has {len(peer)} bytes, more than {MOST_ID_BYTES}")
+    return PeerID(peer)
+
+
 @lru_cache(maxsize=1024)
 def peer_id_of(subkey: bytes) -> PeerID | None:
     """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key."""

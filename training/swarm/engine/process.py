@@ -68,8 +68,11 @@ class DHT(ForkProcess):
     ) -> None:
         super().__init__(daemon=True)
         self.client_mode = client_mode
-        self._validator = CompositeValidator(record_validators)
-        self._settings = {"initial_peers": list(initial_peers), "client_mode": client_mode, **settings}
+        self._settings = settings | {
+            "initial_peers": list(initial_peers),
+            "client_mode": client_mode,
+            "record_validator": CompositeValidator(record_validators),
+        }
         self._made_by, self._asker = os.getpid(), None
         self._began, self._begins = Pipe(duplex=False)
         self._door, self._node_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -162,13 +165,13 @@ class DHT(ForkProcess):
         self._held.add(task)
         task.add_done_callback(self._held.discard)
 
-    async def make_node(self) -> DHTNode:
+    async def make_node(self, **settings: object) -> DHTNode:
         """The node that the process serves."""
-        return await DHTNode.create(record_validator=self._validator, **self._settings)
+        return await DHTNode.create(**settings)
 
     async def _serve(self) -> None:
         try:
-            self._node = await self.make_node()
+            self._node = await self.make_node(**self._settings)
         except Exception as error:
             self._begins.send((error, None))
             return

@@ -8,19 +8,15 @@ taken, whoever has more of it than any peer of a run gives it back.
 
 from __future__ import annotations
 
-import functools
-import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hivemind.dht import DHTID
-from hivemind.dht.node import DHTNode
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.utils import TimedStorage, ValueWithExpiration, get_dht_time
+from hivemind.dht.storage import DHTLocalStorage
+from hivemind.utils import ValueWithExpiration, get_dht_time
 
-from training.swarm.engine.bounds import MOST_BYTES
-from training.swarm.engine.process import DHT
+from training.swarm.engine.bounds import MOST_BYTES, KeepingNewest, Records
 
 MOST_KEY_BYTES = MOST_BYTES * 7 // 8
 """Of all records under one key; with what packing adds, an answer stays below what readers take."""
@@ -34,64 +30,13 @@ RECOUNT_SECONDS = 1.0
 """When all that is there is needed, the records are counted again after this, and new ones are refused until then."""
 PACKING_BYTES = 24
 """That a record takes besides its subkey and its value."""
-SPARE_ENTRIES = 64
-"""A storage's list of when values expire may have so many more entries than twice its values."""
 
 
-def keeping_newest(store: Callable[..., bool]) -> Callable[..., bool]:
-    """In place of `TimedStorage.store`, which holds the records of a key, also those that a look brings.
+class Storage(DHTLocalStorage, KeepingNewest):
+    """What a node stores: the records of others, and copies of its own."""
 
-    hivemind's refuses a value that is older than the one that is there, but lets the newer one expire when the older
-    one would. So whoever repeated a peer's older record, which needs no key, would delete its newest. And it notes when
-    a value expires at each store, and keeps all of these notes until then.
-    """
-
-    @functools.wraps(store)
-    def store_if_newer(self: TimedStorage, key: object, value: object, expiration_time: float) -> bool:
-        before = self.data.get(key)
-        if before is not None and before.expiration_time >= expiration_time:
-            return False
-        stored = store(self, key, value, expiration_time)
-        if len(self.expiration_heap) > 2 * len(self.data) + SPARE_ENTRIES:
-            self.expiration_heap = list(self.key_to_heap.values())
-            heapq.heapify(self.expiration_heap)
-        return stored
-
-    return store_if_newer
-
-
-def adding_to_copies(add: Callable[..., None]) -> Callable[..., None]:
-    """In place of `_SearchState.add_candidate`, which adds what each node answers to what a look has found so far.
-
-    That begins with the records that this node stores itself: what others answer would be stored as well, however much
-    it is, and none of it would be counted.
-    """
-
-    @functools.wraps(add)
-    def add_to_copy(self: object, candidate: ValueWithExpiration | None, source_node_id: DHTID | None) -> None:
-        if candidate is not None and isinstance(candidate.value, DictionaryDHTValue):
-            candidate = replace(candidate, value=_copied(candidate.value))
-        add(self, candidate, source_node_id)
-
-    return add_to_copy
-
-
-def _copied(found: DictionaryDHTValue) -> DictionaryDHTValue:
-    with DictionaryDHTValue().freeze() as records:  # else each store would look for those that have expired
-        for subkey, item in found.items():
-            records.store(subkey, item.value, item.expiration_time)
-    return records
-
-
-class BoundedStore:
-    """Takes the place of a storage's `store_subkey`.
-
-    Args:
-        storage: Of a node.
-    """
-
-    def __init__(self, storage: DHTLocalStorage):
-        self._storage, self._store = storage, storage.store_subkey
+    def __init__(self) -> None:
+        super().__init__()
         self._keys_of: defaultdict[bytes, dict[DHTID, float]] = defaultdict(dict)
         self._at_most = 0
         """Bytes of all records, those that have expired or were replaced too; counted anew when they are too many."""
@@ -99,10 +44,19 @@ class BoundedStore:
         """The same of each key."""
         self._full_until = 0.0
 
-    def __call__(self, key: DHTID, subkey: bytes, value: bytes, expiration_time: float) -> bool:
-        """Stores a record unless there is no room for it; whether it is stored."""
-        found = self._storage.get(key)
-        records = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
+    def get(self, key: DHTID) -> ValueWithExpiration | None:
+        """A copy of what lies under a key.
+
+        hivemind's search begins with it, and adds to it what other nodes answer. Without the copy, all of that would be
+        stored here, uncounted.
+        """
+        found = super().get(key)
+        return replace(found, value=found.value.copy()) if found and isinstance(found.value, Records) else found
+
+    def store_subkey(self, key: DHTID, subkey: bytes, value: bytes, expiration_time: float) -> bool:
+        """Stores a record unless there is no room for it. Returns whether it is stored."""
+        found = super().get(key)
+        records = found.value if found is not None and isinstance(found.value, Records) else None
         before = records.get(subkey) if records is not None else None
         is_old = before is not None and before.expiration_time >= expiration_time
         if is_old or (before is None and not self._may_have(subkey, key)):
@@ -116,7 +70,10 @@ class BoundedStore:
         self._at_most += max(more, 0)
         self._at_most_under[key] += max(more, 0)
         self._keys_of[subkey][key] = expiration_time
-        return self._store(key, subkey, value, expiration_time)
+        records = Records() if records is None else records
+        stored = records.store(subkey, value, expiration_time)
+        self.store(key, records, records.latest_expiration_time)
+        return stored
 
     def _may_have(self, subkey: bytes, key: DHTID) -> bool:
         """Whether a signer may have a record under one more key."""
@@ -125,7 +82,7 @@ class BoundedStore:
             keys = self._keys_of[subkey] = {one: expires for one, expires in keys.items() if expires > now}
         if key not in keys and len(keys) >= MOST_KEYS_OF_ONE:
             return False
-        if len(self._keys_of) > len(self._storage) * MOST_KEYS_OF_ONE + 10_000:  # most of them have left
+        if len(self._keys_of) > len(self) * MOST_KEYS_OF_ONE + 10_000:  # most of them have left
             alive = {one: known for one, known in self._keys_of.items() if any(at > now for at in known.values())}
             self._keys_of = defaultdict(dict, alive)
         return True
@@ -133,11 +90,11 @@ class BoundedStore:
     def _begin(self, key: DHTID) -> None:
         """Nothing is stored under a key yet, or any more."""
         del self._at_most_under[key]
-        if len(self._at_most_under) > 2 * len(self._storage) + 1000:  # most keys have expired
-            alive = {one: size for one, size in self._at_most_under.items() if one in self._storage}
+        if len(self._at_most_under) > 2 * len(self) + 1000:  # most keys have expired
+            alive = {one: size for one, size in self._at_most_under.items() if one in self}
             self._at_most_under = Counter(alive)
 
-    def _fits_key(self, key: DHTID, records: DictionaryDHTValue | None, subkey: bytes, size: int) -> bool:
+    def _fits_key(self, key: DHTID, records: Records | None, subkey: bytes, size: int) -> bool:
         """Whether a record of so many bytes fits in under its key; larger ones of others make room for it."""
         if records is None or self._at_most_under[key] + size <= MOST_KEY_BYTES:
             return size <= MOST_KEY_BYTES
@@ -178,21 +135,14 @@ class BoundedStore:
                 del records[subkey]
         self._keys_of.pop(subkey, None)
 
-    def _dictionaries(self) -> list[DictionaryDHTValue]:
-        return [item.value for _, item in self._storage.items() if isinstance(item.value, DictionaryDHTValue)]
+    def _dictionaries(self) -> list[Records]:
+        return [item.value for _, item in self.items() if isinstance(item.value, Records)]
 
 
-def _sizes(records: DictionaryDHTValue) -> Iterator[tuple[bytes, int]]:
+def _sizes(records: Records) -> Iterator[tuple[bytes, int]]:
     for subkey, item in list(records.items()):
         yield subkey, _size(subkey, item.value)
 
 
 def _size(subkey: bytes, value: bytes) -> int:
     return len(subkey) + len(value) + PACKING_BYTES
-
-
-async def bound_what_is_stored(_dht: DHT, node: DHTNode) -> None:
-    """In the node's process: it stores no more than the above."""
-    # hivemind's DHT makes the node itself and lets nobody choose its class.
-    for storage in (node.protocol.storage, node.protocol.cache):
-        storage.store_subkey = BoundedStore(storage)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.recipe import RunConfig
+from training.swarm.engine.bounds import unpack
 from training.swarm.engine.process import DHT
 from training.trust.bans import LARGEST_BANS_BYTES, BanList
 from training.trust.check import Rules, TicketRefused, check_ticket
@@ -192,7 +193,7 @@ class Admission:
 
     def open(self, packed: bytes, peer_id: str) -> tuple[Guest, bytes]:
         """The same, and who has packed it."""
-        ticket, answer = MSGPackSerializer.loads(packed)
+        ticket, answer = unpack(packed)
         self.check(ticket, peer_id, trains=True)
         return Guest(self, ticket, peer_id), answer
 

@@ -20,7 +20,7 @@ from hivemind.p2p import PeerID
 from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
-from training.swarm.node.signs_of_life import ping
+from training.swarm.node.slow_nodes import ping
 
 PEERS_ASKED = 8
 """A few wrong clocks among the others must not make this one's seem wrong: their median counts."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from hivemind.dht import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
@@ -21,19 +20,15 @@ from training.errors import ProcessEnded, RefusedByRun, TrainingError
 from training.recipe import RunConfig
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
-from training.swarm.engine.calls import bound_introductions
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
-from training.swarm.engine.stored import bound_what_is_stored
 from training.swarm.node import metrics
 from training.swarm.node.addresses import REACH_SECONDS, check_full, connection_seconds, parse
 from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import blame_clock
 from training.swarm.node.identity import Identity, Signer
-from training.swarm.node.nearest import remember_nearest_nodes
-from training.swarm.node.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
-from training.swarm.node.renewal import replace_own_records
-from training.swarm.node.slow_nodes import leave_slow_nodes_behind
+from training.swarm.node.record_tickets import MOST_TICKET_BYTES, TicketValidator, forget_refused
+from training.swarm.node.run_node import RunNode
 
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
@@ -50,12 +45,6 @@ LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
 ASKED_NODES = 5
 """A record lies on the five nodes nearest to its key. A look for it asks these; one of them that lives is enough.
 hivemind asks 20, each of which answers with the records of all peers."""
-
-_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
-"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records.
-A node would answer others with what it keeps alone, if that expires later than what it stores."""
-_NO_BLACKLIST = {"blacklist_time": 0.0}
-"""`slow_nodes` remembers dead nodes, by a clock that nobody sets."""
 
 
 class Node(DHT):
@@ -75,6 +64,14 @@ class Node(DHT):
     def get(self, key: str, *args, **kwargs):
         """See `DHT`; asks the `ASKED_NODES` nodes nearest to the key."""
         return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
+
+    async def make_node(self, **settings: object) -> RunNode:
+        """In the node's process: the node, which ends with its network daemon, and keeps strangers out."""
+        node = await RunNode.create(own_subkey=self.public_key, **settings)
+        self.hold(asyncio.create_task(_end_with_daemon(node)))
+        if self.admission is not None:
+            self.hold(asyncio.create_task(forget_refused(node.protocol, self.admission)))
+        return node
 
 
 def start_dht(
@@ -122,14 +119,11 @@ def start_dht(
             # state folder (`identity`) has checked that.
             check_if_identity_free=False,
             client_mode=client_mode,
-            **_NO_CACHE,
-            **_NO_BLACKLIST,
             startup_timeout=START_SECONDS,
             start=True,
             await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
-        _prepare_node(dht, admission)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
         blame_clock(str(error))
         raise TrainingError(
@@ -139,32 +133,17 @@ def start_dht(
     return dht
 
 
-def _prepare_node(dht: DHT, admission: Admission | None) -> None:
-    dht.run_coroutine(remember_nearest_nodes)
-    dht.run_coroutine(leave_slow_nodes_behind)
-    dht.run_coroutine(replace_own_records)
-    dht.run_coroutine(bound_what_is_stored)
-    dht.run_coroutine(bound_introductions)
-    dht.run_coroutine(_end_with_daemon)
-    if admission is not None:
-        keep_out_strangers(dht)
-
-
-async def _end_with_daemon(dht: Node, node: DHTNode) -> None:
-    """In the node's process: it ends once its network daemon has ended, so that `check_node` notices.
+async def _end_with_daemon(node: RunNode) -> None:
+    """Ends this process once its network daemon has ended, so that `check_node` notices.
 
     hivemind's node would run on, and neither reach anybody nor be reached.
     """
-
-    async def follow() -> None:
-        while node.p2p.is_alive:
-            await asyncio.sleep(DAEMON_LOOK_SECONDS)
-            try:
-                await node.p2p.list_peers()
-            except OSError:
-                os._exit(1)
-
-    dht.hold(asyncio.create_task(follow()))
+    while node.p2p.is_alive:
+        await asyncio.sleep(DAEMON_LOOK_SECONDS)
+        try:
+            await node.p2p.list_peers()
+        except OSError:
+            os._exit(1)
 
 
 _Word = constr(strict=True, max_length=LONGEST_WORD, regex=rf"\Z|{metrics.PLAIN}")

@@ -11,16 +11,14 @@ from collections.abc import Iterable
 from functools import partial
 
 from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 
-from training.swarm.engine.bounds import unpack
-from training.swarm.engine.engine import drop_refused
+from training.swarm.engine.bounds import Records, unpack
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import Admission, admission_of
+from training.swarm.node.protocol import DHTProtocol
 from training.swarm.node.voices import Accounts
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
@@ -94,27 +92,13 @@ async def _accounts_of(peers: tuple[PeerID, ...], dht: DHT, _node: DHTNode) -> A
     return {peer.to_bytes(): accounts[str(peer)] for peer in peers if str(peer) in accounts}
 
 
-def keep_out_strangers(dht: DHT) -> None:
-    """From now on the node forgets records whose tickets no longer hold."""
-    dht.run_coroutine(_keep_out_strangers)
-
-
-async def _keep_out_strangers(dht: DHT, node: DHTNode) -> None:
-    dht.hold(asyncio.create_task(_forget(node.protocol, dht.admission)))
-
-
-async def _forget(protocol: DHTProtocol, admission: Admission) -> None:
-    """Looks through all records whenever there is news, such as of bans."""
+async def forget_refused(protocol: DHTProtocol, admission: Admission) -> None:
+    """In the node's process: forgets records whose tickets no longer hold, whenever there is news, such as of bans."""
     number = admission.news.number
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if admission.news.number != number:
             number = admission.news.number
-            for storage in (protocol.storage, protocol.cache):
-                _forget_refused(protocol, storage)
-
-
-def _forget_refused(protocol: DHTProtocol, storage: DHTLocalStorage) -> None:
-    for key, (records, _) in list(storage.items()):
-        if not isinstance(records, DictionaryDHTValue) or not drop_refused(protocol, key.to_bytes(), records):
-            del storage[key]
+            for key, (records, _) in list(protocol.storage.items()):
+                if not isinstance(records, Records) or not protocol.drop_refused(key, records):
+                    del protocol.storage[key]

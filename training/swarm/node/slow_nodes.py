@@ -4,6 +4,10 @@ hivemind waits three seconds for each node that it asks. One volunteer with a fu
 searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
 failure, hivemind does not ask a node for a while, which it measures by the clock of the day: if that is set back, it
 asks nobody for as long.
+
+A peer that is killed, or whose machine sleeps, cannot say goodbye. Its record tells for a while that it trains; but a
+peer that computes a long micro-batch tells nothing either. A ping tells the two apart, so a group need not wait for a
+peer that has died since it reported its progress last.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import TypeVar
 
-from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import dht_pb2
 
 from training.swarm.engine.process import DHT
 
@@ -37,6 +42,10 @@ LATE_TIMES = 2
 machine each process stands still for a moment now and then."""
 MEMORY_SECONDS = 60.0
 """An answer says something of its node for so long."""
+PINGS_AT_ONCE = 32
+"""More would be lost among the other messages of a slow link."""
+EXTRA_SECONDS = 5.0
+"""Time that the node's process may take on top of the pings; it may be busy."""
 
 
 class SlowNodes:
@@ -59,8 +68,8 @@ class SlowNodes:
 
     @classmethod
     def of(cls, node: DHTNode) -> SlowNodes:
-        """What a node knows of the others; nothing yet if its searches wait for all (`leave_slow_nodes_behind`)."""
-        return getattr(node, "slow_nodes", None) or cls()
+        """What a node knows of the others; nothing if it is one of hivemind's."""
+        return getattr(node.protocol, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
         """Whether this node is better not asked now, because it was late or dead and others do answer.
@@ -135,22 +144,70 @@ class SlowNodes:
         self._late_in_a_row = Counter({peer: count for peer, count in self._late_in_a_row.items() if count})
 
 
-async def leave_slow_nodes_behind(_dht: DHT, node: DHTNode) -> None:
-    """In the node's process: its searches and stores do not wait for slow nodes, nor for dead ones."""
-    nodes = node.slow_nodes = SlowNodes()
-    find, call_store = node.protocol.call_find, node.protocol.call_store
+def silent_peers(
+    dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
+) -> frozenset[bytes]:
+    """Those of the peers that do not answer, or again and again much later than most.
 
-    async def find_unless_slow(peer: PeerID, keys: Collection[DHTID]):
-        return None if nodes.is_slow(peer) else await nodes.ask(peer, find(peer, keys))
+    Args:
+        dht: A running node.
+        peers: Ids of peers that accept connections.
+        seconds: Longest wait for an answer.
+        slow_seconds: An answer that takes longer is late, unless most nodes take as long (`slow_nodes`).
 
-    async def store_unless_slow(peer: PeerID, *args, **kwargs):
-        return None if nodes.is_slow(peer) else await nodes.ask(peer, call_store(peer, *args, **kwargs))
+    Raises:
+        TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
+    """
+    rounds = -(-len(peers) // PINGS_AT_ONCE)
+    asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds, slow_seconds), return_future=True)
+    return asked.result(timeout=rounds * seconds + EXTRA_SECONDS)
 
-    # hivemind's DHT makes the node itself and lets nobody choose its class.
-    node.protocol.call_find, node.protocol.call_store = find_unless_slow, store_unless_slow
+
+def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
+    """Whether any of the peers with these ids answers within so many seconds.
+
+    Raises:
+        TimeoutError: As `silent_peers` does.
+    """
+    asked = [PeerID.from_base58(peer).to_bytes() for peer in peers]
+    return len(silent_peers(dht, asked, seconds)) < len(asked)
+
+
+# What follows runs in the node's process.
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """In the node's process: those of the peers that lag behind."""
+    """Those of the peers that lag behind."""
     nodes = SlowNodes.of(node)
     return {peer for peer in peers if nodes.lags(peer)}
+
+
+async def _silent(
+    peers: tuple[bytes, ...], seconds: float, slow_seconds: float, _dht: DHT, node: DHTNode
+) -> frozenset[bytes]:
+    free, nodes = asyncio.Semaphore(PINGS_AT_ONCE), SlowNodes.of(node)
+    times = await asyncio.gather(*(_answer_seconds(node, PeerID(peer), seconds, free) for peer in peers))
+    silent = set()
+    for peer, took in zip(peers, times, strict=True):
+        if took is not None:
+            nodes.note(PeerID(peer), took, least=slow_seconds)
+        if took is None or nodes.lags(PeerID(peer)):
+            silent.add(peer)
+    return frozenset(silent)
+
+
+async def _answer_seconds(node: DHTNode, peer: PeerID, seconds: float, free: asyncio.Semaphore) -> float | None:
+    async with free:
+        began = time.monotonic()
+        answer = await ping(node.p2p, peer, seconds)
+        return None if answer is None else time.monotonic() - began
+
+
+async def ping(p2p: P2P, peer: PeerID, seconds: float) -> dht_pb2.PingResponse | None:
+    """A peer's answer; None if it refuses, breaks off, or takes longer."""
+    # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
+    asked = p2p.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)
+    try:
+        return await asyncio.wait_for(asked, seconds)
+    except Exception:
+        return None

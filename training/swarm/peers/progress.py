@@ -23,7 +23,7 @@ from training.swarm.engine.ids import MOST_ID_BYTES, peer_id_of
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
 from training.swarm.node.record_tickets import accounts_of
-from training.swarm.node.signs_of_life import silent_peers
+from training.swarm.node.slow_nodes import silent_peers
 from training.swarm.peers.table import Fault, Peers
 from training.swarm.peers.times import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 

@@ -19,7 +19,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.swarm.exchange import quickest_parts
 from training.errors import TrainingError
-from training.swarm.engine.bounds import is_plain
+from training.swarm.engine.bounds import is_plain, unpack
 from training.swarm.engine.ids import MOST_ID_BYTES, digest_of
 from training.swarm.peers.groups import MOST_PEERS
 
@@ -69,8 +69,8 @@ class Words:
         if len(packed) > MOST_BYTES:
             raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
         try:
-            mbits, client_mode, told, ticket, _nonce = MSGPackSerializer.loads(packed)
-            words = cls(mbits=mbits, client_mode=client_mode, told=MSGPackSerializer.loads(told), ticket=ticket)
+            mbits, client_mode, told, ticket, _nonce = unpack(packed)
+            words = cls(mbits=mbits, client_mode=client_mode, told=unpack(told), ticket=ticket)
         except Exception as error:  # of many kinds: whatever it is, these are not our words
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):

@@ -18,7 +18,7 @@ from hivemind.compression import CompressionInfo
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
-from training.swarm.node.signs_of_life import ping
+from training.swarm.node.slow_nodes import ping
 from training.swarm.peers.groups import AllReduceError, Contribution, Group, RoundReport
 from training.swarm.peers.patience import limit_of
 from training.swarm.peers.vigil import Vigil

@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hivemind.dht.node import DHTNode
 from hivemind.dht.validation import CompositeValidator
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
@@ -30,6 +29,7 @@ from training.swarm.node.admission import Admission
 from training.swarm.node.dht import check_recipe, record_validators
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
+from training.swarm.node.run_node import RunNode
 from training.swarm.node.tokens import told_tokens
 from training.swarm.run.dial_back import ask_dial_back
 
@@ -138,8 +138,9 @@ async def _look(node: P2P, addresses: Sequence[str], run: RunConfig | None, fold
         return
     identity = await asyncio.to_thread(Identity, folder)
     try:
-        client = await DHTNode.create(
+        client = await RunNode.create(
             node,
+            own_subkey=identity.signer().local_public_key,
             initial_peers=list(addresses),
             client_mode=True,
             strict=False,  # a wrong clock is told by itself
@@ -169,7 +170,7 @@ def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
 class _Reader:
     """What reads of a `DHT`, on a node of this process; call it from another thread than the event loop's."""
 
-    def __init__(self, node: DHTNode, loop: asyncio.AbstractEventLoop):
+    def __init__(self, node: RunNode, loop: asyncio.AbstractEventLoop):
         self._node, self._loop = node, loop
 
     def get(self, key: str, *, latest: bool, return_future: bool) -> Future:

@@ -20,12 +20,12 @@ from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import ValueWithExpiration
 from hivemind.utils.asyncio import aiter_with_timeout
-from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.streaming import combine_from_streaming
 from pydantic.v1 import BaseModel, StrictBool, StrictStr, conint, conlist
 
 from training.errors import TrainingError
 from training.recipe import RunConfig
+from training.swarm.engine.bounds import unpack
 from training.swarm.engine.codecs import decode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import NodeSilent, answer_of_node, open_connection
@@ -104,7 +104,7 @@ class _Facts(BaseModel):
             TrainingError: If these are no such facts.
         """
         try:
-            return cls.parse_obj(MSGPackSerializer.loads(packed))
+            return cls.parse_obj(unpack(packed))
         except (TypeError, ValueError):
             raise TrainingError("does not tell what it sends", cure="Nothing: another peer is asked.") from None
 

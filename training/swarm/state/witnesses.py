@@ -22,6 +22,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 from torch import Tensor
 
+from training.swarm.engine.bounds import unpack
 from training.swarm.node.admission import Admission
 from training.swarm.state.serving import SEED_BYTES
 
@@ -63,7 +64,7 @@ class Sample:
         Raises:
             ValueError: If the message is not a sample of `count` finite values.
         """
-        facts = MSGPackSerializer.loads(packed)
+        facts = unpack(packed)
         is_sample = isinstance(facts, dict) and [type(facts.get(name)) for name in ("epoch", "drifted", "values")]
         if is_sample != [int, bool, bytes] or len(facts["values"]) != 4 * count:
             raise ValueError("this is no sample")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import os
 import time
 from contextlib import ExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 from uuid import uuid4
 
 import msgpack
 import pytest
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import averaging_pb2, dht_pb2, p2pd_pb2
@@ -23,18 +22,17 @@ from tests.training.swarm.engine.test_bounds import RUN, signed
 from training.swarm.engine import calls, engine
 from training.swarm.engine.bounds import DICTIONARY, unpack
 from training.swarm.engine.calls import (
-    MOST_KEYS,
     MOST_MESSAGE_BYTES,
     MOST_OPEN_CALLS,
     MOST_OPEN_REQUESTS,
-    MOST_STORES,
-    NEW_IDS_IN_A_ROW,
     PREFETCHED,
     receive,
 )
 from training.swarm.node.dht import full_addresses, post_recipe, start_dht
 from training.swarm.node.identity import Identity
+from training.swarm.node.protocol import MOST_KEYS, MOST_STORES, DHTProtocol
 
+KEY = DHTID.generate(source="key")
 NAME, EARLY, WHOLE = "echo", "early", "whole"
 DATA = averaging_pb2.AveragingData
 engine.prepare()
@@ -236,63 +234,29 @@ def test_nobody_puts_a_record_in_front_of_those_that_a_node_stores(node, tmp_pat
     assert unpack(bob.subkey) in as_stranger(node, hide)
 
 
-async def _introduce_again(_dht, node) -> list[bool]:
-    """Whether a peer that is dropped and comes back under its id is known again, many times."""
-    protocol, peer, own = node.protocol, PeerID(b"x" * 34), DHTID.generate()
-    found = []
-    for _ in range(3 * NEW_IDS_IN_A_ROW):
-        await protocol.update_routing_table(own, peer)
-        found.append(own in protocol.routing_table)
-        await protocol.update_routing_table(own, peer, responded=False)
-    return found
-
-
-@pytest.mark.swarm
-def test_a_peer_that_was_late_comes_back_under_its_id(node):
-    assert all(node.run_coroutine(_introduce_again))
-
-
-async def _known_of(ids, _dht, node) -> set[bytes]:
-    return {one for one in ids if DHTID.from_bytes(one) in node.protocol.routing_table}
-
-
-async def _introduce(ids, _dht, node) -> int:
-    """How many of these ids a peer is known under that comes under all of them."""
-    for one in ids:
-        await node.protocol.update_routing_table(DHTID.from_bytes(one), PeerID(b"y" * 34))
-    return sum(DHTID.from_bytes(one) in node.protocol.routing_table for one in ids)
-
-
-@pytest.mark.swarm
-def test_a_peer_introduces_itself_under_few_ids(node):
-    ids, others = ([os.urandom(20) for _ in range(5 * NEW_IDS_IN_A_ROW)] for _ in range(2))
-
-    async def introduce(stub):
-        for one in ids:
-            await stub.rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=one)), timeout=10)
-
-    as_stranger(node, introduce)
-    # Perhaps not all of them: a node takes a stranger who answers nothing for gone.
-    assert node.run_coroutine(functools.partial(_known_of, ids)) <= set(ids[:NEW_IDS_IN_A_ROW])
-    assert node.run_coroutine(functools.partial(_introduce, others)) == NEW_IDS_IN_A_ROW
-
-
 @pytest.mark.parametrize("ids", [[b"x" * 65], [b"x" * 34] * 65])
 def test_an_answer_that_names_many_peers_or_long_ids_is_refused(ids):
     """Before any of them is written in base 58."""
-    result = dht_pb2.FindResult(nearest_peer_ids=ids, nearest_node_ids=[bytes(20)] * len(ids))
+    found = {"results": [dht_pb2.FindResult(nearest_peer_ids=ids, nearest_node_ids=[bytes(20)] * len(ids))]}
 
-    class Liar:
-        async def rpc_find(self, request, timeout):
-            return dht_pb2.FindResponse(results=[result])
+    class Answering(DHTProtocol):
+        def get_stub(self, peer):
+            async def rpc_find(request, timeout):
+                return dht_pb2.FindResponse(**found)
 
-    stub, one_key = calls.bounded_answers(lambda protocol, peer: Liar())(None, None), dht_pb2.FindRequest(keys=[b"k"])
-    with pytest.raises(ValueError, match="an answer names"):
-        asyncio.run(stub.rpc_find(one_key, timeout=1))
-    result.nearest_peer_ids[:] = [b"x" * 34] * 20
-    assert asyncio.run(stub.rpc_find(one_key, timeout=1)).results
-    with pytest.raises(ValueError, match="an answer has 1 results for 0 keys"):
-        asyncio.run(stub.rpc_find(dht_pb2.FindRequest(), timeout=1))
+            return SimpleNamespace(rpc_find=rpc_find)
+
+    async def ask():
+        protocol = Answering(_initialized_with_create=True)
+        protocol.routing_table, protocol.node_info = RoutingTable(DHTID.generate(), 20, 5), dht_pb2.NodeInfo()
+        protocol.rpc_semaphore, protocol.wait_timeout = asyncio.Semaphore(1), 1.0
+        return await protocol.call_find(PeerID(b"y" * 34), [KEY])
+
+    assert asyncio.run(ask()) is None
+    found["results"] = [dht_pb2.FindResult(nearest_peer_ids=[b"x" * 34], nearest_node_ids=[bytes(20)])]
+    assert asyncio.run(ask()) == {KEY: (None, {DHTID.from_bytes(bytes(20)): PeerID(b"x" * 34)})}
+    found["results"] *= 2
+    assert asyncio.run(ask()) is None
 
 
 def dictionary_of(record, *, most=None, latest=0.0):
@@ -316,7 +280,7 @@ def test_an_answer_that_lies_hides_no_answers_of_others(lie, tmp_path, monkeypat
     packed = dictionary_of(signed(eve), **{name: value for name, value in lie.items() if name != "expires"})
     expires = lie.get("expires", get_dht_time() + 60)
 
-    search = engine._BOUNDED_SEARCH
+    search = DHTProtocol.rpc_find
 
     @functools.wraps(search)
     async def answer_late(self, request, context):
@@ -332,7 +296,7 @@ def test_an_answer_that_lies_hides_no_answers_of_others(lie, tmp_path, monkeypat
     with ExitStack() as stack:
 
         def start(identity, initial_peers, find=search, **settings):
-            monkeypatch.setattr(engine, "_BOUNDED_SEARCH", find)
+            monkeypatch.setattr(DHTProtocol, "rpc_find", find)
             where = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "initial_peers": initial_peers}
             dht = start_dht(RUN, identity, **where, **settings)
             stack.callback(dht.shutdown)

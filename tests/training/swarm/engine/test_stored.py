@@ -9,15 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.proto import dht_pb2
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
 from tests.training.swarm.engine.test_bounds import RUN, send, signed
 from tests.training.swarm.engine.test_calls import as_stranger
 from training.swarm.engine import engine, stored
-from training.swarm.engine.bounds import MOST_BYTES, unpack
-from training.swarm.engine.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, SPARE_ENTRIES, BoundedStore
+from training.swarm.engine.bounds import MOST_BYTES, SPARE_ENTRIES, Records, Serializer, unpack
+from training.swarm.engine.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, Storage
 from training.swarm.node.dht import full_addresses, start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.round.matchmaking import announced
@@ -31,14 +30,14 @@ SMALL, LARGE = 100, 400
 
 def store(bounded, size, key, *names, seconds=60.0):
     value = b"v" * (size - PACKING_BYTES - 2)
-    return [bounded(key, name, value, get_dht_time() + seconds) for name in names]
+    return [bounded.store_subkey(key, name, value, get_dht_time() + seconds) for name in names]
 
 
 @pytest.fixture
 def storage(monkeypatch):
     monkeypatch.setattr(stored, "MOST_KEY_BYTES", 1000)
     monkeypatch.setattr(stored, "MOST_STORED_BYTES", 1500)
-    return DHTLocalStorage()
+    return Storage()
 
 
 def names_of(storage, key):
@@ -46,34 +45,30 @@ def names_of(storage, key):
 
 
 def test_larger_records_make_room_for_smaller_ones_of_the_same_key(storage):
-    bounded = BoundedStore(storage)
-    assert store(bounded, LARGE, KEY, b"e1", b"e2", b"e3") == [True, True, False]
-    assert store(bounded, SMALL, KEY, b"a1", b"a2") == [True, True]
+    assert store(storage, LARGE, KEY, b"e1", b"e2", b"e3") == [True, True, False]
+    assert store(storage, SMALL, KEY, b"a1", b"a2") == [True, True]
     assert names_of(storage, KEY) == {b"e1", b"e2", b"a1", b"a2"}  # 1000 bytes
-    assert store(bounded, SMALL, KEY, b"a3") == [True] and len(names_of(storage, KEY)) == 4
+    assert store(storage, SMALL, KEY, b"a3") == [True] and len(names_of(storage, KEY)) == 4
     names = [b"b%d" % number for number in range(9)]
-    assert store(bounded, SMALL, KEY, *names) == 7 * [True] + 2 * [False]
+    assert store(storage, SMALL, KEY, *names) == 7 * [True] + 2 * [False]
     assert not names_of(storage, KEY) & {b"e1", b"e2"}
 
 
 def test_a_record_is_renewed_also_if_its_key_is_full(storage):
-    bounded = BoundedStore(storage)
-    assert store(bounded, SMALL, KEY, *(b"a%d" % number for number in range(10))) == 10 * [True]
-    assert store(bounded, SMALL, KEY, b"a0", seconds=90.0) == [True]
+    assert store(storage, SMALL, KEY, *(b"a%d" % number for number in range(10))) == 10 * [True]
+    assert store(storage, SMALL, KEY, b"a0", seconds=90.0) == [True]
 
 
 def test_a_record_that_grows_beyond_its_key_is_refused_though_it_is_alone(storage):
-    bounded = BoundedStore(storage)
-    assert store(bounded, SMALL, KEY, b"a") == [True]
-    assert store(bounded, 2000, KEY, b"a", seconds=90.0) == [False] and names_of(storage, KEY) == {b"a"}
+    assert store(storage, SMALL, KEY, b"a") == [True]
+    assert store(storage, 2000, KEY, b"a", seconds=90.0) == [False] and names_of(storage, KEY) == {b"a"}
 
 
 def test_records_under_new_keys_are_refused_when_the_store_is_full(storage):
-    bounded = BoundedStore(storage)
-    assert store(bounded, LARGE, KEY, b"e1", b"e2") == [True, True]
-    assert store(bounded, LARGE, OTHER, b"e1") == [True]
-    assert store(bounded, LARGE, DHTID.generate(source="third"), b"e2") == [False]
-    assert store(bounded, SMALL, KEY, b"a1") == [True]
+    assert store(storage, LARGE, KEY, b"e1", b"e2") == [True, True]
+    assert store(storage, LARGE, OTHER, b"e1") == [True]
+    assert store(storage, LARGE, DHTID.generate(source="third"), b"e2") == [False]
+    assert store(storage, SMALL, KEY, b"a1") == [True]
 
 
 def new_keys(count, of="new"):
@@ -82,11 +77,10 @@ def new_keys(count, of="new"):
 
 def test_who_has_more_than_any_peer_of_a_run_makes_room_for_others(storage, monkeypatch):
     monkeypatch.setattr(stored, "USUAL_BYTES_OF_ONE", 2 * LARGE)
-    bounded = BoundedStore(storage)
     for key in new_keys(3):
-        assert store(bounded, LARGE, key, b"e1") == [True]
+        assert store(storage, LARGE, key, b"e1") == [True]
     (own,) = new_keys(1, "own")
-    assert store(bounded, SMALL, own, b"a1", b"a2", b"a3", b"a4", b"a5") == 5 * [True]
+    assert store(storage, SMALL, own, b"a1", b"a2", b"a3", b"a4", b"a5") == 5 * [True]
     assert names_of(storage, own) == {b"a1", b"a2", b"a3", b"a4", b"a5"}
     assert not any(names_of(storage, key) for key in new_keys(3))
 
@@ -94,53 +88,48 @@ def test_who_has_more_than_any_peer_of_a_run_makes_room_for_others(storage, monk
 def test_many_with_little_each_do_not_crowd_out_a_peer_of_the_run(storage, monkeypatch):
     """The store is full before; who comes late is refused, and who was there stays, though it has more than each."""
     monkeypatch.setattr(stored, "USUAL_BYTES_OF_ONE", 3 * LARGE)
-    bounded = BoundedStore(storage)
     for key in new_keys(2, "own"):
-        assert store(bounded, LARGE, key, b"a1") == [True]
-    answers = [store(bounded, SMALL, key, b"e%d" % number)[0] for number, key in enumerate(new_keys(20))]
+        assert store(storage, LARGE, key, b"a1") == [True]
+    answers = [store(storage, SMALL, key, b"e%d" % number)[0] for number, key in enumerate(new_keys(20))]
     assert answers == 7 * [True] + 13 * [False]  # 800 and 700 of 1500 bytes
     assert all(names_of(storage, key) == {b"a1"} for key in new_keys(2, "own"))
 
 
 def test_renewals_that_are_longer_count(storage):
     """Neither a key nor the whole store grows beyond its bound by them."""
-    bounded = BoundedStore(storage)
     names = [b"e%d" % number for number in range(9)]
-    assert store(bounded, SMALL, KEY, *names) == 9 * [True]
-    assert store(bounded, LARGE, KEY, *names, seconds=90.0) == [False] * 9
-    assert store(bounded, SMALL, OTHER, b"f0", b"f1", b"f2", b"f3") == 4 * [True]
-    assert store(bounded, LARGE, OTHER, b"f0", b"f1", seconds=90.0) == [False, False]  # 1300 bytes, and 300 more
-    assert store(bounded, SMALL, OTHER, b"f0", seconds=90.0) == [True]
+    assert store(storage, SMALL, KEY, *names) == 9 * [True]
+    assert store(storage, LARGE, KEY, *names, seconds=90.0) == [False] * 9
+    assert store(storage, SMALL, OTHER, b"f0", b"f1", b"f2", b"f3") == 4 * [True]
+    assert store(storage, LARGE, OTHER, b"f0", b"f1", seconds=90.0) == [False, False]  # 1300 bytes, and 300 more
+    assert store(storage, SMALL, OTHER, b"f0", seconds=90.0) == [True]
 
 
 def test_room_that_is_free_again_is_used(storage, monkeypatch):
     monkeypatch.setattr(stored, "RECOUNT_SECONDS", 0.0)
-    bounded = BoundedStore(storage)
     for key in new_keys(3):
-        assert store(bounded, LARGE, key, b"e1", seconds=0.3) == [True]
+        assert store(storage, LARGE, key, b"e1", seconds=0.3) == [True]
     (late,) = new_keys(1, "late")
-    assert store(bounded, LARGE, late, b"a1") == [False]
+    assert store(storage, LARGE, late, b"a1") == [False]
     time.sleep(0.4)
-    assert store(bounded, LARGE, late, b"a1") == [True]
+    assert store(storage, LARGE, late, b"a1") == [True]
 
 
 def test_one_signer_has_records_under_so_many_keys_at_most(storage, monkeypatch):
     monkeypatch.setattr(stored, "MOST_STORED_BYTES", 10**6)
-    bounded = BoundedStore(storage)
     keys = [DHTID.generate(source=number) for number in range(MOST_KEYS_OF_ONE + 1)]
-    answers = [store(bounded, SMALL, key, b"e1")[0] for key in keys]
+    answers = [store(storage, SMALL, key, b"e1")[0] for key in keys]
     assert answers == MOST_KEYS_OF_ONE * [True] + [False]
-    assert store(bounded, SMALL, keys[-1], b"a1") == [True]
-    assert store(bounded, SMALL, keys[0], b"e1", seconds=90.0) == [True]
+    assert store(storage, SMALL, keys[-1], b"a1") == [True]
+    assert store(storage, SMALL, keys[0], b"e1", seconds=90.0) == [True]
 
 
 def test_a_full_key_can_be_read(monkeypatch):
-    storage = DHTLocalStorage()
-    bounded = BoundedStore(storage)
+    storage = Storage()
     for number in range(40_000):
-        if not store(bounded, 500, KEY, b"%d" % number)[0]:
+        if not store(storage, 500, KEY, b"%d" % number)[0]:
             break
-    assert 0.8 * MOST_BYTES < len(MSGPackSerializer.dumps(storage.get(KEY).value)) < MOST_BYTES
+    assert 0.8 * MOST_BYTES < len(Serializer.dumps(storage.get(KEY).value)) < MOST_BYTES
 
 
 @pytest.mark.swarm
@@ -202,7 +191,7 @@ def test_what_a_look_brings_neither_hides_nor_crowds_what_a_node_stores(tmp_path
 
 def test_an_older_record_that_comes_after_a_newer_one_ends_nothing():
     """So it comes to whoever looks, from one node after the other."""
-    records, now = DictionaryDHTValue(), get_dht_time()
+    records, now = Records(), get_dht_time()
     assert records.store(b"ada", b"new", now + 30)
     assert not records.store(b"ada", b"old", now + 0.2)
     time.sleep(0.3)
@@ -211,9 +200,8 @@ def test_an_older_record_that_comes_after_a_newer_one_ends_nothing():
 
 
 def test_a_record_that_is_renewed_again_and_again_leaves_no_notes(storage):
-    bounded = BoundedStore(storage)
     for number in range(5000):
-        assert store(bounded, SMALL, KEY, b"ada", seconds=60 + number / 10) == [True]
+        assert store(storage, SMALL, KEY, b"ada", seconds=60 + number / 10) == [True]
     for held in (storage, storage.get(KEY).value):
         assert len(held.expiration_heap) <= SPARE_ENTRIES + 2
     assert storage.top()[0] == KEY

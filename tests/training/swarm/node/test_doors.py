@@ -91,16 +91,15 @@ def test_nothing_else_answers_calls():
 def test_each_record_that_peers_store_is_sent_by_the_uninvited():
     stored = set()
     for path, node in (*calls_of("store"), *calls_of("post_word")):
-        is_mend = ast.unparse(node.func) == "store" and ast.unparse(node.args[0]) == "self"  # of hivemind's own
-        if not path.is_relative_to(SWARM) or ast.unparse(node.func).startswith("records.") or is_mend:
-            continue  # a store of its own, or a dictionary of records
+        if not path.is_relative_to(SWARM) or path.name in ("bounds.py", "stored.py"):
+            continue  # how a node keeps records
         key = node.args[1] if getattr(node.func, "id", "") == "post_word" else node.args[0]
         suffix = re.search(r"(_[a-z]+)'$", ast.unparse(key)) if isinstance(key, ast.JoinedStr) else None
         stored.add((path.name, suffix[1] if suffix else ast.unparse(key)))
     # `post_word` itself, the copy that a node keeps of any of these, and what the node is asked to store
     assert stored == test_members_only.RECORDS.keys() | {
         ("dht.py", "key"),
-        ("renewal.py", "key"),
+        ("run_node.py", "key"),
         ("process.py", "key"),
     }
 
@@ -111,11 +110,11 @@ def test_each_node_of_a_run_for_members_checks_the_tickets_of_all_records(tmp_pa
     validators = record_validators(closed_run(key).run_id, Identity(tmp_path), admission(key))
     assert [type(one) for one in validators].count(TicketValidator) == 1
     assert not any(isinstance(one, TicketValidator) for one in record_validators("demo", Identity(tmp_path / "2")))
-    made = {path for name in ("DHT", "Node", "DHTNode", "create") for path, node in calls_of(name) if is_node(node)}
+    made = {path for name in ("DHT", "Node", "RunNode", "create") for path, node in calls_of(name) if is_node(node)}
     made = {path for path in made if path.name != "process.py"}  # which gets its validators
     assert {path.name for path in made} == {"dht.py", "visit.py"}
     assert all("record_validators(" in path.read_text(encoding="utf-8") for path in made)
 
 
 def is_node(call):
-    return ast.unparse(call.func) in ("DHT", "Node", "DHTNode.create")
+    return ast.unparse(call.func) in ("DHT", "Node", "RunNode.create")

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from training.errors import BadInput
-from training.swarm.node import listening
-from training.swarm.node.listening import settle_ports
+from training.swarm.node import addresses
+from training.swarm.node.addresses import settle_ports
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 
@@ -22,7 +22,7 @@ def taken():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(listening, "FREE_SECONDS", 0.2)
+    monkeypatch.setattr(addresses, "FREE_SECONDS", 0.2)
 
 
 def test_a_port_that_was_chosen_once_stays(tmp_path):
@@ -56,10 +56,10 @@ def test_a_port_that_was_asked_for_and_is_taken_is_one_sentence(tmp_path, taken)
 
 
 def test_a_port_that_becomes_free_in_time_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(listening, "FREE_SECONDS", 20.0)
+    monkeypatch.setattr(addresses, "FREE_SECONDS", 20.0)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     wanted = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
-    monkeypatch.setattr(listening.time, "sleep", lambda seconds: listener.close())
+    monkeypatch.setattr(addresses.time, "sleep", lambda seconds: listener.close())
     assert settle_ports(tmp_path, [wanted]) == [wanted]

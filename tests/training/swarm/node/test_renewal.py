@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 
@@ -14,7 +15,8 @@ from training.swarm.engine.bounds import MOST_RECORD_SECONDS
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.node.renewal import OwnRecords, keep_copy, replace_own_records
+from training.swarm.node.protocol import OwnRecords
+from training.swarm.node.run_node import RunNode
 
 KEY, OTHER_KEY = DHTID.generate(source="key"), DHTID.generate(source="another")
 
@@ -52,7 +54,7 @@ def test_a_node_has_a_copy_of_what_it_does_not_renew_soon(tmp_path):
 
 async def put_what_was_stored_before(key, dht, node):
     """As the other nodes give it to one that comes back."""
-    keep_copy(node, DHTID.generate(source=key), dht.public_key, "before", time.time() + 360)
+    node.keep_copy(DHTID.generate(source=key), dht.public_key, "before", time.time() + 360)
 
 
 @pytest.mark.swarm
@@ -89,26 +91,21 @@ def test_a_record_outlasts_the_one_that_comes_while_it_is_stored(tmp_path):
     dht.shutdown()
 
 
-def test_a_record_outlasts_one_of_which_a_busy_node_told_only_after_it_had_refused_the_new_one():
+def test_a_record_outlasts_one_of_which_a_busy_node_told_only_after_it_had_refused_the_new_one(monkeypatch):
     now, expired = time.time(), []
 
-    async def find(peer, keys):
-        return {KEY: (SimpleNamespace(value=records_of(alan=now + 100)), {})}
-
-    async def store(key, value, expires, subkey=None):
+    async def store(self, key, value, expires, subkey=None):
         expired.append(expires)
         return expires > now + 100
 
     async def get(key, latest):
         assert latest
-        await node.protocol.call_find("busy", [KEY])
+        node.protocol.own_records.note_found(KEY, records_of(alan=now + 100))
 
-    async def come_back():
-        await replace_own_records(SimpleNamespace(public_key=b"alan"), node)
-        return await node.store("key", "now", now + 60, subkey=b"alan")
-
-    node = SimpleNamespace(store=store, get=get, protocol=SimpleNamespace(call_find=find, storage={}))
-    assert wait_for_result(come_back())
+    monkeypatch.setattr(DHTNode, "store", store)
+    node = RunNode(_initialized_with_create=True)
+    node.get, node.protocol = get, SimpleNamespace(own_records=OwnRecords(b"alan"), storage={})
+    assert wait_for_result(node.store("key", "now", now + 60, subkey=b"alan"))
     assert expired == [now + 60, pytest.approx(now + 100, abs=1)]
 
 

@@ -1,0 +1,211 @@
+"""The node of a run: hivemind's `DHTNode` with our `DHTProtocol`, which stores records where it found room before.
+
+hivemind searches for the nodes nearest to a key whenever it stores a record. Each node that it asks answers with all
+records that it has of the key, and nobody reads these answers: in a run of five volunteers, storing a record of 1 kB
+brought 30 kB of them. Volunteers store every few seconds, so this was most of what a run with a small model sent.
+
+Of two records under one subkey, hivemind's DHT keeps the one that expires later. A peer whose clock was five minutes
+ahead has records that expire five minutes too late, and each node refuses its newer ones for so long: the others take
+it for dead, and no group waits for it. So a record here expires later than the one that it replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils import get_dht_time
+from hivemind.utils.multiaddr import Multiaddr
+
+from training.swarm.node.protocol import DHTProtocol
+
+SEARCH_SECONDS = 60.0
+"""A search counts for so long. A node that does not answer a store, or one that comes, ends this at once: both change
+the routing table."""
+NEIGHBOURS = 8
+"""Nodes of the routing table that are compared: more than the five on which a record lies."""
+LASTING_SECONDS = 120.0
+"""A record that is valid for longer is not renewed soon."""
+MOST_TRIES = 3
+"""So often a record is stored if earlier ones turn up, of which this peer did not know, that expire later."""
+_DEPTH = 5
+"""hivemind's `depth_modulo`, of the routing table."""
+_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
+"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records.
+A node would answer others with what it keeps alone, if that expires later than what it stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    at: float
+    neighbours: frozenset[DHTID]
+    """The nodes of the routing table that were nearest to the key then."""
+    found: dict[DHTID, PeerID]
+    """The nearest first."""
+
+
+class RunNode(DHTNode):
+    """A node of a run; make it by `create`."""
+
+    protocol: DHTProtocol
+
+    def __init__(self, **settings: bool):
+        super().__init__(**settings)
+        self._searches: dict[DHTID, _Search] = {}
+        self._newest: dict[DHTID, object] = {}
+        """The store that began last, by the key: an earlier one that is still under way must not outlast it."""
+
+    @classmethod
+    async def create(
+        cls,
+        p2p: P2P | None = None,
+        *,
+        own_subkey: bytes,
+        record_validator: RecordValidatorBase,
+        initial_peers: Sequence[str | Multiaddr] = (),
+        client_mode: bool = False,
+        strict: bool = True,
+        **connection: object,
+    ) -> RunNode:
+        """Starts a node.
+
+        Args:
+            p2p: The connection; None: the node makes one.
+            own_subkey: Of this peer's records.
+            record_validator: Signs and checks records.
+            initial_peers: Full addresses of running nodes; without any, a new DHT starts.
+            client_mode: Accept no incoming connections.
+            strict: Refuse to start if an initial peer shows another time.
+            connection: Of `P2P.create`.
+
+        Raises:
+            RuntimeError: If no initial peer answers.
+            ValidationError: If one shows another time.
+        """
+        if p2p is None:
+            mode = "client" if client_mode else "server"
+            p2p = await P2P.create(initial_peers=initial_peers or None, dht_mode=mode, **connection)
+        try:
+            # hivemind makes a protocol of its own class. As a client's, it answers nobody, until ours takes its place.
+            node = await super().create(
+                p2p, client_mode=True, record_validator=record_validator, blacklist_time=0.0, **_NO_CACHE
+            )
+            made = node.protocol
+            node.protocol = await DHTProtocol.create(
+                p2p,
+                node.node_id,
+                made.bucket_size,
+                _DEPTH,
+                made.num_replicas,
+                made.wait_timeout,
+                client_mode=client_mode,
+                record_validator=record_validator,
+                own_subkey=own_subkey,
+            )
+            if initial_peers:
+                await node.meet({PeerID.from_base58(Multiaddr(one)["p2p"]) for one in initial_peers}, strict)
+        except BaseException:
+            await p2p.shutdown()
+            raise
+        return node
+
+    async def meet(self, peers: Collection[PeerID], strict: bool) -> None:
+        """Introduces this node to some others, and finds its neighbours. Raises as `create`."""
+        pings = (self.protocol.call_ping(peer, validate=True, strict=strict) for peer in peers)
+        if all(answer is None for answer in await asyncio.gather(*pings)):
+            raise RuntimeError("none of the initial peers answers a ping")
+        search = asyncio.ensure_future(self.find_nearest_nodes([self.node_id]))
+        await asyncio.wait([search], timeout=self.protocol.wait_timeout)
+
+    async def shutdown(self) -> None:
+        """Ends the node and its connection."""
+        await super().shutdown()
+        await self.p2p.shutdown()
+
+    async def find_nearest_nodes(
+        self,
+        queries: Collection[DHTID],
+        *args: object,
+        node_to_peer_id: dict[DHTID, PeerID] | None = None,
+        found_callback: Callable | None = None,
+        **settings: object,
+    ) -> dict[DHTID, dict[DHTID, PeerID]]:
+        """See hivemind's. A store passes `found_callback`, which sends the record to the nodes that were found."""
+        search = super().find_nearest_nodes
+        if found_callback is None or node_to_peer_id is None or len(queries) != 1:
+            callback = {} if found_callback is None else {"found_callback": found_callback}
+            return await search(queries, *args, node_to_peer_id=node_to_peer_id, **callback, **settings)
+        (key,) = queries
+        neighbours = self._neighbours_of(key)
+        known = self._searches.get(key)
+        if known is not None and known.neighbours == neighbours and time.monotonic() - known.at < SEARCH_SECONDS:
+            node_to_peer_id.update(known.found)
+            await found_callback(key, list(known.found), set())
+            return {key: known.found}
+
+        async def remember(key: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
+            found = {node: node_to_peer_id[node] for node in nearest}
+            self._searches[key] = _Search(time.monotonic(), neighbours, found)
+            await found_callback(key, nearest, visited)
+
+        return await search(queries, *args, node_to_peer_id=node_to_peer_id, found_callback=remember, **settings)
+
+    def _neighbours_of(self, key: DHTID) -> frozenset[DHTID]:
+        nearest = self.protocol.routing_table.get_nearest_neighbors(key, NEIGHBOURS, exclude=self.node_id)
+        return frozenset(node for node, _ in nearest)
+
+    async def store(
+        self, key: object, value: object, expiration_time: float, subkey: bytes | None = None, **settings: object
+    ) -> bool:
+        """See hivemind's; the record outlasts this peer's earlier ones, of which the nodes tell that are asked.
+
+        Other nodes than its own may be nearer to the key, and hivemind stores a record with those only. If all
+        volunteers leave at once, what a server has announced minutes ago is gone with them. So this node keeps a copy
+        of its lasting records.
+        """
+        own, place = self.protocol.own_records, DHTID.generate(source=key)
+        self._newest[place] = this = object()
+        for _ in range(MOST_TRIES):
+            self._note_kept(place)
+            expires = own.later_than_the_last(place, expiration_time)
+            own.note(place, expires)
+            stored = await super().store(key, value, expires, subkey=subkey, **settings)
+            self._note_kept(place)
+            if self._newest.get(place) is not this:
+                break
+            if not stored:  # perhaps a busy node has an earlier record, and did not tell of it before the store
+                await self.get(key, latest=True)
+            # What hivemind returns is one node's answer, the last. If this node has met a record in the meantime that
+            # expires later, one from before a restart, then that one hides the new one, whatever the answer was.
+            if not own.has_one_after(place, expires):
+                break
+        if self._newest.get(place) is this:
+            del self._newest[place]
+        if subkey is not None and expires - get_dht_time() > LASTING_SECONDS:
+            self.keep_copy(place, subkey, value, expires)
+        return stored
+
+    def _note_kept(self, place: DHTID) -> None:
+        """Notes this node's own record under a key; other nodes may have sent back one from before a restart."""
+        kept = self.protocol.storage.get(place)
+        self.protocol.own_records.note_found(place, kept.value if kept is not None else None)
+
+    def keep_copy(self, key: DHTID, subkey: bytes, value: object, expires: float) -> None:
+        """Puts a record of this peer into its own node, unless it is there already."""
+        protocol = self.protocol
+        kept = protocol.storage.get(key)
+        found = kept.value.get(subkey) if kept is not None and isinstance(kept.value, DictionaryDHTValue) else None
+        if found is not None and found.expiration_time >= expires:
+            return
+        packed, validator = protocol.serializer.dumps(value), protocol.record_validator
+        record = DHTRecord(key.to_bytes(), protocol.serializer.dumps(subkey), packed, expires)
+        record = replace(record, value=validator.sign_value(record))
+        if validator.validate(record):
+            protocol.storage.store(key, record.value, expires, subkey=subkey)
