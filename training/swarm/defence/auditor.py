@@ -78,7 +78,7 @@ EVADED = b"evaded"
 TRANSCRIPTS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
 CHECKS_AT_ONCE = 12
-"""For each, this peer has a call open to every groupmate, which lets it have `calls.MOST_OPEN_CALLS`."""
+"""For each, this peer has a call open to every groupmate."""
 PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
 """Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
 each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""

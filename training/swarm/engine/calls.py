@@ -1,42 +1,35 @@
-"""Bounds of the calls that other peers make: their messages, how many are open, and what one asks of a node.
+"""A process's connection to the network daemon, whose calls are bounded, and streams that arrive whole.
 
-They hold before anybody looks at a ticket, for strangers and members alike. hivemind 1.1.12 reads a message of any
-length into memory, waits for ever for a caller that says nothing, and answers a request for the records of one key a
-thousand times with a thousand copies of them. If a call is answered before all of its messages were read, the rest of
-them stays in memory, also after the caller has hung up.
+hivemind 1.1.12 reads a message of any length into memory, and waits for ever for a caller that says nothing. If a call
+is answered before all of its messages were read, the rest of them stays in memory, also after the caller has hung up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, closing, suppress
 from typing import TypeVar
-from uuid import UUID
 
 from google.protobuf.message import Message
-from hivemind.p2p import P2P, P2PContext
-from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.p2p import P2P, P2PContext, P2PHandlerError, PeerID
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
+from hivemind.utils.asyncio import as_aiter
 
 from training.swarm.engine.bounds import MOST_BYTES
-from training.swarm.engine.quota import Quota
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
 """Of one message of a stream: the largest describes the tensors of a state; parts of an average have 512 KiB."""
 MESSAGE_SECONDS = 360.0
 """A message that has begun arrives within this: the largest over a link of 0.1 Mbit/s."""
+LATE_ANSWER_SECONDS = 30.0
+"""No answer comes to a call that was given up so long ago."""
 OPENING_SECONDS = 30.0
 """A caller says something within this."""
 HANG_UP_SECONDS = 15.0
 """A writer waits so long for its reader to close the stream. A slow link holds back some seconds' worth of bytes."""
-MOST_OPEN_CALLS = 32
-"""Streams of one peer to one process of this peer, whose groupmates have a few open at a time."""
-MOST_OPEN_REQUESTS = 128
-"""Calls of one message, which is answered by one, of one peer to one process of this peer; honest peers have some."""
 PREFETCHED = 5
 """Messages of a call that wait to be read, as in hivemind."""
 
@@ -48,28 +41,11 @@ logger = logging.getLogger(__name__)
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-async def receive(reader: asyncio.StreamReader) -> bytes:
-    """In place of `P2P.receive_raw_data`: one message of a stream, from its length on.
+class Connection(P2P):
+    """hivemind's `P2P` for the calls of this program: make it by `create` or `replicate`."""
 
-    Raises:
-        ValueError: If it is too long.
-        TimeoutError: If it is too slow.
-    """
-    async with asyncio.timeout(MESSAGE_SECONDS):
-        length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
-        if length > MOST_MESSAGE_BYTES:
-            raise ValueError(f"a message has {length} bytes, more than {MOST_MESSAGE_BYTES}")
-        return await reader.readexactly(length)
-
-
-def bounded_calls(add: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """In place of `P2P.add_protobuf_handler`, through which all handlers of calls are added."""
-    quota = Quota(at_once=math.inf, of_one=MOST_OPEN_CALLS, seconds=0.0)
-    requests_quota = Quota(at_once=math.inf, of_one=MOST_OPEN_REQUESTS, seconds=0.0)
-
-    @functools.wraps(add)
-    async def add_bounded(
-        self: P2P,
+    async def add_protobuf_handler(
+        self,
         name: str,
         handler: Callable,
         input_protobuf_type: type[Message],
@@ -78,28 +54,74 @@ def bounded_calls(add: Callable[..., Awaitable[None]]) -> Callable[..., Awaitabl
         stream_output: bool = False,
         balanced: bool = False,
     ) -> None:
-        if not (stream_input or stream_output):
+        """See hivemind's; all handlers of calls are added through this."""
 
-            async def answer(request: Message, context: P2PContext) -> Message:
-                with requests_quota.request((self.peer_id, context.remote_id)) as allowed:
-                    if not allowed:
-                        raise ValueError(f"more than {MOST_OPEN_REQUESTS} calls of one peer are open")
-                    return await handler(request, context)
+        async def answer(request: Message, context: P2PContext) -> Message:
+            try:
+                return await handler(request, context)
+            except asyncio.CancelledError:  # hivemind forgets a request only if its handler answers or fails
+                raise TimeoutError("the caller has given up") from None
 
-            await add(self, name, answer, input_protobuf_type, balanced=balanced)
-            return
-
-        async def handle(info, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def handle(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             context = P2PContext(handle_name=name, local_id=self.peer_id, remote_id=info.peer_id)
-            with closing(writer), quota.request((self.peer_id, info.peer_id)) as allowed:
-                if allowed:
-                    requests = _Requests(reader, input_protobuf_type)
-                    answers = _answers(handler, requests, context, stream_input=stream_input)
-                    await _serve(requests, _answer(answers, writer))
+            with closing(writer):
+                requests = _Requests(reader, input_protobuf_type)
+                answers = _answers(handler, requests, context, stream_input=stream_input)
+                await _serve(requests, _answer(answers, writer))
 
-        await self.add_binary_stream_handler(name, handle, balanced=balanced)
+        if stream_input or stream_output:
+            await self.add_binary_stream_handler(name, handle, balanced=balanced)
+        else:
+            await super().add_protobuf_handler(name, answer, input_protobuf_type, balanced=balanced)
 
-    return add_bounded
+    async def call_protobuf_handler(
+        self, peer_id: PeerID, name: str, input: Message, output_protobuf_type: type[Message]
+    ) -> Message:
+        """See hivemind's, for a call of one message.
+
+        hivemind's reader of answers ends, and with it all calls of the process, if an answer comes at the moment when
+        its call is given up. So a call is cancelled later, when no answer comes any more.
+        """
+        call = asyncio.ensure_future(super().call_protobuf_handler(peer_id, name, input, output_protobuf_type))
+        call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else reads it
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(LATE_ANSWER_SECONDS, call.cancel)
+            raise
+
+    async def iterate_protobuf_handler(
+        self,
+        peer_id: PeerID,
+        name: str,
+        input: Message | AsyncIterable[Message],
+        output_protobuf_type: type[Message],
+    ) -> AsyncIterator[Message]:
+        """See hivemind's: the answers of a peer, as they come."""
+        _, reader, writer = await self.call_binary_stream_handler(peer_id, name)
+        sending = asyncio.create_task(_send(input if isinstance(input, AsyncIterable) else as_aiter(input), writer))
+        return _read_answers(reader, writer, output_protobuf_type, sending)
+
+
+async def _send(requests: AsyncIterable[Message], writer: asyncio.StreamWriter) -> None:
+    async for request in requests:
+        await P2P.send_protobuf(request, writer)
+    await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
+
+
+async def _read_answers(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: type[Message], sending: asyncio.Task
+) -> AsyncIterator[Message]:
+    try:
+        with closing(writer), suppress(asyncio.IncompleteReadError):  # the other side has closed the stream
+            while True:
+                marker, content = await _message(reader)
+                if marker != P2P.MESSAGE_MARKER:
+                    raise P2PHandlerError(f"the peer's handler has failed: {RPCError.FromString(content).message}")
+                yield kind.FromString(content)
+        await sending
+    finally:
+        sending.cancel()
 
 
 class _Requests:
@@ -120,13 +142,14 @@ class _Requests:
     async def read(self) -> None:
         """Reads until the caller hangs up or breaks a bound."""
         try:
-            message = await _message(self._reader, self._kind, patience=OPENING_SECONDS)
+            marker, content = await _message(self._reader, patience=OPENING_SECONDS)
             while True:
+                message = self._kind.FromString(content) if marker == P2P.MESSAGE_MARKER else None
                 if message is None:
                     self.ended.set()
                 if self._wanted:
                     await self._waiting.put(message)
-                message = await _message(self._reader, self._kind)
+                marker, content = await _message(self._reader)
         except asyncio.IncompleteReadError:
             pass
         except Exception as error:
@@ -159,11 +182,23 @@ async def _serve(requests: _Requests, answer: Awaitable[None]) -> None:
             task.cancel()
 
 
-async def _message(reader: asyncio.StreamReader, kind: type[Message], patience: float | None = None) -> Message | None:
-    """The next message, as `P2P.receive_protobuf` reads it; None: there are no more. `patience` ends when it begins."""
+async def _message(reader: asyncio.StreamReader, patience: float | None = None) -> tuple[bytes, bytes]:
+    """The next message of a stream: its marker and its content.
+
+    Args:
+        reader: Of the stream.
+        patience: Longest wait until the message begins; None: no limit.
+
+    Raises:
+        ValueError: If it is too long.
+        TimeoutError: If it is too slow.
+    """
     marker = await asyncio.wait_for(reader.readexactly(len(P2P.MESSAGE_MARKER)), patience)
-    content = await receive(reader)
-    return kind.FromString(content) if marker == P2P.MESSAGE_MARKER else None
+    async with asyncio.timeout(MESSAGE_SECONDS):
+        length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+        if length > MOST_MESSAGE_BYTES:
+            raise ValueError(f"a message has {length} bytes, more than {MOST_MESSAGE_BYTES}")
+        return marker, await reader.readexactly(length)
 
 
 async def _answers(
@@ -217,36 +252,3 @@ async def first_of(stream: AsyncIterator[AnyMessage], count: int) -> AsyncIterat
                 return
             count -= 1
             yield message
-
-
-# -- calls of one message ----------------------------------------------------------------------------------------------
-
-
-def surviving_reader(read: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """In place of `ControlClient._read_from_persistent_conn`, which reads what all such calls of a process get.
-
-    A call that is given up just before its answer is read has a cancelled future. To set its result is an error, which
-    would end the reader, and with it all calls of the process, for good and without a word.
-    """
-
-    @functools.wraps(read)
-    async def read_on(self: ControlClient, reader: asyncio.StreamReader) -> None:
-        while True:
-            with suppress(asyncio.InvalidStateError):  # that answer has been read; the next ones are wanted
-                await read(self, reader)
-                return
-
-    return read_on
-
-
-def forgetting_handler(handle: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """In place of `ControlClient._handle_persistent_request`, which keeps for ever what a caller has given up."""
-
-    @functools.wraps(handle)
-    async def handle_and_forget(self: ControlClient, call_id: UUID, request: Message) -> None:
-        try:
-            await handle(self, call_id, request)
-        finally:
-            self._handler_tasks.pop(call_id, None)
-
-    return handle_and_forget

@@ -7,11 +7,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | private name | where | the fault that it mends |
 |---|---|---|
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
-| `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
-| `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
 
-In place of `P2P.receive_raw_data` and `P2P.add_protobuf_handler` come those of `calls`: a message of any length would
-be read. In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs
+In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs
 (`steady_clock`).
 """
 
@@ -25,12 +22,10 @@ from importlib.metadata import version
 from typing import Any
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.utils.multiaddr import Multiaddr
 
 from training.errors import TrainingError
-from training.swarm.engine import calls
+from training.swarm.engine.calls import Connection
 from training.swarm.engine.process import DHT, Answer
 from training.swarm.engine.steady_clock import use_steady_clock
 
@@ -59,12 +54,6 @@ def check_version() -> None:
         )
 
 
-# Made once: a process may prepare more than once.
-_BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
-_SURVIVING_READER = calls.surviving_reader(ControlClient._read_from_persistent_conn)
-_FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_request)
-
-
 def prepare() -> None:
     """Makes hivemind ready for this process and those that it forks. Call it before a node or an averager is made.
 
@@ -72,14 +61,10 @@ def prepare() -> None:
         TrainingError: As `check_version` does.
     """
     check_version()
-    P2P.receive_raw_data = staticmethod(calls.receive)
-    P2P.add_protobuf_handler = _BOUNDED_CALLS
-    ControlClient._read_from_persistent_conn = _SURVIVING_READER
-    ControlClient._handle_persistent_request = _FORGETTING_HANDLER
     use_steady_clock()
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
         # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
-        P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+        Connection._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     # The node and the averagers are forks of this process, and share its memory until somebody writes to it. A garbage
     # collection writes to every object that it looks at: each process would soon have its own copy of all libraries'
     # objects, 59 MB. Frozen ones are not looked at.
@@ -87,7 +72,7 @@ def prepare() -> None:
     gc.freeze()
 
 
-async def open_connection(dht: DHT) -> P2P:
+async def open_connection(dht: DHT) -> Connection:
     """A connection of this process and event loop to the node's network daemon; shut it down after use.
 
     `DHT.replicate_p2p` keeps one for the whole process, bound to the event loop that asked first.
@@ -95,7 +80,7 @@ async def open_connection(dht: DHT) -> P2P:
     Raises:
         NodeSilent: If the node does not answer.
     """
-    return await P2P.replicate(await asyncio.to_thread(answer_of_node, dht.run_coroutine, _daemon_address))
+    return await Connection.replicate(await asyncio.to_thread(answer_of_node, dht.run_coroutine, _daemon_address))
 
 
 def answer_of_node(ask: Callable[..., Answer], *what: object, **more: object) -> Any:

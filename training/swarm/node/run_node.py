@@ -24,6 +24,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
+from training.swarm.engine.calls import Connection
 from training.swarm.node.protocol import DHTProtocol
 
 SEARCH_SECONDS = 60.0
@@ -83,7 +84,7 @@ class RunNode(DHTNode):
             initial_peers: Full addresses of running nodes; without any, a new DHT starts.
             client_mode: Accept no incoming connections.
             strict: Refuse to start if an initial peer shows another time.
-            connection: Of `P2P.create`.
+            connection: Of `Connection.create`.
 
         Raises:
             RuntimeError: If no initial peer answers.
@@ -91,7 +92,7 @@ class RunNode(DHTNode):
         """
         if p2p is None:
             mode = "client" if client_mode else "server"
-            p2p = await P2P.create(initial_peers=initial_peers or None, dht_mode=mode, **connection)
+            p2p = await Connection.create(initial_peers=initial_peers or None, dht_mode=mode, **connection)
         try:
             # hivemind makes a protocol of its own class. As a client's, it answers nobody, until ours takes its place.
             node = await super().create(

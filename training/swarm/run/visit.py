@@ -25,6 +25,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from training.errors import RefusedByRun, TrainingError
 from training.recipe import RunConfig
 from training.swarm.engine import engine
+from training.swarm.engine.calls import Connection
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import check_recipe, record_validators
 from training.swarm.node.identity import Identity
@@ -59,7 +60,7 @@ async def visit(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
     engine.prepare()
     began = time.monotonic()
     try:
-        node = await P2P.create(host_maddrs=list(host_maddrs), startup_timeout=NODE_SECONDS)
+        node = await Connection.create(host_maddrs=list(host_maddrs), startup_timeout=NODE_SECONDS)
     except Exception as error:  # whatever it is: the daemon does not work
         tell("node", fault=" ".join(str(error).split()) or type(error).__name__)
         return

@@ -6,10 +6,10 @@ from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import pytest
 import torch
-from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2
 
-from training.swarm.engine.calls import HANG_UP_SECONDS, first_of, until_hung_up
+from training.swarm.engine.calls import HANG_UP_SECONDS, Connection, first_of, until_hung_up
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.round.service import Service
 from training.swarm.state.serving import StateService
@@ -42,8 +42,10 @@ class Writer(ServicerBase):
 @pytest.mark.swarm
 def test_a_stream_lasts_until_its_reader_has_everything_and_hangs_up():
     async def read():
-        first = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-        second = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await first.get_visible_maddrs())
+        first = await Connection.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        second = await Connection.create(
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await first.get_visible_maddrs()
+        )
         try:
             writer = Writer()
             await writer.add_p2p_handlers(first)

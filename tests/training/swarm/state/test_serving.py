@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hivemind.compression import CompressionInfo, NoCompression
-from hivemind.p2p import P2P
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.engine import engine
+from training.swarm.engine.calls import Connection
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.state import serving
 from training.swarm.state.serving import StateService, pack
@@ -94,8 +94,10 @@ def test_over_a_real_connection_the_state_of_a_newcomer_that_reads_nothing_is_dr
 
     async def read_nothing():
         service = donor(LARGE_BYTES)
-        first = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-        second = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await first.get_visible_maddrs())
+        first = await Connection.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        second = await Connection.create(
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=await first.get_visible_maddrs()
+        )
         try:
             await service.add_p2p_handlers(first, namespace="demo")
             stub = StateService.get_stub(second, first.peer_id, namespace="demo")
