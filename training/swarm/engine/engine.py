@@ -1,15 +1,13 @@
 """hivemind, the engine below the swarm: the version that is needed, and what is changed in it.
 
-hivemind gives the DHT, connections between peers, and codecs. This package overrides the
-following private names of it, and no others (a test counts them). The next version may have mended the fault; then the
-override can go. The faults are described in site/reference/hivemind.md.
+hivemind gives the DHT, connections between peers, codecs and messages. Our classes override public methods of its
+classes. Beside that, this package uses the following private names of it or puts something in their place, and no
+others (a test counts them). The faults are described in site/reference/hivemind.md.
 
-| private name | where | the fault that it mends |
+| name | where | why |
 |---|---|---|
-| `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
-
-In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs
-(`steady_clock`).
+| `P2P._UNIX_SOCKET_PREFIX` | engine | sockets of a program that was killed stay behind in /tmp |
+| `timed_storage.get_dht_time` | steady_clock | a step of the machine's clock spoils an epoch |
 """
 
 from __future__ import annotations
