@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.context import ForkProcess
@@ -235,7 +236,7 @@ class _Asker:
         return answer
 
     def _read(self) -> None:
-        with self._connection.makefile("rb") as stream:
+        with self._connection.makefile("rb") as stream, suppress(OSError):  # the node may be killed
             while len(head := stream.read(_HEAD.size)) == _HEAD.size:
                 number, length = _HEAD.unpack(head)
                 packed, answer = stream.read(length), self._answers.pop(number)

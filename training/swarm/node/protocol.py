@@ -192,5 +192,5 @@ class DHTProtocol(protocol.DHTProtocol):
             counts.append(len(entries))
         answer = await super().rpc_store(single, context)
         stored = iter(answer.store_ok)
-        whole = [all([next(stored) for _ in range(count)]) and count > 0 for count in counts]
-        return dht_pb2.StoreResponse(store_ok=whole, peer=answer.peer)
+        taken = [any([next(stored) for _ in range(count)]) for count in counts]
+        return dht_pb2.StoreResponse(store_ok=taken, peer=answer.peer)

@@ -83,7 +83,7 @@ def test_nothing_else_answers_calls():
         ("service.py", "self._donor.add_p2p_handlers"),
     }
     for name in ("add_protobuf_handler", "add_unary_handler", "stream_handler"):
-        assert not calls_of(name)
+        assert {path.name for path, _ in calls_of(name)} <= {"calls.py"}
     # Through which all handlers of hivemind's servicers go.
     assert {path.name for path, _ in calls_of("add_binary_stream_handler")} == {"calls.py"}
 
