@@ -23,7 +23,7 @@ a gradient from there on, in order:
    What a peer reports counts as far as it has brought it to averages before (peers/table.py).
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers
    (epoch/exchange.py asks for it; in round/, averager.py, pipe.py and service.py are the trainer's handle, the pipe
-   and the process; matchmaking.py forms the group). It waits for peers that answer a ping (node/signs_of_life.py),
+   and the process; matchmaking.py forms the group). It waits for peers that answer a ping (node/slow_nodes.py),
    then for the majority of them, and leaves out those that have spoiled averages (peers/standing.py).
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
@@ -66,7 +66,7 @@ it what happened.
 The code is in run/. online.py starts a peer's node and then a thread (redial.py) that goes on calling the run's
 servers (servers.py: the initial peers, and those that the run's site names). While a server does not answer, it also
 calls peers that it has met before, whose addresses are kept on disk (address_book.py). So a run goes on without its
-servers, and is one run again when they are back. A server keeps its port (node/listening.py).
+servers, and is one run again when they are back. A server keeps its port (node/addresses.py).
 
 # Which run that is
 
@@ -82,7 +82,7 @@ update (`training.volunteer.arrival`). `restore` makes a branch, to which all pe
   `StateService` (state/serving.py) and `Auditor` (defence/auditor.py). Each knows the caller (`context.remote_id`). A
   leader names the members of its group: `Matchmaking._join` checks them. round/gathering.py
   reads what they send.
-- Calls to the DHT node, which answers them in its own process; records are checked there (node/).
+- Calls to the DHT node, which answers them in its own process; node/protocol.py lists its guards.
 - In a run for members, all of these ask node/admission.py whether the other's ticket holds. Parts, verdicts and
   checks come from peers of a group only, and everybody has checked these when the group was formed.
 - Whatever comes is unpacked by `bounds.unpack`, to a limited depth and size; engine/bounds.py also says which records
@@ -93,5 +93,5 @@ update (`training.volunteer.arrival`). `restore` makes a branch, to which all pe
 
 # hivemind
 
-All imports of hivemind lie in this package. engine/engine.py lists what is overridden in it, and why.
+All imports of hivemind lie in this package. engine/engine.py lists which private names of it are used.
 """
