@@ -41,7 +41,7 @@ def play(wanted, stop):
     # Before hivemind is imported, which keeps `time.time` as the clock of its DHT.
     real_time, offset = time.time, Path(wanted["folder"]) / f"{wanted['name']}.clock"
     time.time = lambda: real_time() + (float(offset.read_text()) if offset.exists() else 0.0)
-    from training.swarm.node import clocks
+    from training.swarm.engine import steady_clock
     from training.swarm.node.addresses import settle_ports
     from training.swarm.node.dht import full_addresses, post_recipe
     from training.swarm.node.identity import Identity
@@ -49,7 +49,7 @@ def play(wanted, stop):
     from training.swarm.run.online import find_run, go_online
     from training.swarm.run.redial import Pace
 
-    clocks.STEP_LASTS_SECONDS = 5.0
+    steady_clock.STEP_LASTS_SECONDS = 5.0
     if wanted.get("slow_disk"):
         whole.flush = lambda path, flush=whole.flush: (flush(path), time.sleep(2))
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
