@@ -1,12 +1,11 @@
-"""Whether a reducer has answered with the average of what it was sent: the average of a part is computed again.
+"""Audit of a reducer: the average of a part is computed again from the signed messages.
 
 The all-reduce's senders and reducers have signed what they sent and answered (`receipts`). From a reducer's receipt,
 the commitments that it names, the senders' parts and one answer, anybody can compute the average again. If the answer
-is another one, that is proof: the reducer itself has signed all that contradicts it. What somebody merely claims proves
-nothing.
+differs, that is proof: the reducer itself has signed all that contradicts it. An unsigned claim proves nothing.
 
-An answer has gone through a codec, and other processors round otherwise: a number between two codes may become either
-one. So a number of an answer may be as far from the right one as the codec's own error; what is beyond that adds up.
+An answer has gone through a codec, and processors round differently: a number between two codes may become either. So
+each number of an answer may differ from the right one by the codec's own error; differences beyond that add up.
 `benchmarks/attacks/attacks.py audits` measures how far honest answers are.
 """
 
@@ -42,34 +41,34 @@ LARGEST_SUMMAND = 1e30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What speaks against a reducer, or for it: all that is needed to judge one of its answers."""
+    """Evidence by which one answer of a reducer is judged."""
 
     scope: Scope
     reducer: PeerID
     receiver: PeerID
-    """Who got the answer."""
+    """Peer that got the answer."""
     receipt: Receipt
     part: int = 0
     """Number of the part among the reducer's."""
     commitments: tuple[Commitment, ...] = ()
-    """Of all senders, in the group's order."""
+    """Commitments of all senders, in the group's order."""
     parts: tuple[runtime_pb2.Tensor, ...] = ()
-    """What they have sent, in the same order; empty if the commitments alone show that something is wrong."""
+    """Parts of the senders, in the same order; empty if the commitments alone prove the lie."""
     answer: runtime_pb2.Tensor | None = None
     answers: tuple[bytes, ...] = ()
     """Digests of all answers to the receiver."""
     other: tuple[PeerID, Receipt] | None = None
     """Another peer's receipt, which names other commitments."""
     values: int | None = None
-    """How long the part is, by the tensors of the peer that judges; None: as long as what the receiver has sent."""
+    """Length of the part by the judge's own tensors; None: the length that the receiver has sent."""
 
 
 def lie_in(case: Case, clipping: Clipping | None) -> str | None:
-    """What the reducer has done, if this proves it; None if it proves nothing.
+    """Returns what the reducer has done, if the case proves it; None if it proves nothing.
 
     Args:
-        case: From anybody.
-        clipping: How the group averages; None: by the weighted mean.
+        case: Evidence from any peer.
+        clipping: Rule by which the group averages; None: the weighted mean.
     """
     scope, reducer = case.scope, case.reducer
     if not case.receipt.holds(scope, reducer=reducer, receiver=case.receiver):
@@ -90,7 +89,7 @@ def lie_in(case: Case, clipping: Clipping | None) -> str | None:
 
 
 def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:
-    """Whether these are all senders' words on as many parts, each signed by its sender."""
+    """Returns True if these are signed commitments of all senders on equally many parts."""
     return (
         len(commitments) == len(scope.peers)
         and len({len(one.digests) for one in commitments}) == 1
@@ -102,7 +101,7 @@ def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) 
 
 
 def _is_complete(case: Case) -> bool:
-    """Whether the parts and the answer are those that were signed."""
+    """Returns True if the parts and the answer are those that were signed."""
     if len(case.parts) != len(case.commitments) or case.answer is None or case.receiver not in case.scope.peers:
         return False
     if not 0 <= case.part < len(case.commitments[0].digests) == len(case.answers):
@@ -119,10 +118,10 @@ def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
 
 
 def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
-    """How much farther an answer is from the right one than the codec takes it, and how much it may be.
+    """Returns the distance of an answer from the right one beyond the codec's error, and its limit.
 
-    (0, 0) if nobody can tell. (inf, 0) if nobody can read what somebody else has sent: an honest reducer gives such a
-    sender up, and signs nothing then. An accomplice of a lying one could otherwise make all its lies unprovable.
+    The result is (0, 0) if nobody can tell, and (inf, 0) if a sender's part cannot be read: an honest reducer gives
+    such a sender up and signs nothing. Otherwise an accomplice could make all lies of a reducer unprovable.
 
     The case must be complete.
     """
@@ -156,7 +155,7 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
 
 
 def _read(message: runtime_pb2.Tensor) -> Tensor | None:
-    """What it carries, in float32; None if nobody can read it."""
+    """Decodes a part to float32; None if it cannot be read."""
     try:
         return decode(message).detach().float()
     except Exception:  # of many kinds

@@ -58,32 +58,32 @@ CHECK_SECONDS = 30.0
 PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS, MOST_OF_LARGE = 2, 3
-"""From so many checks on that a peer has made impossible, it counts as one that spoils averages; the second number
-counts where parts are too large to be kept."""
+"""Evaded checks from which on a peer counts as one that spoils averages; the second number is for parts that are too
+large to be kept."""
 FORGIVEN = 1 / 4
-"""So much of an evasion a check takes back that has been possible. Whoever evades more than a fifth of the checks is
-found out in the end; one that lied every other time never was if a single success made up for all."""
+"""Share of an evasion that one possible check takes back. A peer that evades more than a fifth of its checks is found
+out in the end; if a single check made up for all, one that lies every other time never would be."""
 EVASION_WEIGHT = 6.0
-"""What that counts among its faults if parts are kept for some seconds, so that whoever answers can show them: it is
-left out for eight minutes at first. Large parts must be shown at once, which slow links may not allow; it is 1 then."""
+"""Weight of that fault if parts are kept for some seconds, so that a peer that answers can show them: it is left out
+for eight minutes at first. The weight is 1 for large parts: they must be shown at once, and links may be slow."""
 MOST_TOLD, TOLD_SHARE, MOST_TOLD_BY_ONE = 4, 1 / 4, 2
-"""Reducers that a peer checks because others say that these evade checks, or such a share of a group if that is more;
-only where parts are kept. 12 of 53 that evade checks raised the loss by 5.8 % if it was four at a time, by 3.1 % if a
-quarter of the group (`benchmarks/attacks/attacks.py byzantine`). One peer is believed for so many of them at a time."""
+"""Reducers that a peer checks because others report evasions, or this share of a group if that is more; only for parts
+that are kept. 12 of 53 that evade checks raised the loss by 5.8 % if it was four at a time, by 3.1 % if a
+quarter of the group (`benchmarks/attacks/attacks.py byzantine`). The last number limits the reports of one peer."""
 LIE_WEIGHT = 9.0
-"""What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
-`standing`). No accident signs a wrong average."""
+"""Weight of a proof among a peer's faults: it is left out for an hour, the longest time. No accident signs a wrong
+average."""
 EVADED = b"evaded"
 """Beside the number of a part: the one that asks could not check this reducer lately."""
 TRANSCRIPTS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
 CHECKS_AT_ONCE = 12
-"""For each, this peer has a call open to every groupmate."""
+"""Checks at a time. For each, this peer has a call open to every groupmate."""
 PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
 """Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
 each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
 _VALUE_BYTES, _SLACK_BYTES = 4, 4096
-"""Most bytes for a value, and what an encoded part has beside its values."""
+"""Most bytes of a value, and of an encoded part beside its values."""
 
 Caught = Callable[[str, float, str], None]
 """Gets a peer that this one has caught, what that counts among its faults, and what it has done."""
@@ -91,11 +91,11 @@ Caught = Callable[[str, float, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shown:
-    """What a groupmate shows of one part."""
+    """Messages about one part that a groupmate shows."""
 
     receipt: Receipt | None = None
     commitments: tuple[Commitment, ...] | None = None
-    """Of a reducer."""
+    """Commitments that a reducer has got."""
     part: runtime_pb2.Tensor | None = None
 
 
@@ -163,7 +163,7 @@ class Auditor(ServicerBase):
         return transcript
 
     def keep(self, transcript: Transcript) -> None:
-        """From now on groupmates may ask about this all-reduce; about earlier ones, as far as these are small."""
+        """Lets groupmates ask about this all-reduce from now on, and about earlier small ones."""
         kept = 0
         # Two all-reduces may follow each other at once (`powersgd`), so the messages of more than one stay.
         for one in reversed(self._transcripts.values()):
@@ -226,7 +226,7 @@ class Auditor(ServicerBase):
         await self._judge(case)
 
     def _is_suspect(self, transcript: Transcript, reducer: PeerID) -> bool:
-        """Whether a check of it was impossible lately, though its parts could have been kept."""
+        """Returns True if a peer has lately evaded a check although its parts could have been kept."""
         return transcript.can_keep and any(checked == reducer for _, checked in self._evasions)
 
     def _forgive(self, reducer: PeerID) -> None:
@@ -238,11 +238,11 @@ class Auditor(ServicerBase):
                 del self._evasions[role]
 
     async def _note_evasions(self, transcript: Transcript, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
-        """A check of a reducer was impossible because of these; the others are told if that is news. If they are most
-        of the others, this peer was late, or is cut off.
+        """Notes the peers that made a check of a reducer impossible, and reports new ones to the others.
 
-        In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
-        nothing is perhaps in client mode, and this peer cannot call it.
+        If they are most of the others, this peer itself was late, or is cut off. In a pair it may have been late if
+        the parts are large, since the other need not wait for it. A peer that averages nothing may be in client mode,
+        and cannot be called.
         """
         was_suspect = self._is_suspect(transcript, reducer)
         others = [one for one in transcript.scope.peers if one != transcript.own]
@@ -278,7 +278,7 @@ class Auditor(ServicerBase):
     # -- asking others -------------------------------------------------------------------------------------------------
 
     async def _ask(self, transcript: Transcript, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
-        """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
+        """Asks a groupmate to show a part. Returns nothing if it is gone, too slow, or sends something else."""
         words = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(transcript, reducer) else [])]
         request = averaging_pb2.MessageFromLeader(
             group_id=transcript.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
@@ -334,7 +334,7 @@ class Auditor(ServicerBase):
         yield averaging_pb2.DownloadData(tensor_part=part)
 
     def _may_ask(self, transcript: Transcript, peer: PeerID) -> bool:
-        """Whether it is a groupmate, and has not asked more often than any peer does."""
+        """Returns True if a caller is a groupmate and has not asked more often than a peer may."""
         transcript.asked[peer] += peer in transcript.scope.peers
         return peer in transcript.scope.peers and transcript.asked[peer] <= transcript.most_asked
 
@@ -414,7 +414,7 @@ def _read_words(message: averaging_pb2.DownloadData, transcript: Transcript, pee
 
 
 def _fits(message: runtime_pb2.Tensor, transcript: Transcript) -> bool:
-    """Whether a part is no longer than this peer's longest; otherwise it is not decoded."""
+    """Returns True if a part is no longer than this peer's longest; a longer one is not decoded."""
     most = transcript.most_values
     if message.ByteSize() > _VALUE_BYTES * most + _SLACK_BYTES:
         return False

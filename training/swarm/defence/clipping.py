@@ -35,22 +35,20 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clipping:
-    """How far one sender may pull an average."""
+    """CenteredClip: limits how far one sender pulls an average."""
 
     radius: float = 1.0
     """r, over the distance from the estimate within which more than half of the vectors lie."""
     iterations: int = 5
     """Moves of the estimate; it comes to rest within a few."""
     weight_over_median: float = math.inf
-    """A sender's weight counts as at most so many times the median of the senders' weights."""
+    """Largest weight of a sender, as a multiple of the senders' median weight."""
     most_weight: float = math.inf
     """A sender's weight counts as at most this."""
     needs_short_parts = True
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
-        """The weights as they count; one of 0 stays so, and is not among those of which the median is taken.
-
-        `shares`, if there are any, say how much of each weight counts after that.
+        """Limits the weights to a multiple of the median of those above 0, then scales them by `shares`, if given.
 
         >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9])
         [8.0, 0.0, 16.0, 64.0]
@@ -71,12 +69,12 @@ class Clipping:
 
 
 def ones(senders: Sequence[object]) -> list[float]:
-    """The shares of senders of which all are vouched for."""
+    """Shares of senders that are all vouched for."""
     return [1.0] * len(senders)
 
 
 def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
-    """As the recipe has it; weights are samples. None: the weighted mean."""
+    """Clipping of gradients by the recipe, with samples as weights; None: the weighted mean."""
     if swarm.aggregation == "mean":
         return None
     return Clipping(weight_over_median=swarm.clip_weight)
@@ -121,7 +119,7 @@ def clipped_shares(
 
 
 def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
-    """Of each two vectors, in double precision: their squares may overflow in single precision.
+    """Inner products of all pairs of vectors, in double precision: squares may overflow in single precision.
 
     Also, weights of peers differ by less than a thousandth of their size. Distances are differences of these products,
     and would drown in the rounding errors of single precision.

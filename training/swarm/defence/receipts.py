@@ -1,13 +1,13 @@
-"""What peers sign in an all-reduce, so that a reducer cannot answer one thing and later show another.
+"""Signed statements of an all-reduce, so that a reducer cannot answer one thing and later show another.
 
 - A sender signs the digests and weights of all parts that it has sent to a reducer: its `Commitment`. The signature
   goes with the last part.
 - A reducer signs the digests of its answers to a peer, and one digest over all senders' commitments: the `Receipt`. It
   goes with the last answer.
 
-Whoever has a receipt can ask the reducer for the commitments that it names, and the senders for a part, and compute
+A peer with a receipt can ask the reducer for the commitments that it names, and the senders for a part, and compute
 the average again (`auditing`). A statement names the averager, the group with all its members and the two peers, so it
-is good for nothing else. Peers sign with their identity's key, whose hash is their peer id.
+proves nothing about another all-reduce. Peers sign with their identity's key, whose hash is their peer id.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _WEIGHT = struct.Struct("<d")
 
 
 def digest_of_tensor(message: runtime_pb2.Tensor) -> bytes:
-    """Of a part as it travels."""
+    """Digest of an encoded part."""
     return digest_of(f"{message.compression} {message.dtype} {list(message.size)}".encode(), message.buffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """One all-reduce, with all that a statement about it must name."""
+    """Identity of one all-reduce, which each statement about it names."""
 
     prefix: str
-    """Of the averager: it names the run, the lineage, and whether gradients or parameters are averaged."""
+    """Prefix of the averager: it names the run, the lineage, and whether gradients or parameters are averaged."""
     group_id: bytes
     peers: tuple[PeerID, ...]
     """The group, in its order."""
     unvouched: frozenset[PeerID] = frozenset()
-    """Those of it whom nobody vouches for. Who goes by another list signs another all-reduce, and is not caught lying
-    for it."""
+    """Members without a voucher. A peer that goes by another list signs another all-reduce, and is not convicted for
+    it."""
 
     @property
     def digest(self) -> bytes:
@@ -56,7 +56,7 @@ class Scope:
 
     @property
     def shares(self) -> list[float]:
-        """How much of the peers' weights counts, in the group's order."""
+        """Share of each peer's weight that counts, in the group's order."""
         return [UNVOUCHED_SHARE if peer in self.unvouched else 1.0 for peer in self.peers]
 
 
@@ -71,7 +71,7 @@ class Commitment:
     """A sender's word on what it has sent to one reducer."""
 
     digests: tuple[bytes, ...]
-    """Of the parts, in their order."""
+    """Digests of the parts, in their order."""
     weights: tuple[float, ...]
     signed: Signed
 
@@ -84,17 +84,17 @@ class Commitment:
         digests: Sequence[bytes],
         weights: Sequence[float],
     ) -> bytes:
-        """What the sender signs."""
+        """Bytes that the sender signs."""
         parts = digest_of(*digests, b"".join(map(_WEIGHT.pack, weights)))
         return digest_of(b"training-parts 2", scope.digest, sender.to_bytes(), reducer.to_bytes(), parts)
 
     def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
-        """Whether the sender has signed it."""
+        """Returns True if the sender has signed it."""
         words = {"digests": self.digests, "weights": self.weights}
         return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **words))
 
     def facts(self) -> list:
-        """As it travels."""
+        """Fields of the message that carries it."""
         weights = b"".join(map(_WEIGHT.pack, self.weights))
         return [b"".join(self.digests), weights, self.signed.key, self.signed.signature]
 
@@ -115,7 +115,7 @@ class Commitment:
 
 
 def digest_of_commitments(commitments: Iterable[Commitment]) -> bytes:
-    """Of all senders, in the group's order."""
+    """Digest of all senders' commitments, in the group's order."""
     return digest_of(*(piece for one in commitments for piece in one.facts()))
 
 
@@ -131,17 +131,17 @@ class Receipt:
 
     @staticmethod
     def statement(scope: Scope, *, reducer: PeerID, receiver: PeerID, commitments: bytes, answers: bytes) -> bytes:
-        """What the reducer signs."""
+        """Bytes that the reducer signs."""
         peers = (reducer.to_bytes(), receiver.to_bytes())
         return digest_of(b"training-answers 1", scope.digest, *peers, commitments, answers)
 
     def holds(self, scope: Scope, *, reducer: PeerID, receiver: PeerID) -> bool:
-        """Whether the reducer has signed it."""
+        """Returns True if the reducer has signed it."""
         words = {"commitments": self.commitments, "answers": self.answers}
         return self.signed.is_of(reducer, self.statement(scope, reducer=reducer, receiver=receiver, **words))
 
     def facts(self) -> list:
-        """As it travels."""
+        """Fields of the message that carries it."""
         return [self.commitments, self.answers, self.signed.key, self.signed.signature]
 
     @classmethod
@@ -162,7 +162,7 @@ def pack_signed(signed: Signed, *more: bytes) -> bytes:
 
 
 def read_signed(packed: bytes, more: int = 0) -> tuple[Signed, list[bytes]]:
-    """What `pack_signed` has packed.
+    """Reads the result of `pack_signed`.
 
     Raises:
         ValueError: If it is malformed.

@@ -1,8 +1,8 @@
-"""What this peer has sent, taken and answered in one all-reduce: digests of all, and signatures (`receipts`).
+"""Transcript of one all-reduce: digests of what this peer has sent, taken and answered, and signatures (`receipts`).
 
-Each message passes through the transcript. Afterwards it gives what others need to check a reducer of this all-reduce,
-and what this peer needs for its own checks: the parts as they were sent. Their messages are kept for a while if they
-are small. Else they are made again from the tensors, until these change.
+Each message passes through the transcript. Afterwards it holds what this peer and others need to check a reducer: the
+parts as they were sent. Small messages are kept for a while; large ones are made again from the tensors, until these
+change.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from training.swarm.peers.groups import AllReduceError, Misconduct
 KEPT_BYTES = 16 << 20
 """Messages are kept if the tensors take no more, nor the messages of the last all-reduces together."""
 LEAST_CHECKED_BYTES = 1 << 16
-"""A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
-10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
+"""Bytes that a peer's checks of an all-reduce may always take, whatever their share: a twentieth of a second at 10
+Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
 were named (`benchmarks/attacks/attacks.py byzantine`)."""
 DTYPE = "float32"
-"""Of all parts, whatever their codec. Which other types can be read depends on the versions of libraries: what one peer
-reads and averages would look like a lie to another one."""
+"""Type of all parts, whatever their codec. Versions of libraries differ in the other types that they read: one peer's
+average would look like a lie to another."""
 
 Data = averaging_pb2.AveragingData
 
@@ -50,15 +50,15 @@ class FalseSignatureError(Misconduct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How an all-reduce is checked."""
+    """Plan of the checks of an all-reduce."""
 
     prefix: str
-    """Of the averager."""
+    """Prefix of the averager."""
     signer: Signer
     share: float
-    """Of the bytes that a group exchanges: what its checks may take."""
+    """Share of the exchanged bytes that checks may take."""
     suspects: frozenset[PeerID] = frozenset()
-    """Reducers of which one part is surely checked."""
+    """Reducers that are certainly checked, by one part each."""
 
     def chance(self, peers: int, values: int) -> float:
         """Chance with which each part is checked that this peer does not average itself.
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass
 class _Sent:
-    """What went to one reducer."""
+    """Messages that went to one reducer."""
 
     digests: list[bytes] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -116,26 +116,26 @@ class Transcript:
         self.lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
         """Values of each part, by reducers."""
         self.most_values = max((length for lengths in self.lengths.values() for length in lengths), default=0)
-        """Of the longest part."""
+        """Values of the longest part."""
         self.can_keep = sum(part.nbytes for ones in parts.values() for part in ones) <= KEPT_BYTES
-        """Whether the parts are small enough to be shown after the tensors have changed."""
+        """True if the parts are small enough to be kept until after the tensors have changed."""
         self.kept_bytes = 0
-        """Of the messages that are kept."""
+        """Bytes of the kept messages."""
         chance = plan.chance(len(parts), sum(map(sum, self.lengths.values())))
         self.chosen = self._choose(plan, chance)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
         self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * sum(map(len, self.lengths.values())))
-        """So many parts at most this peer shows each other one. Half of a group may be suspected."""
+        """Most parts that this peer shows each other peer. Half of a group may be suspected."""
         self.asked: Counter[PeerID] = Counter()
         """Parts for which others have asked."""
         self.evaded: set[PeerID] = set()
         """Peers that have made a check of this all-reduce impossible."""
         self.convicted: set[PeerID] = set()
-        """Reducers of which this peer has a proof that they have lied."""
+        """Reducers that this peer can prove to have lied."""
         self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
         """The answers that it will check."""
         self.receipts: dict[PeerID, Receipt] = {}
-        """Of reducers."""
+        """Receipts by reducer."""
         self.answers: dict[PeerID, list[bytes]] = {peer: [] for peer in parts}
         """Digests of what they have answered."""
         self._sent = {peer: _Sent() for peer in parts}
@@ -256,14 +256,14 @@ class Transcript:
 
     @property
     def commitments(self) -> tuple[Commitment, ...] | None:
-        """Of all senders to this peer, in the group's order; None if one is missing."""
+        """Commitments of all senders to this peer, in the group's order; None if one is missing."""
         found = tuple(self._taken[peer] for peer in self.scope.peers if peer in self._taken)
         return found if len(found) == len(self.scope.peers) else None
 
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     def part(self, reducer: PeerID, number: int) -> runtime_pb2.Tensor | None:
-        """One of this peer's parts as the reducer got it; None if it is no longer there."""
+        """Returns one of this peer's parts as the reducer got it; None if it is no longer kept."""
         sent = self._sent.get(reducer)
         if sent is None or not 0 <= number < len(sent.digests):
             return None
@@ -285,7 +285,7 @@ class Transcript:
         self._parts = {}
 
     def drop_messages(self) -> None:
-        """From now on no part is shown."""
+        """Drops the messages: no part is shown from now on."""
         self._parts, self.kept_bytes = {}, 0
         for sent in self._sent.values():
             sent.messages.clear()
