@@ -1,6 +1,6 @@
 """A peer's optimizer: decides when to average with the others and when to update; the package's other parts do it.
 
-The package's docstring (`training/swarm/__init__.py`) tells an epoch's life and which module does what.
+The package's docstring (`training/swarm/__init__.py`) describes an epoch's life and names the modules.
 """
 
 from __future__ import annotations
@@ -180,14 +180,14 @@ class SwarmOptimizer:
             self._end_epoch()
 
     def _is_over(self) -> bool:
-        """Whether this peer's epoch ends now."""
+        """Returns True if this peer's epoch ends now."""
         if self.progress.ready_to_update_epoch or self.exchange.is_awaited:
             return True
         return self.progress.ready_with_a_group and self.exchange.await_group_of_strangers()
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether this peer should compute nothing until others come, because it has been alone for too long.
+        """True if this peer should compute nothing until others come, because it has been alone for too long.
 
         It keeps the gradients of the epoch that it is in. The next `step` adds to them, and ends the epoch together
         with those that have come, or catches up with them.
@@ -245,7 +245,7 @@ class SwarmOptimizer:
         )
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Goes on with an epoch of which nothing is computed yet; the progress must be paused."""
+        """Goes on with an epoch in which nothing is computed yet; the progress must be paused."""
         self.local_epoch = epoch
         self.strategy.forget()
         self.progress.begin_epoch(epoch)

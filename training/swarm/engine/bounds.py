@@ -1,4 +1,4 @@
-"""What a node accepts from others: messages that are unpacked in bounded depth, and records of the shape of ours.
+"""Bounds of what a node accepts from others: the depth of messages, and the shape of records.
 
 Anybody who knows the address of a node may call it. hivemind 1.1.12 unpacks a message before it looks at it, however
 deeply it is nested: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under
@@ -24,13 +24,14 @@ MOST_DEPTH = 6
 MOST_NESTED = 4
 """Lists and dictionaries within each other in what goes from one process of a peer to another; ours have 3 at most."""
 MOST_BYTES = 4 << 20
-"""Of one packed object: the records of all peers under one key of the DHT, or what describes a state's tensors."""
+"""Largest packed object, in bytes. The largest of ours: the records of all peers under one key, and the description of
+a state's tensors."""
 MOST_RECORD_BYTES = 8192
-"""Of one record with its signature; a peer's metrics with its recent epochs take 3000."""
+"""Largest record with its signature, in bytes; a peer's metrics with its recent epochs take 3000."""
 MOST_RECORD_SECONDS = 3600.0
-"""How far ahead a record may expire: three times as long as any record of ours is valid."""
+"""Longest time that a record may be valid: three times as long as any of ours."""
 SPARE_ENTRIES = 64
-"""A storage's list of when values expire may have so many more entries than twice its values."""
+"""Entries that a storage's list of expirations may have beyond twice its values."""
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
 _OWNER = re.compile(rb"\[owner:ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{336,776}={0,2}\]")
@@ -86,7 +87,7 @@ class Serializer(MSGPackSerializer):
 
 
 def unpack(packed: bytes) -> object:
-    """What hivemind has packed with msgpack.
+    """Unpacks what hivemind has packed with msgpack.
 
     Raises:
         ValueError: If it is malformed, too large or nested too deeply, or has objects of an unknown type.
@@ -114,10 +115,10 @@ def _unpack_extension(code: int, packed: bytes) -> object:
 
 
 def _unpack_dictionary(packed: bytes) -> Records:
-    """As `DictionaryDHTValue.unpackb`, but it may have any number of records, and it expires with the last of them.
+    """Unpacks as `DictionaryDHTValue.unpackb` does, with any number of records; it expires with the last of them.
 
-    A search compares with those of other nodes what the sender says of both. If that is no number, the search fails,
-    and its caller waits for ever.
+    A search compares the sender's numbers with those of other nodes. If one is not a number, the search fails, and its
+    caller waits for ever.
     """
     _, _, items = unpack(packed)
     with Records().freeze() as records:  # else those that have expired would be dropped
@@ -129,9 +130,9 @@ def _unpack_dictionary(packed: bytes) -> Records:
 
 
 def is_plain(value: object, depth: int = MOST_NESTED) -> bool:
-    """Whether it has values that msgpack itself knows, in lists and dictionaries that are nested so deep at most.
+    """Returns True for values that msgpack itself knows, in lists and dictionaries nested at most `depth` deep.
 
-    What is nested hundreds deep is unpacked, but cannot be pickled: a process that waits for it would wait for ever.
+    Deeper values can be unpacked but not pickled: a process that waits for them would wait for ever.
 
     >>> is_plain([7, False, {"a": None}], 2), is_plain([[[]]], 2)
     (True, False)

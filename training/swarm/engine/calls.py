@@ -21,7 +21,7 @@ from hivemind.utils.asyncio import as_aiter
 from training.swarm.engine.bounds import MOST_BYTES
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
-"""Of one message of a stream: the largest describes the tensors of a state; parts of an average have 512 KiB."""
+"""Largest message of a stream, in bytes. The largest of ours describes a state's tensors; parts have 512 KiB."""
 MESSAGE_SECONDS = 360.0
 """A message that has begun arrives within this: the largest over a link of 0.1 Mbit/s."""
 LATE_ANSWER_SECONDS = 30.0
@@ -54,7 +54,7 @@ class Connection(P2P):
         stream_output: bool = False,
         balanced: bool = False,
     ) -> None:
-        """See hivemind's; all handlers of calls are added through this."""
+        """Adds a handler of calls, as hivemind does; all handlers pass here."""
 
         async def answer(request: Message, context: P2PContext) -> Message:
             try:
@@ -77,9 +77,9 @@ class Connection(P2P):
     async def call_protobuf_handler(
         self, peer_id: PeerID, name: str, input: Message, output_protobuf_type: type[Message]
     ) -> Message:
-        """See hivemind's, for a call of one message.
+        """Calls a peer with one message, as hivemind does.
 
-        hivemind's reader of answers ends, and with it all calls of the process, if an answer comes at the moment when
+        hivemind's reader of answers, and with it all calls of the process, ends if an answer comes at the moment when
         its call is given up. So a call is cancelled later, when no answer comes any more.
         """
         call = asyncio.ensure_future(super().call_protobuf_handler(peer_id, name, input, output_protobuf_type))
@@ -97,7 +97,7 @@ class Connection(P2P):
         input: Message | AsyncIterable[Message],
         output_protobuf_type: type[Message],
     ) -> AsyncIterator[Message]:
-        """See hivemind's: the answers of a peer, as they come."""
+        """Yields the answers of a peer as they come, as hivemind does."""
         _, reader, writer = await self.call_binary_stream_handler(peer_id, name)
         sending = asyncio.create_task(_send(input if isinstance(input, AsyncIterable) else as_aiter(input), writer))
         return _read_answers(reader, writer, output_protobuf_type, sending)
@@ -160,7 +160,7 @@ class _Requests:
         return await self._waiting.get()
 
     def drop(self) -> None:
-        """Nobody wants the rest."""
+        """Drops the rest of the stream."""
         self._wanted = False
         while not self._waiting.empty():
             self._waiting.get_nowait()
@@ -204,7 +204,7 @@ async def _message(reader: asyncio.StreamReader, patience: float | None = None) 
 async def _answers(
     handler: Callable, requests: _Requests, context: P2PContext, *, stream_input: bool
 ) -> AsyncGenerator[Message, None]:
-    """What a handler answers, be it one message or several."""
+    """Yields a handler's answers, one or several."""
 
     async def each() -> AsyncIterator[Message]:
         while (request := await requests.next()) is not None:

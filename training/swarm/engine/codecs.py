@@ -1,4 +1,4 @@
-"""How tensors are encoded between peers: large ones in the recipe's codec, small ones in 16 bits.
+"""Codecs of tensors between peers: large ones in the recipe's codec, small ones in 16 bits.
 
 hivemind's uniform 8-bit codec spreads 256 values over six standard deviations of a whole part and clips values outside:
 good for weights, bad for gradients, whose tails are heavy. The block-wise codec has one scale per 512 values and is
@@ -120,7 +120,7 @@ _CODECS = {
     codec.compression_type: codec
     for codec in (NoCompression(), Float16Compression(), Uniform8BitQuantization(), BlockwiseCodec())
 }
-"""By the numbers in messages. hivemind's own table has its block-wise codec in place of ours."""
+"""Codecs by their numbers in messages. hivemind's own table has its block-wise codec in place of ours."""
 
 
 def encode(tensor: Tensor, compression: int = runtime_pb2.NONE) -> runtime_pb2.Tensor:
@@ -129,13 +129,13 @@ def encode(tensor: Tensor, compression: int = runtime_pb2.NONE) -> runtime_pb2.T
 
 
 def decode(message: runtime_pb2.Tensor) -> Tensor:
-    """The tensor that a message carries.
+    """Decodes the tensor in a message.
 
-    hivemind lets NumPy read the name of its type. NumPy knows "S100000" as well, texts of so many bytes, and would make
+    hivemind lets NumPy read the name of its type. NumPy also knows "S100000", a text of 100,000 bytes, and would make
     gigabytes of a message of some kilobytes.
 
     Raises:
-        ValueError: If the codec is not one of ours, or the message is of no numbers.
+        ValueError: If the codec is not one of ours, or the message does not hold numbers.
     """
     codec = _CODECS.get(message.compression)
     if codec is None or not isinstance(getattr(torch, message.dtype, None), torch.dtype):

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def wait_for_result(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What the coroutine returns or raises.
+    """Runs a coroutine. Returns its result or raises its error.
 
     `asyncio.run` refuses where the calling thread has a running loop, as the main thread of a notebook does; the
     coroutine then gets a thread of its own.

@@ -28,11 +28,11 @@ from training.swarm.engine.process import DHT, Answer
 from training.swarm.engine.steady_clock import use_steady_clock
 
 HIVEMIND_VERSION = "1.1.12"
-"""As in pyproject.toml. What is overridden, and why, was read in this version's source."""
+"""Version of hivemind in pyproject.toml, whose source was read for each override."""
 NODE_SECONDS = 60.0
 """Longest wait for this peer's own node, on a loaded machine."""
 SOCKET_FOLDER_CHARACTERS = 70
-"""The path of a local socket may have 104 characters, of which hivemind's names take 33."""
+"""Longest path of a folder for local sockets: a socket's path may have 104 characters, and hivemind's names take 33."""
 
 
 class NodeSilent(TrainingError):
@@ -82,11 +82,10 @@ async def open_connection(dht: DHT) -> Connection:
 
 
 def answer_of_node(ask: Callable[..., Answer], *what: object, **more: object) -> Any:
-    """What the node answers, to `dht.get` or `dht.run_coroutine`; without the time-out, one that is gone would be
-    waited for without an end.
+    """Returns the node's answer to `dht.get` or `dht.run_coroutine`, within a time limit.
 
     Raises:
-        NodeSilent: If it does not answer.
+        NodeSilent: If the node does not answer.
     """
     try:
         return ask(*what, **more, return_future=True).result(timeout=NODE_SECONDS)

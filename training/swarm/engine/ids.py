@@ -42,7 +42,7 @@ def peer_id_of(subkey: bytes) -> PeerID | None:
 
 
 def digest_of(*pieces: bytes) -> bytes:
-    """One digest of several byte strings; where one ends and the next begins matters."""
+    """Digest of several byte strings, their boundaries included."""
     found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "little"))

@@ -12,8 +12,8 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from torch import Tensor
 
 LARGEST_HELD_BYTES = 64 << 20
-"""Most that all senders' copies of a part may take, if somebody must hold them all at once: with many senders, parts
-are shorter then."""
+"""Most bytes of all senders' copies of a part, if a peer must hold them at once; with many senders, parts are shorter
+then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Part:
     update: Tensor
     """(P,), a view of what the average adds to that tensor."""
     info: CompressionInfo
-    """How the codec treats it."""
+    """Hints for the codec."""
 
 
 def divide(
@@ -78,7 +78,7 @@ def empty_updates(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def shortened_part_bytes(part_bytes: int, senders: int) -> int:
-    """Longest part of which all senders' copies take `LARGEST_HELD_BYTES`; a value in 8 bit is held in 32.
+    """Bytes of a part whose copies of all senders fit into `LARGEST_HELD_BYTES`; values in 8 bit are held in 32.
 
     >>> shortened_part_bytes(1 << 19, 16), shortened_part_bytes(1 << 19, 256)
     (524288, 65536)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Answer(Future):
-    """What the node answers: wait for `result`, or await it."""
+    """Answer of the node: wait for `result`, or await it."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()
@@ -93,8 +93,8 @@ class DHT(ForkProcess):
         """Waits until the node answers.
 
         Raises:
-            TimeoutError: If it does not within so many seconds.
-            Exception: What was raised when the node was made.
+            TimeoutError: If it does not answer in time.
+            Exception: The error that was raised when the node was made.
         """
         if self._peer_id is not None:
             return
@@ -111,7 +111,7 @@ class DHT(ForkProcess):
         return self._peer_id
 
     def get(self, key: str, latest: bool = False, return_future: bool = False, **settings: object) -> Any:
-        """See `DHTNode.get`; with `return_future`, an `Answer`."""
+        """Gets a value as `DHTNode.get` does; with `return_future`, returns an `Answer`."""
         return self._ask(_get, (key, latest, settings), return_future)
 
     def store(
@@ -123,7 +123,7 @@ class DHT(ForkProcess):
         return_future: bool = False,
         **settings: object,
     ) -> Any:
-        """See `DHTNode.store`; with `return_future`, an `Answer`."""
+        """Stores a value as `DHTNode.store` does; with `return_future`, returns an `Answer`."""
         return self._ask(_store, (key, value, expiration_time, subkey, settings), return_future)
 
     def run_coroutine(self, coroutine: Callable[[DHT, DHTNode], Awaitable[object]], return_future: bool = False) -> Any:

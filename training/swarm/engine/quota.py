@@ -1,4 +1,4 @@
-"""How often, and how many at a time, other peers may ask this one for something that costs it much."""
+"""Quotas of other peers' costly requests: how often, and how many at a time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class SteadyClock:
         self._wall, self._steady = wall, steady
         self._offset = wall() - steady()
         self._step: tuple[float, float] | None = None
-        """When a step was seen first, and how long it is."""
+        """Time at which a step was first seen, and its length; None: no step."""
 
     def __call__(self) -> float:
         steady = self._steady()
@@ -55,7 +55,7 @@ class SteadyClock:
 
 
 def use_steady_clock() -> None:
-    """From now on the DHT's time in this process, and in those that it forks, is that of a `SteadyClock`."""
+    """Makes a `SteadyClock` the DHT's clock in this process and in those that it forks."""
     clock = SteadyClock()
     for name, module in list(sys.modules.items()):
         # Modules have hivemind's function by name. Those that come later take it from `hivemind.utils`.

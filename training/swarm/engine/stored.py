@@ -1,9 +1,9 @@
-"""How much a node stores for others: as much under each key as a look can read, and so much in all.
+"""Limits of what a node stores for others: under each key as much as a look can read, and a total.
 
 hivemind stores without end. In an open run anybody can make keys to sign with. Hundreds of large records under one key
 of the run make the answer to a look larger than what a reader takes (`bounds.MOST_BYTES`): then a newcomer finds
 nobody. So the largest records of a key make room for smaller ones, which the records of a run are; and when all room is
-taken, whoever has more of it than any peer of a run gives it back.
+taken, signers that have more of it than any peer of a run lose it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from training.swarm.engine.bounds import MOST_BYTES, KeepingNewest, Records
 
 MOST_KEY_BYTES = MOST_BYTES * 7 // 8
-"""Of all records under one key; with what packing adds, an answer stays below what readers take."""
+"""Most bytes of all records under one key; with packing, an answer stays below the readers' limit."""
 MOST_KEYS_OF_ONE = 64
 """Keys under which one signer has records; a peer of a run has about ten, and as many for each lineage."""
 MOST_STORED_BYTES = 64 << 20
-"""Of all records. When it is full, a new one takes the place of those of the signer that has the most."""
+"""Most bytes of all records. When it is full, a new record replaces those of the signer that has the most."""
 USUAL_BYTES_OF_ONE = 128 << 10
 """No peer of a run has more: about ten records of 3 kB for each lineage. Whoever has no more gives nothing back."""
 RECOUNT_SECONDS = 1.0
-"""When all that is there is needed, the records are counted again after this, and new ones are refused until then."""
+"""Seconds until the records of a full storage are counted again; new ones are refused until then."""
 PACKING_BYTES = 24
-"""That a record takes besides its subkey and its value."""
+"""Bytes that a record takes besides its subkey and its value."""
 
 
 class Storage(DHTLocalStorage, KeepingNewest):
-    """What a node stores: the records of others, and copies of its own."""
+    """Storage of a node: records of others, and copies of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Storage(DHTLocalStorage, KeepingNewest):
         return stored
 
     def _may_have(self, subkey: bytes, key: DHTID) -> bool:
-        """Whether a signer may have a record under one more key."""
+        """Returns True if a signer may have a record under one more key."""
         now, keys = get_dht_time(), self._keys_of[subkey]
         if key not in keys and len(keys) >= MOST_KEYS_OF_ONE:
             keys = self._keys_of[subkey] = {one: expires for one, expires in keys.items() if expires > now}
@@ -88,14 +88,14 @@ class Storage(DHTLocalStorage, KeepingNewest):
         return True
 
     def _begin(self, key: DHTID) -> None:
-        """Nothing is stored under a key yet, or any more."""
+        """Begins the count of a key under which nothing is stored."""
         del self._at_most_under[key]
         if len(self._at_most_under) > 2 * len(self) + 1000:  # most keys have expired
             alive = {one: size for one, size in self._at_most_under.items() if one in self}
             self._at_most_under = Counter(alive)
 
     def _fits_key(self, key: DHTID, records: Records | None, subkey: bytes, size: int) -> bool:
-        """Whether a record of so many bytes fits in under its key; larger ones of others make room for it."""
+        """Returns True if a record fits under its key, after dropping larger ones of others if needed."""
         if records is None or self._at_most_under[key] + size <= MOST_KEY_BYTES:
             return size <= MOST_KEY_BYTES
         others = dict(_sizes(records))
@@ -111,7 +111,7 @@ class Storage(DHTLocalStorage, KeepingNewest):
         return True
 
     def _fits_in(self, subkey: bytes, more: int) -> bool:
-        """Whether a signer may have so many bytes more; all records of signers that have many make room for them."""
+        """Returns True if a signer may have more bytes, after dropping the records of larger signers if needed."""
         if self._at_most + more <= MOST_STORED_BYTES:
             return True
         if (now := get_dht_time()) < self._full_until:

@@ -18,7 +18,7 @@ from training.errors import BadInput
 from training.storage.whole import write_whole
 
 MOST_CHARACTERS = 300
-"""Of an address: a peer's id takes a time to read that grows with the square of its length, six seconds for 200 kB."""
+"""Longest address. The time to read a peer's id grows with the square of its length: six seconds for 200 kB."""
 REACH_SECONDS = 5.0
 """Longest wait for an initial peer to accept a connection."""
 FREE_SECONDS = 10.0
@@ -108,7 +108,7 @@ def answer_seconds(addresses: Sequence[str]) -> list[float | None]:
 
 
 def reach_of(address: str) -> int:
-    """From where an address can be reached: 0 this machine, 1 its local network, 2 everywhere, or so its name says.
+    """Reach of an address, as far as its name tells: 0 this machine, 1 its local network, 2 everywhere.
 
     >>> [reach_of(f"/ip4/{host}/tcp/1") for host in ("127.0.0.1", "192.168.0.7", "8.8.8.8")]
     [0, 1, 2]
@@ -126,7 +126,7 @@ def reach_of(address: str) -> int:
 
 
 def widest(addresses: Sequence[str]) -> list[str]:
-    """Of each peer's full addresses those that can be reached from furthest away.
+    """Returns those of each peer's full addresses with the widest reach.
 
     A monitor beside the bootstrap peer may know it by a loopback address too, which newcomers elsewhere cannot use.
 
@@ -199,7 +199,7 @@ def _free_port() -> int:
 
 
 def _still_taken(addresses: Sequence[str]) -> list[str]:
-    """Those at which somebody else listens, and goes on doing so."""
+    """Returns the addresses at which another program listens, and goes on listening."""
     deadline = time.monotonic() + FREE_SECONDS
     while (taken := [address for address in addresses if not _is_free(address)]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -207,7 +207,7 @@ def _still_taken(addresses: Sequence[str]) -> list[str]:
 
 
 def _is_free(address: str) -> bool:
-    """Whether nobody listens there; True if that cannot be told."""
+    """Returns True if no program listens there, or if that cannot be told."""
     place = place_of(address)
     if place is None:
         return True

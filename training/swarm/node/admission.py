@@ -1,4 +1,4 @@
-"""Whom this peer lets in: the one place in which another peer's ticket is checked, in every process of this peer.
+"""Admission of other peers: the one place in which their tickets are checked, in every process of this peer.
 
 In a run that admits members only, each peer shows its ticket wherever it meets others: in its records in the DHT
 (`record_tickets`), in what it tells a group (`gathering`), and when it asks for a state or sends one (`download`,
@@ -30,7 +30,7 @@ from training.trust.server.policy import BANS_EVERY_SECONDS
 from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket, read_ticket
 
 LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
-"""For so long after this peer has heard of new bans, another one may not have heard of them."""
+"""Seconds after this peer has heard of new bans during which another may not have heard of them."""
 CUT_SECONDS = 0.8 * BANS_EVERY_SECONDS
 """An average is ended so long after a member of the group is banned. By then most of the group has heard of it; if one
 of its peers alone left that member out, the group could not tell which of the two is at fault."""
@@ -46,7 +46,7 @@ _TRIES, _PAUSE_SECONDS = 100, 0.001
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class News:
-    """What the trainer's process knows, and the others go by."""
+    """News that the trainer's process shares with the others."""
 
     number: int = 0
     own_ticket: str = ""
@@ -58,13 +58,13 @@ class News:
     """See `Rules.server_since`."""
 
     def packed(self) -> bytes:
-        """As it lies in the shared memory."""
+        """Packs the news for the shared memory."""
         bans = self.bans and [self.bans.version, self.bans.issued, dict(self.bans.until)]
         return json.dumps([self.own_ticket, sorted(self.lineages), bans, self.server_since]).encode()
 
     @classmethod
     def read(cls, number: int, packed: bytes, run_id: str) -> News:
-        """From the shared memory, which only this peer writes."""
+        """Reads the shared memory, which only this peer writes."""
         own_ticket, lineages, bans, server_since = json.loads(packed)
         if bans is not None:
             version, issued, until = bans
@@ -89,12 +89,12 @@ class Admission:
     _news: News = field(default=News(), init=False)
     _bans_heard: float = field(default=float("-inf"), init=False)
     accounts: dict[str, tuple[str, bool]] = field(default_factory=dict, init=False, repr=False)
-    """In the node's process: the account of each peer whose record it has read, and whether the ticket vouches for it.
-    See `record_tickets.accounts_of`."""
+    """Account of each peer whose record the node has read, and whether its ticket vouches for it. Only in the node's
+    process; see `record_tickets.accounts_of`."""
 
     @classmethod
     def of(cls, run: RunConfig) -> Admission | None:
-        """To a run; None if it is open to all."""
+        """Admission to a run; None if it is open to all."""
         return None if run.membership.open else cls(run.membership.key, run.run_id)
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Admission:
             del self.accounts[next(iter(self.accounts))]
 
     def vouches_for(self, ticket: str) -> bool:
-        """Whether the server vouches for whom it has given a ticket that holds."""
+        """Returns True if the server vouches for the holder of a valid ticket."""
         read = read_ticket(ticket, self.public_key)
         return read is not None and read.standing == "vouched"
 
@@ -183,11 +183,11 @@ class Admission:
         return MSGPackSerializer.dumps([self.own_ticket, answer])
 
     def without_ticket(self, packed: bytes, peer_id: str) -> bytes:
-        """What another peer has packed by `with_ticket`.
+        """Reads what another peer has packed by `with_ticket`.
 
         Raises:
-            TicketRefused: If its ticket is not good for training.
-            ValueError: If it is nothing of the kind.
+            TicketRefused: If its ticket does not admit it to training.
+            ValueError: If the bytes were not packed by `with_ticket`.
         """
         return self.open(packed, peer_id)[1]
 
@@ -198,7 +198,7 @@ class Admission:
         return Guest(self, ticket, peer_id), answer
 
     def may_be_late_news(self, refused: TicketRefused) -> bool:
-        """Whether another honest peer may still believe a ticket that this one refuses."""
+        """Returns True if another honest peer may still accept a ticket that this one refuses."""
         return refused.fault == "banned" and time.monotonic() - self._bans_heard < LATE_NEWS_SECONDS
 
 
@@ -218,7 +218,7 @@ class Guest:
 
     @property
     def is_banned(self) -> bool:
-        """Whether it has been banned since; takes no time while there is no news."""
+        """True if it has been banned since; takes no time while there is no news."""
         if self._admission is not None and self._banned_at is None and self._admission.news.number != self._number:
             self._number = self._admission.news.number
             try:
@@ -230,12 +230,12 @@ class Guest:
 
     @property
     def has_been_banned_for_long(self) -> bool:
-        """Whether `CUT_SECONDS` have passed since this peer heard of the ban."""
+        """True if `CUT_SECONDS` have passed since this peer heard of the ban."""
         return self.is_banned and time.monotonic() - self._banned_at >= CUT_SECONDS
 
 
 def admission_of(dht: DHT) -> Admission | None:
-    """By which the peer of a node lets others in; None in an open run."""
+    """Admission of a node's peer; None in an open run."""
     return getattr(dht, "admission", None)  # a node of hivemind's own class is in no run that admits members only
 
 

@@ -1,8 +1,8 @@
-"""Whether this machine's clock agrees with those of the run's other peers.
+"""Comparison of this machine's clock with those of the run's other peers.
 
-The DHT keeps each record until a time of day. To a peer whose clock is ahead, what others announce has expired; to the
-others, what a peer announces whose clock is behind. hivemind compares clocks at a node's start only, and only with the
-initial peers: not with peers of the address book, and not again when a clock is set.
+The DHT keeps each record until a time of day. For a peer whose clock is ahead, the others' records have expired; for
+the others, the records of a peer whose clock is behind. hivemind compares clocks at a node's start only, and only with
+the initial peers: not with peers of the address book, and not again when a clock is set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WrongClock(TrainingError):
 
 
 def time_of_day() -> float:
-    """That of the DHT, in seconds since 1970; see `steady_clock`."""
+    """Time of the DHT, in seconds since 1970; see `steady_clock`."""
     return get_dht_time()
 
 
@@ -98,7 +98,7 @@ def ahead_of_most(ahead: Sequence[float]) -> float:
 
 
 async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
-    """By how much this machine's clock is ahead of those of the peers that answer, negative if it is behind."""
+    """Seconds by which this machine's clock is ahead of the answering peers', negative if it is behind."""
     known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
     asked = random.sample(known, min(PEERS_ASKED, len(known)))
     told = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
@@ -106,7 +106,7 @@ async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
 
 
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
-    """By how much this clock is ahead of a peer's for certain; the answer's way takes time, which is in its favour."""
+    """Seconds by which this clock is certainly ahead of a peer's, after allowing for the way of the answer."""
     asked_at = get_dht_time()
     if (answer := await ping(node.p2p, peer, ANSWER_SECONDS)) is None:
         return None

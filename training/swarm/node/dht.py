@@ -33,11 +33,11 @@ from training.swarm.node.run_node import RunNode
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
-"""How often we ask the DHT, and how long we wait for each answer."""
+"""Questions to the DHT before giving up, and the longest wait for each answer."""
 DAEMON_LOOK_SECONDS = 2.0
-"""How often the node looks whether its network daemon runs."""
+"""Pause between two looks at whether the network daemon runs."""
 WORD_SECONDS = 600.0
-"""How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
+"""Validity of a peer's message in the DHT, such as its recipe's digest; the peer renews it well before."""
 LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
 """Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
 
@@ -62,11 +62,11 @@ class Node(DHT):
         super().__init__(**settings)
 
     def get(self, key: str, *args, **kwargs):
-        """See `DHT`; asks the `ASKED_NODES` nodes nearest to the key."""
+        """Gets a value from the `ASKED_NODES` nodes nearest to the key."""
         return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
 
     async def make_node(self, **settings: object) -> RunNode:
-        """In the node's process: the node, which ends with its network daemon, and keeps strangers out."""
+        """Makes the node, in its own process; it ends with its network daemon, and keeps strangers out."""
         node = await RunNode.create(own_subkey=self.public_key, **settings)
         self.hold(asyncio.create_task(_end_with_daemon(node)))
         if self.admission is not None:
@@ -160,10 +160,9 @@ class _Words(BaseModel):
 
 
 def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:
-    """With which a node signs its own records, and refuses those of others that are no records of a run, or of no
-    member of it.
+    """Validators by which a node signs its own records and refuses others' malformed records and those of non-members.
 
-    A peer adds the one for its lineage's progress (`training.swarm.peers.progress.progress_validator`).
+    A peer adds the validator of its lineage's progress (`training.swarm.peers.progress.progress_validator`).
     """
     signer, words = identity.signer(), SchemaValidator(_Words, prefix=run_id)
     if admission is None:
@@ -245,7 +244,7 @@ def posted_words(dht: DHT, key: str, *, longest: int = LONGEST_WORD) -> dict[byt
 
 
 class UnknownRun(RefusedByRun):
-    """None of the peers that answer knows the run."""
+    """No peer that answers knows the run."""
 
 
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:
@@ -279,7 +278,7 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
 
 
 def answering(initial_peers: Sequence[str]) -> list[str]:
-    """Those of one or more addresses that accept a plain TCP connection, or are not TCP; all are tried at once.
+    """Returns the addresses that accept a TCP connection, or are not TCP; tries all at once.
 
     A node would wait for each address that does not answer.
 

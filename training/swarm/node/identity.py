@@ -91,7 +91,7 @@ class Identity:
 
 
 def is_in_use(state_dir: Path) -> bool:
-    """Whether a process uses this state folder now."""
+    """Returns True if a process uses this state folder now."""
     try:
         with (state_dir / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,9 +105,9 @@ class Signed:
     """A signature, with the key that verifies it."""
 
     key: bytes
-    """As OpenSSH writes it."""
+    """Public key as OpenSSH writes it."""
     signature: bytes
-    """In base64."""
+    """Signature in base64."""
 
     def signer(self, statement: bytes) -> str | None:
         """The peer that has signed the statement; None if nobody has."""
@@ -118,7 +118,7 @@ class Signed:
         return proven_peer_id(key, statement, signature)
 
     def is_of(self, peer: PeerID, statement: bytes) -> bool:
-        """Whether this peer has signed the statement."""
+        """Returns True if this peer has signed the statement."""
         return self.signer(statement) == str(peer)
 
 

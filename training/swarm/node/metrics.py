@@ -39,7 +39,7 @@ PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufef
 """Text without control characters and without what is invisible or changes the direction of the text around it. Other
 text of peers is not stored, since it is shown in terminals, in logs and on pages."""
 RECENT_EPOCHS = 64
-"""A record repeats so many of its peer's epochs, for a monitor that was away; about 25 bytes each."""
+"""Epochs that a record repeats for a monitor that was away; about 25 bytes each."""
 
 
 class RecentEpoch(NamedTuple):
@@ -49,9 +49,9 @@ class RecentEpoch(NamedTuple):
     loss: _Loss
     """Mean over its samples."""
     samples: _Count
-    """That it contributed."""
+    """Samples that it contributed."""
     time: _Time
-    """When it ended, by the peer's clock."""
+    """End of the epoch by the peer's clock."""
 
 
 class PeerRecord(BaseModel):
@@ -64,7 +64,7 @@ class PeerRecord(BaseModel):
     status: Literal["joining", "training", "waiting", "leaving"]
     """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
     lineage: constr(strict=True, regex=r"[0-9a-f]{16}\Z") | None = None
-    """Of its weights; see `training.swarm.run.lineage`. None while it has none."""
+    """Lineage of its weights; None while it has none. See `training.swarm.run.lineage`."""
     epoch: _Epoch
     """The peer's own epoch."""
     loss: _Loss | None
@@ -72,7 +72,7 @@ class PeerRecord(BaseModel):
     samples: _Count
     """Samples that it has contributed in total."""
     samples_per_second: confloat(strict=True, ge=0, le=10**7)
-    """Its speed over the last epoch, waiting included."""
+    """Speed over the last epoch, waiting included."""
     seconds: _Seconds
     """Time that it has trained in total."""
     group_size: conint(strict=True, ge=0, le=10**6)
@@ -90,9 +90,9 @@ class PeerRecord(BaseModel):
     version: constr(strict=True, max_length=40, regex=PLAIN)
     """Version of the program."""
     time: _Time
-    """When the record was made, in seconds since 1970 by the peer's clock."""
+    """Time of the record, in seconds since 1970 by the peer's clock."""
     recent: conlist(RecentEpoch, max_items=RECENT_EPOCHS) = []
-    """Its last epochs of this lineage, oldest first."""
+    """Last epochs of this lineage, oldest first."""
 
     @validator("recent")
     def _in_order(cls, recent: list[RecentEpoch], values: dict[str, object]) -> list[RecentEpoch]:
@@ -142,7 +142,7 @@ def believable(records: Sequence[PeerRecord], total_epochs: int, accounts: Accou
 
 
 def of_voices(records: Sequence[PeerRecord], accounts: Accounts | None = None) -> list[PeerRecord]:
-    """One record for each voice (`training.swarm.node.voices`): that of the newest epoch."""
+    """Returns the newest record of each voice (`training.swarm.node.voices`)."""
     by_peer = {PeerID.from_base58(record.peer_id).to_bytes(): record for record in records} if accounts else {}
     if not by_peer:
         return list(records)
@@ -161,7 +161,7 @@ def read_believable(dht: DHT, run: RunConfig) -> list[PeerRecord]:
 
 
 def accounts_of_records(dht: DHT, records: Sequence[PeerRecord]) -> Accounts:
-    """See `record_tickets.accounts_of`."""
+    """Returns the accounts of the records' peers; see `record_tickets.accounts_of`."""
     return accounts_of(dht, (PeerID.from_base58(record.peer_id) for record in records))
 
 

@@ -1,4 +1,4 @@
-"""What this peer's node asks, answers and stores: hivemind's protocol of the DHT within bounds.
+"""Protocol of this peer's node: hivemind's protocol of the DHT within bounds.
 
 These are a node's guards against strangers. Each closes a way in which a stranger has stopped a run or a part of it:
 
@@ -6,7 +6,7 @@ These are a node's guards against strangers. Each closes a way in which a strang
 - `bounds.record_bounds` accepts small records that lie under their signer's key, for an hour at most. One value over a
   dictionary's key hid all peers of a run, junk stopped all groups, and 5 MB under a key stopped the bootstrap peer.
 - `DHTProtocol.drop_refused` drops a refused record, which would hide all others of its key.
-- `stored.Storage` bounds what all records of a key, of a signer, and of everybody take. Junk filled each node's memory.
+- `stored.Storage` bounds the bytes of a key, of a signer, and of all records. Junk filled each node's memory.
 - `DHTProtocol` bounds what one search, one store and one answer may name.
 - `slow_nodes.SlowNodes` leaves nodes behind that stand still. They cost a run 19 of 20 epochs.
 """
@@ -31,25 +31,25 @@ from training.swarm.engine.stored import Storage
 from training.swarm.node.slow_nodes import SlowNodes
 
 MOST_KEYS = 4
-"""Of one search; ours are for one key, and those for neighbours for three."""
+"""Most keys of one search. Ours have one key; those for neighbours have three."""
 MOST_STORES = 256
 """Records of one store, all of a node's keys together; a peer stores its own one by one."""
 MOST_NEIGHBOURS = 64
-"""Of an answer to a search for one key: a node tells 20."""
+"""Most neighbours in an answer to a search for one key; ours name 20."""
 STEP_SECONDS = 0.01
 """A record expires this much later than the one before, at least."""
 
 Found = tuple[ValueWithExpiration | None, dict[DHTID, PeerID]]
-"""What a node answers about a key: its records, and its nearest neighbours."""
+"""Answer of a node about a key: its records and its nearest neighbours."""
 
 logger = logging.getLogger(__name__)
 
 
 class OwnRecords:
-    """When this peer's records expire, those included that it has stored before a restart.
+    """Expirations of this peer's records, those included that it stored before a restart.
 
     Args:
-        subkey: Under which all records of this peer are.
+        subkey: Subkey of all records of this peer.
     """
 
     def __init__(self, subkey: bytes):
@@ -62,16 +62,16 @@ class OwnRecords:
         self._expire[key] = max(expires, self._expire.get(key, -math.inf))
 
     def note_found(self, key: DHTID, found: object) -> None:
-        """What a node has under a key."""
+        """Notes the records that a node has under a key."""
         if isinstance(found, DictionaryDHTValue) and (own := found.get(self._subkey)) is not None:
             self.note(key, own.expiration_time)
 
     def has_one_after(self, key: DHTID, expires: float) -> bool:
-        """Whether a record of this peer is known that expires later."""
+        """Returns True if a record of this peer is known that expires later."""
         return expires < self._expire.get(key, -math.inf) <= get_dht_time() + MOST_RECORD_SECONDS
 
     def later_than_the_last(self, key: DHTID, expires: float) -> float:
-        """When a new record must expire that shall take the place of the last one."""
+        """Expiration with which a new record replaces the last one."""
         now = get_dht_time()
         # The others have none of those that have expired, and have taken none that expires too late.
         self._expire = {known: last for known, last in self._expire.items() if now < last <= now + MOST_RECORD_SECONDS}
@@ -79,7 +79,7 @@ class OwnRecords:
 
 
 class DHTProtocol(protocol.DHTProtocol):
-    """How this peer's node talks to others; calls are named after the class, so it has the name of hivemind's."""
+    """Calls between this peer's node and others. They are named after the class, so it has the name of hivemind's."""
 
     serializer = Serializer
 
@@ -90,7 +90,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
     @classmethod
     async def create(cls, *args: object, own_subkey: bytes, **settings: object) -> DHTProtocol:
-        """See hivemind's; `own_subkey` is the one of this peer's records."""
+        """Makes the protocol as hivemind does; `own_subkey` is the subkey of this peer's records."""
         made = await super().create(*args, **settings)
         made.storage, made.own_records = Storage(), OwnRecords(own_subkey)
         return made
@@ -98,7 +98,7 @@ class DHTProtocol(protocol.DHTProtocol):
     # -- asking others -----------------------------------------------------------------------------------------------
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> dict[DHTID, Found] | None:
-        """What a node answers about some keys; None if it is slow, or its answer cannot be read."""
+        """Asks a node about some keys. Returns None if it is slow, or its answer cannot be read."""
         if self.slow_nodes.is_slow(peer):
             return None
         return await self.slow_nodes.ask(peer, self._find(peer, list(keys)))
@@ -146,7 +146,7 @@ class DHTProtocol(protocol.DHTProtocol):
             return len(records) > 0
 
     async def call_store(self, peer: PeerID, *args: object, **settings: object) -> list[bool] | None:
-        """See hivemind's; None at once if the node is slow."""
+        """Stores records at a node as hivemind does; returns None at once if the node is slow."""
         if self.slow_nodes.is_slow(peer):
             return None
         return await self.slow_nodes.ask(peer, super().call_store(peer, *args, **settings))
@@ -154,21 +154,21 @@ class DHTProtocol(protocol.DHTProtocol):
     # -- answering others --------------------------------------------------------------------------------------------
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """See hivemind's.
+        """Answers a search as hivemind does.
 
         Raises:
-            ValueError: If the search is for many keys: it would be answered with as many copies of all records.
+            ValueError: If the search has too many keys; each would be answered with a copy of all records.
         """
         if len(request.keys) > MOST_KEYS or len(set(request.keys)) < len(request.keys):
             raise ValueError(f"a search is for at most {MOST_KEYS} different keys")
         return await super().rpc_find(request, context)
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-        """See hivemind's. The records of a dictionary are stored one by one, so that a refused one hides no others.
+        """Stores another node's records, one by one, so that a refused one hides no others.
 
         Raises:
-            ValueError: If there are many records, whose signatures take a while to check, or some for the cache:
-                hivemind's node answers a look with that alone, if it expires later than what is stored.
+            ValueError: If there are too many records, whose signatures take time to check, or one is for the cache:
+                hivemind's node answers with the cache alone if it expires later than what is stored.
         """
         places = list(zip(request.keys, request.subkeys, request.in_cache, strict=True))
         if len(places) > MOST_STORES or len(set(places)) < len(places):

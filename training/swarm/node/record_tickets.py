@@ -26,7 +26,7 @@ from training.trust.ticket import LARGEST_TICKET_BYTES
 BEGIN, END = b"[ticket:", b"]"
 """Around a ticket, which has no brackets itself."""
 MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
-"""That a ticket adds to a record."""
+"""Most bytes that a ticket adds to a record."""
 NODE_SECONDS = 5.0
 """Longest wait for this peer's own node."""
 LOOK_SECONDS = 1.0
@@ -55,7 +55,7 @@ class TicketValidator(RecordValidatorBase):
         return record.value + BEGIN + ticket.encode() + END
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record has a ticket of the peer under whose key it lies."""
+        """Returns True if the record has a ticket of the peer under whose key it lies."""
         begin = record.value.rfind(BEGIN)
         if begin < 0 or not record.value.endswith(END):
             return False
@@ -93,7 +93,7 @@ async def _accounts_of(peers: tuple[PeerID, ...], dht: DHT, _node: DHTNode) -> A
 
 
 async def forget_refused(protocol: DHTProtocol, admission: Admission) -> None:
-    """In the node's process: forgets records whose tickets no longer hold, whenever there is news, such as of bans."""
+    """Runs in the node's process: at each news, such as bans, forgets records whose tickets no longer hold."""
     number = admission.news.number
     while True:
         await asyncio.sleep(LOOK_SECONDS)

@@ -35,7 +35,7 @@ NEIGHBOURS = 8
 LASTING_SECONDS = 120.0
 """A record that is valid for longer is not renewed soon."""
 MOST_TRIES = 3
-"""So often a record is stored if earlier ones turn up, of which this peer did not know, that expire later."""
+"""Tries to store a record when unknown earlier ones of this peer turn up that expire later."""
 _DEPTH = 5
 """hivemind's `depth_modulo`, of the routing table."""
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
@@ -138,7 +138,7 @@ class RunNode(DHTNode):
         found_callback: Callable | None = None,
         **settings: object,
     ) -> dict[DHTID, dict[DHTID, PeerID]]:
-        """See hivemind's. A store passes `found_callback`, which sends the record to the nodes that were found."""
+        """Finds the nearest nodes as hivemind does. A store passes `found_callback`, which sends the record to them."""
         search = super().find_nearest_nodes
         if found_callback is None or node_to_peer_id is None or len(queries) != 1:
             callback = {} if found_callback is None else {"found_callback": found_callback}
@@ -165,11 +165,11 @@ class RunNode(DHTNode):
     async def store(
         self, key: object, value: object, expiration_time: float, subkey: bytes | None = None, **settings: object
     ) -> bool:
-        """See hivemind's; the record outlasts this peer's earlier ones, of which the nodes tell that are asked.
+        """Stores a record as hivemind does, so that it outlasts this peer's earlier ones at the nodes that are asked.
 
         Other nodes than its own may be nearer to the key, and hivemind stores a record with those only. If all
-        volunteers leave at once, what a server has announced minutes ago is gone with them. So this node keeps a copy
-        of its lasting records.
+        volunteers leave at once, a server's records are gone with them. So this node keeps a copy of its lasting
+        records.
         """
         own, place = self.protocol.own_records, DHTID.generate(source=key)
         self._newest[place] = this = object()

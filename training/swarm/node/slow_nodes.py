@@ -1,4 +1,4 @@
-"""Nodes that answer late or not at all: searches and stores do not wait for them, and ask them again later.
+"""Slow nodes, which answer late or not at all: searches and stores do not wait for them, and ask them again later.
 
 hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
 searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
@@ -30,20 +30,20 @@ from training.swarm.engine.process import DHT
 Answer = TypeVar("Answer")
 
 TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
-"""A node is slow if it takes so many times as long as the median of all nodes, and longer than this. So if this peer's
-own link is full, which delays all answers alike, none is slow."""
+"""A node is slow if it takes this multiple of the median of all nodes, and longer than these seconds. So no node is
+slow if this peer's own full link delays all answers alike."""
 ENOUGH_NODES = 3
-"""As long as fewer others answer in time, this peer waits for each node: it knows no other way to the records."""
+"""Nodes that must answer in time before this peer stops waiting for slow ones: it needs a way to the records."""
 REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
 """A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
 is doubled, at most so often."""
 LATE_TIMES = 2
-"""After so many late answers in a row, a peer is neither followed nor waited for. One alone may be chance: on a busy
+"""Late answers in a row after which a peer is neither followed nor waited for. One alone may be chance: on a busy
 machine each process stands still for a moment now and then."""
 MEMORY_SECONDS = 60.0
 """An answer says something of its node for so long."""
 PINGS_AT_ONCE = 32
-"""More would be lost among the other messages of a slow link."""
+"""Most pings at a time; more would be lost among the other messages of a slow link."""
 EXTRA_SECONDS = 5.0
 """Time that the node's process may take on top of the pings; it may be busy."""
 
@@ -58,21 +58,21 @@ class SlowNodes:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._answers: dict[PeerID, tuple[float, float]] = {}
-        """When each node has answered last, and how many seconds it took."""
+        """Time of each node's last answer, and the seconds that it took."""
         self._late_until: dict[PeerID, float] = {}
         self._dead_until: dict[PeerID, float] = {}
         self._failures: Counter[PeerID] = Counter()
-        """Of each node since its last answer."""
+        """Failures of each node since its last answer."""
         self._late_in_a_row: Counter[PeerID] = Counter()
         self._late: set[asyncio.Task] = set()
 
     @classmethod
     def of(cls, node: DHTNode) -> SlowNodes:
-        """What a node knows of the others; nothing if it is one of hivemind's."""
+        """Returns a node's record of the others; an empty one for a node of hivemind's."""
         return getattr(node.protocol, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
-        """Whether this node is better not asked now, because it was late or dead and others do answer.
+        """Returns True if a node is not asked now, because it was late or dead and others do answer.
 
         A peer whose link is cut takes all others for dead. It goes on asking them, so it knows at once when they are
         back.
@@ -84,7 +84,7 @@ class SlowNodes:
         return max(self._late_until.get(peer, 0.0), self._dead_until.get(peer, 0.0)) > self._clock()
 
     def _others(self, peer: PeerID) -> int:
-        """How many other nodes answer in time."""
+        """Number of other nodes that answer in time."""
         return sum(other != peer and not self._is_resting(other) for other in self._answers)
 
     def patience(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float | None:
@@ -94,7 +94,7 @@ class SlowNodes:
         return max(TIMES_MEDIAN * statistics.median(took for _, took in self._answers.values()), least)
 
     def lags(self, peer: PeerID) -> bool:
-        """Whether a node was late several times in a row."""
+        """Returns True if a node was late several times in a row."""
         return self._late_in_a_row[peer] >= LATE_TIMES
 
     def note(self, peer: PeerID, seconds: float, *, least: float = LATE_AFTER_SECONDS) -> None:
@@ -147,16 +147,16 @@ class SlowNodes:
 def silent_peers(
     dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
 ) -> frozenset[bytes]:
-    """Those of the peers that do not answer, or again and again much later than most.
+    """Returns the peers that do not answer, or answer several times in a row much later than most.
 
     Args:
         dht: A running node.
         peers: Ids of peers that accept connections.
         seconds: Longest wait for an answer.
-        slow_seconds: An answer that takes longer is late, unless most nodes take as long (`slow_nodes`).
+        slow_seconds: An answer that takes longer is late, unless most nodes take as long.
 
     Raises:
-        TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
+        TimeoutError: If this peer's own node does not answer.
     """
     rounds = -(-len(peers) // PINGS_AT_ONCE)
     asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds, slow_seconds), return_future=True)
@@ -164,7 +164,7 @@ def silent_peers(
 
 
 def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
-    """Whether any of the peers with these ids answers within so many seconds.
+    """Returns True if any of the peers with these ids answers in time.
 
     Raises:
         TimeoutError: As `silent_peers` does.
@@ -177,7 +177,7 @@ def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """Those of the peers that lag behind."""
+    """Returns the peers that lag behind."""
     nodes = SlowNodes.of(node)
     return {peer for peer in peers if nodes.lags(peer)}
 

@@ -68,7 +68,7 @@ def check_tokens(
 
 
 def _of_voices(dht: DHT, words: Mapping[bytes, str]) -> dict[bytes | str, str]:
-    """One announcement for each voice; see `training.swarm.node.voices`."""
+    """Returns one announcement of each voice; see `training.swarm.node.voices`."""
     signers = {peer.to_bytes(): word for key, word in words.items() if word and (peer := peer_id_of(key)) is not None}
     voices = by_voice(signers, accounts_of(dht, map(PeerID, signers)))
     return {name: signers[peers[0]] for name, peers in voices.items()}

@@ -1,11 +1,11 @@
-"""Who has a say in what the peers of a run report: the peers that have earned it, and one voice an account."""
+"""Voices: the peers whose reports count, one an account."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
 Accounts = Mapping[bytes, tuple[str, bool]]
-"""By peer id: the account that the peer's ticket names, and whether the ticket vouches for it. Empty in an open run."""
+"""Account in each peer's ticket, and whether the ticket vouches for it, by peer id. Empty in an open run."""
 
 
 def by_voice(
