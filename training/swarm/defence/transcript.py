@@ -239,12 +239,8 @@ class Transcript:
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")
         return commitment
 
-    def lost(self, sender: PeerID) -> None:
-        """A sender is lost, or has sent what nobody can read: what it has signed is part of no receipt."""
-        self._taken.pop(sender, None)
-
     async def answering(self, receiver: PeerID, message: Data) -> None:
-        """An answer leaves; the last one gets the receipt, unless a sender was lost: the group repeats it all then."""
+        """An answer leaves; the last one gets the receipt. All senders' last parts are in it, so they have signed."""
         given = self._given[receiver]
         given.append(digest_of_tensor(message.tensor_part))
         if len(given) < len(self.lengths[self.own]) or (commitments := self.commitments) is None:
@@ -279,10 +275,6 @@ class Transcript:
         """This peer has all answers; see `AllReduceGuard`."""
         if self._on_finished is not None:
             await self._on_finished(self)
-
-    def closed(self) -> None:
-        """The tensors are about to change: only messages that were kept can be shown from now on."""
-        self._parts = {}
 
     def drop_messages(self) -> None:
         """Drops the messages: no part is shown from now on."""

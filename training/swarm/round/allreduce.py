@@ -352,8 +352,6 @@ class AllReduce:
     def _lose(self, sender: PeerID, trouble: Trouble) -> None:
         """A sender that has all answers hangs up, perhaps before this peer's handler has ended; it is not lost."""
         if not self.reducer.is_done:
-            if self.guard is not None:
-                self.guard.lost(sender)
             self._note(sender, trouble)
 
     # -- what has gone wrong ---------------------------------------------------------------------------------------

@@ -37,14 +37,8 @@ class AllReduceGuard(Protocol):
             Misconduct: If the reducer is to blame for certain.
         """
 
-    def lost(self, sender: PeerID) -> None:
-        """A sender is given up."""
-
     async def finished(self) -> None:
         """This peer has all answers, and has not said so yet."""
-
-    def closed(self) -> None:
-        """The group has decided; this peer's tensors change next."""
 
 
 class RoundGuard(Protocol):

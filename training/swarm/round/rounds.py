@@ -256,8 +256,6 @@ class AllReduces:
                 await one.guard.finished()
             with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
                 decision = await agreement.reach(one.verdict(fault, is_repetition=is_repetition))
-        if one.guard is not None:
-            one.guard.closed()
         return Attempt(
             # Answers to slower groupmates have left during the agreement.
             report=replace(report, bytes_sent=one.bytes_sent, bytes_received=one.bytes_received),
