@@ -38,9 +38,6 @@ AnyMessage = TypeVar("AnyMessage")
 logger = logging.getLogger(__name__)
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
-
-
 class Connection(P2P):
     """hivemind's `P2P` for the calls of this program: make it by `create` or `replicate`."""
 
