@@ -29,7 +29,7 @@ def fault_table() -> str:
     rows = [
         (
             f"<code>{fault.name}</code>",
-            "fault" if fault.level == "fault" else "warning",
+            f'<span class="whole">{fault.level}</span>',  # its column is so narrow that browsers would break the word
             code(fault.why),
             code(re.sub(r"{(\w+)}", lambda word: word[1].upper(), fault.remedy)),
         )
