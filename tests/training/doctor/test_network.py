@@ -14,7 +14,7 @@ from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.data.store.shards import Manifest, ShardIndex, SplitEntry, describe_file
 from training.doctor.checks.compute import check_link, check_shards
-from training.doctor.checks.network import check_port, judge_reach, visit_run
+from training.doctor.checks.network import check_port, judge_reach, probe_run
 from training.doctor.facts import Asked, Facts
 from training.processes.environment import prepare_environment
 from training.recipe import RECIPES, load_recipe
@@ -69,28 +69,28 @@ def servers(tmp_path_factory, manifest):
 
 
 @pytest.fixture
-def visited():
+def probed():
     """Check -> what a real visit finds; it takes place in the tests' own process to save its start."""
     prepare_environment()
 
     def examine(**asked):
         found = {}
         with ThreadPoolExecutor(1) as thread:  # Playwright's tests leave an event loop in the main one
-            thread.submit(visit_run, Facts(Asked(**asked)), lambda name, ones: found.setdefault(name, *ones)).result()
+            thread.submit(probe_run, Facts(Asked(**asked)), lambda name, ones: found.setdefault(name, *ones)).result()
         gc.collect()  # Python 3.11 cannot parse code while hivemind's objects are finalized, which pytest does
         return found
 
     return examine
 
 
-def test_a_run_that_is_as_it_should_be(visited, servers, manifest):
-    found = visited(recipe="demo", initial_peers=(servers["right"],), shards=str(manifest[0]))
+def test_a_run_that_is_as_it_should_be(probed, servers, manifest):
+    found = probed(recipe="demo", initial_peers=(servers["right"],), shards=str(manifest[0]))
     for check in ("peers", "run", "tokens", "clock", "network node"):
         assert found[check].level == "ok", found[check].found
     assert found["reachability"].level == "skipped" and "public addresses only" in found["reachability"].found
 
 
-def test_a_run_with_another_recipe_and_other_tokens(visited, servers, manifest, tmp_path):
+def test_a_run_with_another_recipe_and_other_tokens(probed, servers, manifest, tmp_path):
     recipe = tmp_path / "other.toml"
     recipe.write_text((RECIPES / "demo.toml").read_text().replace("hidden_size = 128", "hidden_size = 256"))
     shards = tmp_path / "shards"
@@ -98,38 +98,38 @@ def test_a_run_with_another_recipe_and_other_tokens(visited, servers, manifest, 
     other = manifest[1].model_copy(update={"codec_digest": "c" * 64, "files": {}, "splits": {}})
     (shards / "manifest.json").write_text(other.model_dump_json())
     dead = f"/ip4/127.0.0.1/tcp/{closed_port()}/p2p/{OTHER_ID}"
-    found = visited(recipe=str(recipe), initial_peers=(servers["right"], dead), shards=str(shards))
+    found = probed(recipe=str(recipe), initial_peers=(servers["right"], dead), shards=str(shards))
     assert found["run"].name == "recipe-differs" and DEMO.digest in found["run"].found
     assert found["tokens"].name == "shards-of-other-tokens"
     assert found["peers"].name == "some-peers-fail" and dead in found["peers"].found
 
 
-def test_peers_that_know_another_run_only(visited, servers, tmp_path, monkeypatch):
-    from training.swarm.run import visit
+def test_peers_that_know_another_run_only(probed, servers, tmp_path, monkeypatch):
+    from training.swarm.run import probe
 
-    monkeypatch.setattr(visit, "FIND_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "FIND_SECONDS", 0.5)
     recipe = tmp_path / "other.toml"
     recipe.write_text((RECIPES / "demo.toml").read_text().replace('run_id = "demo"', 'run_id = "elsewhere"'))
-    assert visited(recipe=str(recipe), initial_peers=(servers["right"],))["run"].name == "run-unknown"
+    assert probed(recipe=str(recipe), initial_peers=(servers["right"],))["run"].name == "run-unknown"
 
 
-def test_peers_whose_clock_differs(visited, servers):
-    found = visited(recipe="demo", initial_peers=(servers["ahead"],))["clock"]
+def test_peers_whose_clock_differs(probed, servers):
+    found = probed(recipe="demo", initial_peers=(servers["ahead"],))["clock"]
     seconds = float(found.found.split("clock is ")[1].split(" s ")[0])
     assert found.name == "clock-off" and seconds == pytest.approx(60, abs=2) and "behind" in found.found
 
 
-def test_another_peer_and_something_else_at_the_address(visited, servers):
+def test_another_peer_and_something_else_at_the_address(probed, servers):
     place, _, theirs = servers["right"].partition("/p2p/")
-    found = visited(recipe="demo", initial_peers=(f"{place}/p2p/{OTHER_ID}",))
+    found = probed(recipe="demo", initial_peers=(f"{place}/p2p/{OTHER_ID}",))
     assert found["peers"].name == "peer-of-another-id" and theirs in found["peers"].found
     with serving(file_of("a page")) as url:
         port = url.rsplit(":", 1)[1]
-        found = visited(recipe="demo", initial_peers=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER_ID}",))
+        found = probed(recipe="demo", initial_peers=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{OTHER_ID}",))
     assert found["peers"].name == "peers-unreachable" and found["run"].level == "skipped"
 
 
-def test_a_node_that_is_no_server_of_a_run(visited):
+def test_a_node_that_is_no_server_of_a_run(probed):
     """A network node of libp2p without a DHT."""
     from hivemind.p2p import P2P
 
@@ -147,7 +147,7 @@ def test_a_node_that_is_no_server_of_a_run(visited):
     thread.start()
     assert started.wait(60)
     try:
-        found = visited(recipe="demo", initial_peers=tuple(address))
+        found = probed(recipe="demo", initial_peers=tuple(address))
         assert found["peers"].level == "ok" and found["clock"].level == "skipped"
         assert found["run"].name == "run-silent"
     finally:
@@ -155,20 +155,20 @@ def test_a_node_that_is_no_server_of_a_run(visited):
         thread.join()
 
 
-def test_a_site_that_lists_the_peers(visited, servers):
+def test_a_site_that_lists_the_peers(probed, servers):
     with serving(file_of(f'{{"initial_peers": ["{servers["right"]}"]}}')) as url:
-        assert visited(initial_peers=(url,))["peers"].level == "ok"
+        assert probed(initial_peers=(url,))["peers"].level == "ok"
     for body in ('{"initial_peers": []}', '{"initial_peers": ["nonsense"]}', "nonsense"):
         with serving(file_of(body)) as url:
-            assert visited(initial_peers=(url,))["peers"].name == "peers-unreachable"
+            assert probed(initial_peers=(url,))["peers"].name == "peers-unreachable"
 
 
-def test_a_port_that_is_taken(visited):
+def test_a_port_that_is_taken(probed):
     """A node that cannot listen is not broken: to install hivemind again would not help."""
     with listening() as listener:
         address = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
         assert check_port((address,)).name == "cannot-listen"
-        assert visited(host_maddrs=(address,))["network node"].level == "skipped"
+        assert probed(host_maddrs=(address,))["network node"].level == "skipped"
     assert check_port((address,)).level == check_port(Asked().host_maddrs).level == "ok"
 
 
@@ -180,8 +180,8 @@ def test_an_address_to_listen_on_that_this_machine_does_not_have(address):
     assert check_port((address,)).name == "cannot-listen"
 
 
-def test_without_addresses_no_peer_is_asked(visited):
-    found = visited(client_mode=True)
+def test_without_addresses_no_peer_is_asked(probed):
+    found = probed(client_mode=True)
     assert found.pop("network node").level == "ok"
     assert {one.level for one in found.values()} == {"skipped"} and "--client-mode" in found["reachability"].found
     facts = Facts(Asked())

@@ -181,20 +181,20 @@ ip addr add 11.2.2.1/24 dev near; ip link set near up
 nsenter -t $other -n sh -c "ip link set lo up; ip addr add 11.2.2.2/24 dev far; ip link set far up"
 "{python}" "{server}" "{folder}" /ip4/11.2.2.1/tcp/4001 0 demo tokens & serves=$!
 until [ -s "{folder}/address" ]; do sleep 0.1; done
-nsenter -t $other -n "{python}" "{visitor}" "$(cat "{folder}/address")" || true
+nsenter -t $other -n "{python}" "{probe}" "$(cat "{folder}/address")" || true
 kill $serves $other
 """
 
 
-VISITOR = """
+PROBE = """
 import json, sys
-from training.doctor.checks.network import visit_run
+from training.doctor.checks.network import probe_run
 from training.doctor.facts import Asked, Facts
 
 for listen in ("0.0.0.0", "127.0.0.1"):
     asked = Asked(recipe="demo", initial_peers=(sys.argv[1],), host_maddrs=(f"/ip4/{listen}/tcp/0",))
     found = {}
-    visit_run(Facts(asked), lambda name, ones: found.setdefault(name, ones[0]))
+    probe_run(Facts(asked), lambda name, ones: found.setdefault(name, ones[0]))
     reach = found["reachability"]
     print(json.dumps([reach.name, reach.found, found["run"].level]), flush=True)
 """
@@ -205,9 +205,9 @@ for listen in ("0.0.0.0", "127.0.0.1"):
 @pytest.mark.swarm
 def test_another_peer_connects_back(tmp_path):
     """Two networks with public addresses: AutoNAT dials no others."""
-    visitor = tmp_path / "visitor.py"
-    visitor.write_text(VISITOR)
-    paths = {"python": sys.executable, "server": HERE / "run_server.py", "visitor": visitor, "folder": tmp_path}
+    probe = tmp_path / "probe.py"
+    probe.write_text(PROBE)
+    paths = {"python": sys.executable, "server": HERE / "run_server.py", "probe": probe, "folder": tmp_path}
     done = alone(TWO_NETWORKS.format(**paths), env={"PYTHONPATH": os.getcwd()})
     assert done.stdout, done.stderr
     (reached, where, run), (unreached, _, same_run) = map(json.loads, done.stdout.splitlines())
@@ -223,8 +223,8 @@ def test_a_network_daemon_that_does_not_start(tmp_path):
 
     daemon = Path(programs.__file__).with_name("p2pd")
     program = (
-        "from training.doctor.checks.network import visit_run\nfrom training.doctor.facts import Asked, Facts\n"
-        "visit_run(Facts(Asked()), lambda name, ones: print([name, ones[0].name], flush=True))"
+        "from training.doctor.checks.network import probe_run\nfrom training.doctor.facts import Asked, Facts\n"
+        "probe_run(Facts(Asked()), lambda name, ones: print([name, ones[0].name], flush=True))"
     )
     script = f'mount --bind /dev/null {daemon}; "$@"'
     done = alone(script, sys.executable, "-c", program, env={"PYTHONPATH": os.getcwd()})

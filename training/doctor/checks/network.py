@@ -112,7 +112,7 @@ def examine(facts: Facts, answer: Answer) -> None:
     answer("averaging", [check_codecs()])
     answer("open files", [check_files(facts.run_or_none())])
     answer("port", [check_port(facts.asked.host_maddrs)])
-    visit_run(facts, answer)
+    probe_run(facts, answer)
 
 
 def check_codecs() -> Finding:
@@ -162,10 +162,10 @@ def check_port(host_maddrs: Sequence[str]) -> Finding:
     return fine(f"This machine can listen on {', '.join(host_maddrs)}.")
 
 
-def visit_run(facts: Facts, answer: Answer) -> None:
-    """Visits the run, and says of each step of `training.swarm.run.visit` what it means."""
+def probe_run(facts: Facts, answer: Answer) -> None:
+    """Visits the run, and says of each step of `training.swarm.run.probe` what it means."""
+    from training.swarm.run.probe import probe
     from training.swarm.run.servers import Servers
-    from training.swarm.run.visit import visit
 
     judged = _Judge(facts, answer)
 
@@ -178,7 +178,7 @@ def visit_run(facts: Facts, answer: Answer) -> None:
         return facts.run_or_none(), servers.addresses
 
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(visit(facts.asked.host_maddrs, Path(folder), whom, judged))
+        asyncio.run(probe(facts.asked.host_maddrs, Path(folder), whom, judged))
     if facts.asked.client_mode:
         answer("reachability", [skipped("Not checked: with --client-mode this peer accepts no connections.")])
     for check in {"network node", "peers", "clock", "reachability", "run", "tokens"} - judged.answered:

@@ -112,7 +112,7 @@ def test_each_node_of_a_run_for_members_checks_the_tickets_of_all_records(tmp_pa
     assert not any(isinstance(one, TicketValidator) for one in record_validators("demo", Identity(tmp_path / "2")))
     made = {path for name in ("DHT", "Node", "RunNode", "create") for path, node in calls_of(name) if is_node(node)}
     made = {path for path in made if path.name != "process.py"}  # which gets its validators
-    assert {path.name for path in made} == {"dht.py", "visit.py"}
+    assert {path.name for path in made} == {"dht.py", "probe.py"}
     assert all("record_validators(" in path.read_text(encoding="utf-8") for path in made)
 
 

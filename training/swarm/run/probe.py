@@ -1,6 +1,6 @@
 """A short visit to a run, for the doctor: what of the network works, told step by step, without training.
 
-The visitor's node listens, so that others can be asked to connect back to it, but it enters no routing table: it asks
+The probe's node listens, so that others can be asked to connect back to it, but it enters no routing table: it asks
 the DHT as a client does. Each step is told as soon as it is known, because a later one may take too long.
 """
 
@@ -48,12 +48,12 @@ Tell = Callable[..., None]
 """Is called with the name of a step and its facts."""
 
 
-async def visit(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell) -> None:
+async def probe(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell) -> None:
     """Starts a node, and looks at a run with it.
 
     Args:
         host_maddrs: Addresses to listen on.
-        folder: Empty; for the visitor's identity.
+        folder: Empty; for the probe's identity.
         whom: See `Whom`.
         tell: See `Tell`. Steps: `node`, `peers`, `clock`, `dial-back`, `recipe`, `tokens`.
     """
@@ -67,13 +67,13 @@ async def visit(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
     tell("node", fault=None, seconds=time.monotonic() - began)
     daemon = await Client.create(control_maddr=node.daemon_listen_maddr)
     try:
-        await _visit_run(node, daemon, folder, whom, tell)
+        await _probe_run(node, daemon, folder, whom, tell)
     finally:
         daemon.close()
         await node.shutdown()
 
 
-async def _visit_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: Tell) -> None:
+async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: Tell) -> None:
     """The steps behind `node`."""
     run, addresses = await asyncio.to_thread(whom)
     if not addresses:
