@@ -46,9 +46,14 @@ Text = Annotated[
         "hf://OWNER/NAME[/config][@revision]."
     ),
 ]
-BlockLength = Annotated[int | None, typer.Option(min=2, help="Tokens of a block of text. Default: 1024.")]
+BlockLength = Annotated[int | None, typer.Option(min=2, max=1 << 17, help="Tokens of a block of text. Default: 1024.")]
 Vocabulary = Annotated[
-    int | None, typer.Option(min=1, help="Train a tokenizer with so many ids on the text, instead of --tokenizer.")
+    int | None,
+    typer.Option(
+        min=257,  # an id for every byte, and the end of text
+        max=1 << 24,  # the library ends the program where there is no memory for all ids
+        help="Train a tokenizer with this many ids on the text, instead of --tokenizer.",
+    ),
 ]
 TextColumn = Annotated[
     str | None,
@@ -60,7 +65,7 @@ TextColumn = Annotated[
 EndOfText = Annotated[
     str | None, typer.Option(help="Token of --tokenizer that ends a text. Default: one that is known.")
 ]
-MinCharacters = Annotated[int | None, typer.Option(min=1, help="Shorter texts are left out. Default: 1.")]
+MinCharacters = Annotated[int | None, typer.Option(min=1, max=1 << 20, help="Shorter texts are left out. Default: 1.")]
 Recipe = Annotated[str | None, typer.Option(help="Name, file or URL of the recipe of pictures. Default: demo.")]
 Codec = Annotated[Path | None, typer.Option(help="Trained image codec. Default: a small one is trained.")]
 CodecSteps = Annotated[int | None, typer.Option(min=1, help="Steps of the codec's training. Default: 1600.")]

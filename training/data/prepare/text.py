@@ -20,7 +20,7 @@ import numpy as np
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.prepare.packing import Packer
-from training.data.sources.documents import LONGEST_PIECE, TEXT_COLUMN, Piece, TextFile, text_files
+from training.data.sources.documents import TEXT_COLUMN, Piece, TextFile, text_files
 from training.data.sources.hub import HubText, hub_texts, is_hub
 from training.data.sources.work import (
     NOTE_SUFFIX,
@@ -36,7 +36,6 @@ from training.data.sources.work import (
 from training.data.store.card import write_text_card
 from training.data.store.shards import (
     GROUP_TOKENS,
-    LONGEST_BLOCK,
     TOKENIZER_FILE,
     SplitEntry,
     TextManifest,
@@ -97,13 +96,6 @@ class TextInput:
             )
         if self.vocabulary is not None and self.end_of_text is not None:
             raise BadInput("A tokenizer that is trained has its own end of text. Give --end-of-text with --tokenizer.")
-        if not 2 <= self.block_length <= LONGEST_BLOCK:
-            raise BadInput(f"A block has 2 to {LONGEST_BLOCK} tokens. Give such a number with --block-length.")
-        if self.min_characters > LONGEST_PIECE:
-            raise BadInput(
-                f"--min-characters is {self.min_characters}; give at most {LONGEST_PIECE}, since longer documents are "
-                "read piece by piece."
-            )
 
 
 def prepare_text(

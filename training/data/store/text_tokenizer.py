@@ -26,12 +26,6 @@ END_OF_TEXT = "<|endoftext|>"
 """End of text of tokenizers that are trained here, and of GPT-2's."""
 END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
 """Tokens that end a document in the tokenizers of known models; the first one that a tokenizer has is taken."""
-LEAST_VOCABULARY = 257
-"""Every byte, and the end of text."""
-MOST_VOCABULARY = 1 << 24
-"""Most ids: the library allocates memory for all ids at once, and ends the program if there is not enough. Known models
-have up to 260 thousand."""
-
 LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 """Signs of one kind without a border between them."""
 
@@ -70,21 +64,8 @@ class TextTokenizer:
 
         Args:
             texts: Any number of texts. Each word that differs from all others takes memory.
-            vocab_size: The most ids, the end of text among them.
-
-        Raises:
-            BadInput: If there is no room for every byte, or far too much.
+            vocab_size: The most ids, at least 257: every byte, and the end of text.
         """
-        if vocab_size > MOST_VOCABULARY:
-            raise BadInput(
-                f"A vocabulary of {vocab_size} ids is more than any text needs; give --vocabulary {MOST_VOCABULARY} or "
-                "less."
-            )
-        if vocab_size < LEAST_VOCABULARY:
-            raise BadInput(
-                f"A vocabulary of {vocab_size} ids has no room for every byte; give --vocabulary {LEAST_VOCABULARY} or "
-                "more."
-            )
         inner = tokenizers.Tokenizer(BPE())
         inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
         trainer = BpeTrainer(
