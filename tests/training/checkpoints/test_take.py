@@ -44,7 +44,7 @@ RUN = parse_recipe(TEXT)
 def donor(name, addresses, run=RUN):
     identity = Identity(FOLDER / name)
     dht = start_dht(run, identity, initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    host = strategy_of(run.swarm).make_host(build_model(run.model, run.seed), run)
+    host = strategy_of(run.swarm).make_master(build_model(run.model, run.seed), run)
     settings = AveragerSettings(prefix=state_prefix(run.run_id))
     averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
     averager.offer_state(1.0)
@@ -162,7 +162,7 @@ def saved(kind, changes):
         time.sleep(0.2)
     saver.save(1, 20.0)
     tensors = load_checkpoint(made[0]).extra_tensors
-    resumed = strategy_of(run.swarm).make_host(build_model(run.model, run.seed), run)
+    resumed = strategy_of(run.swarm).make_master(build_model(run.model, run.seed), run)
     load_optimizer_tensors(resumed.optimizer, tensors)
     return [len(tensors), len(optimizer_tensors(host.optimizer)), sorted({name.split(".")[1] for name in tensors}),
             all(torch.equal(one, tensors[name]) for name, one in optimizer_tensors(resumed.optimizer).items())]

@@ -60,7 +60,7 @@ def role(stop):
     lineage = Lineage(id="feedfacefeedface")
     post_lineage(dht, run.run_id, Word(lineage=lineage, epoch=0), identity)
     model = build_model(run.model, run.seed)
-    host = Awaited.make_host(model, run)
+    host = Awaited.make_master(model, run)
     settings = AveragerSettings(prefix=state_prefix(run_prefix(run.run_id, lineage)))
     averager = ParameterAverager(
         host, AlignmentState(), dht=dht, settings=settings, codec=state_codec(), lineage=lineage
