@@ -309,7 +309,7 @@ def requests_for_parts() -> Reader:
 
     def read(raw: bytes) -> int:
         """Bytes of the part that it is shown."""
-        transcript.asked.clear()  # it may ask so often
+        transcript.peers[ADA].asked = 0  # it may ask so often
         return wait_for_result(shown(averaging_pb2.MessageFromLeader.FromString(raw)))
 
     return Reader(read=read, refuses=(DecodeError,), seeds=[one.SerializeToString() for one in requests])
@@ -330,7 +330,8 @@ def shown_parts() -> Reader:
     from training.swarm.engine.coroutine import wait_for_result
 
     network, _ = played(lambda network: network.average())
-    transcript, kept, show = network.transcripts[ADA], dict(network.transcripts[ADA].kept), network.stub
+    transcript, show = network.transcripts[ADA], network.stub
+    kept = dict(transcript.peers[EVE].kept)
     request = averaging_pb2.MessageFromLeader(
         group_id=transcript.scope.group_id, suggested_leader=EVE.to_bytes(), gathered=[bytes(4)]
     )
@@ -353,11 +354,12 @@ def shown_parts() -> Reader:
             network.stub = lambda own, peer, liar=liar: (
                 SimpleNamespace(rpc_show_part=rpc_show_part) if peer == liar else show(own, peer)
             )
-            transcript.kept.update(kept)
+            transcript.peers[EVE].kept.update(kept)
             for one in network.transcripts.values():
-                one.asked.clear()
+                one.peers[ADA].asked = 0
             network.auditors[ADA]._evasions.clear()
-            transcript.evaded.clear()
+            for one in transcript.peers.values():
+                one.evaded = False
             wait_for_result(network.auditors[ADA]._check(transcript, EVE, 0))
             possible |= not network.auditors[ADA]._evasions
         if any(weight == LIE_WEIGHT for _, weight, _ in network.caught[ADA]):

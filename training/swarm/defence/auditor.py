@@ -197,7 +197,8 @@ class Auditor(ServicerBase):
         own = transcript.part(reducer, part)
         answers = await asyncio.gather(*(self._ask(transcript, peer, reducer, part) for peer in others))
         shown = dict(zip(others, answers, strict=True)) | {transcript.own: _Shown(part=own)}
-        receipt, kept = transcript.receipts.get(reducer), transcript.kept.pop((reducer, part), None)
+        exchange = transcript.peers[reducer]
+        receipt, kept = exchange.receipt, exchange.kept.pop(part, None)
         if own is None or receipt is None or kept is None:  # the tensors have changed before this peer came to it
             return
         facts = {"scope": transcript.scope, "reducer": reducer, "receiver": transcript.own, "receipt": receipt}
@@ -220,7 +221,7 @@ class Auditor(ServicerBase):
                 await self._note_evasions(transcript, evasive - {transcript.own}, reducer, part)
                 return
             parts = tuple(shown[peer].part for peer in transcript.scope.peers)
-            known = {"answers": tuple(transcript.answers[reducer]), "values": transcript.lengths[reducer][part]}
+            known = {"answers": tuple(exchange.answers), "values": exchange.parts[part].numel()}
             case = replace(case, parts=parts, answer=kept, **known)
         self._forgive(reducer)
         await self._judge(case)
@@ -250,8 +251,8 @@ class Auditor(ServicerBase):
             return
         for peer in evasive:
             # Of one average, many parts may be asked for at once; what is late then is late for all of them.
-            if transcript.lengths[peer] and peer not in transcript.evaded:
-                transcript.evaded.add(peer)
+            if transcript.peers[peer].parts and not transcript.peers[peer].evaded:
+                transcript.peers[peer].evaded = True
                 self._evasions[peer, reducer] += 1
                 if self._evasions[peer, reducer] >= (MOST_EVASIONS if transcript.can_keep else MOST_OF_LARGE):
                     weight = EVASION_WEIGHT if transcript.can_keep else 1.0
@@ -269,9 +270,9 @@ class Auditor(ServicerBase):
     def _convict(self, case: Case, lie: str) -> bool:
         """Tells the trainer, once for each all-reduce; whether it was the first time."""
         transcript = self._transcripts.get(case.scope.group_id)
-        if transcript is None or case.reducer in transcript.convicted:
+        if transcript is None or transcript.peers[case.reducer].convicted:
             return False
-        transcript.convicted.add(case.reducer)
+        transcript.peers[case.reducer].convicted = True
         self._caught(str(case.reducer), LIE_WEIGHT, f"has {lie}, as its own signatures prove, and")
         return True
 
@@ -324,7 +325,7 @@ class Auditor(ServicerBase):
                 named |= {reducer} & set(transcript.scope.peers)
         # Between this and the message, nothing else runs on this loop that could change the tensors.
         part = transcript.part(reducer, int.from_bytes(number, "little"))
-        receipt = transcript.receipts.get(reducer)
+        receipt = transcript.peers[reducer].receipt if reducer in transcript.peers else None
         commitments = transcript.commitments if reducer == transcript.own else None
         words = [
             receipt.facts() if receipt is not None else None,
@@ -335,8 +336,10 @@ class Auditor(ServicerBase):
 
     def _may_ask(self, transcript: Transcript, peer: PeerID) -> bool:
         """Returns True if a caller is a groupmate and has not asked more often than a peer may."""
-        transcript.asked[peer] += peer in transcript.scope.peers
-        return peer in transcript.scope.peers and transcript.asked[peer] <= transcript.most_asked
+        if peer not in transcript.peers:
+            return False
+        transcript.peers[peer].asked += 1
+        return transcript.peers[peer].asked <= transcript.most_asked
 
     async def rpc_accuse(
         self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
@@ -391,9 +394,10 @@ class Auditor(ServicerBase):
             if left < 0 or not _fits(message.tensor_part, transcript):
                 raise ValueError("a proof is too long")
             tensors.append(message.tensor_part)
-        if not tensors or not 0 <= part < len(transcript.lengths[case.reducer]):
+        averaged = transcript.peers[case.reducer].parts
+        if not tensors or not 0 <= part < len(averaged):
             return case
-        values = transcript.lengths[case.reducer][part]
+        values = averaged[part].numel()
         return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values)
 
 

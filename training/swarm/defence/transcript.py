@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,15 +76,36 @@ class Plan:
         return min(1.0, max(2 * self.share / (peers + 2), LEAST_CHECKED_BYTES / all_bytes))
 
 
-@dataclass
-class _Sent:
-    """Messages that went to one reducer."""
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Messages between this peer and one of the group, which may be this peer itself."""
 
+    parts: list[Tensor]
+    """This peer's parts that the other one averages; views of its tensors."""
     digests: list[bytes] = field(default_factory=list)
+    """Digests of these parts, as they were sent."""
     weights: list[float] = field(default_factory=list)
     codecs: list[int] = field(default_factory=list)
     messages: list[runtime_pb2.Tensor] = field(default_factory=list)
     """The parts as they travelled, if they are kept."""
+    commitment: Commitment | None = None
+    """This peer's own commitment to these parts."""
+    answers: list[bytes] = field(default_factory=list)
+    """Digests of the answers."""
+    kept: dict[int, runtime_pb2.Tensor] = field(default_factory=dict)
+    """The answers that this peer will check, by the number of the part."""
+    receipt: Receipt | None = None
+    """Receipt for these answers."""
+    taken: Commitment | None = None
+    """The other peer's commitment to the parts that it has sent to this one."""
+    given: list[bytes] = field(default_factory=list)
+    """Digests of this peer's answers to these."""
+    asked: int = 0
+    """How many parts the other peer has asked for, to check a reducer."""
+    evaded: bool = False
+    """True if it has made a check of this all-reduce impossible."""
+    convicted: bool = False
+    """True if this peer can prove that it has lied."""
 
 
 class Transcript:
@@ -112,44 +132,29 @@ class Transcript:
     ):
         self._on_finished = on_finished
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
-        self.own, self._signer, self._parts = own, plan.signer, {peer: list(ones) for peer, ones in parts.items()}
-        self.lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
-        """Values of each part, by reducers."""
-        self.most_values = max((length for lengths in self.lengths.values() for length in lengths), default=0)
+        self.own, self._signer = own, plan.signer
+        self.peers = {peer: Exchange(list(ones)) for peer, ones in parts.items()}
+        """Exchanges with all peers, in the group's order."""
+        lengths = [part.numel() for ones in parts.values() for part in ones]
+        self.most_values = max(lengths, default=0)
         """Values of the longest part."""
         self.can_keep = sum(part.nbytes for ones in parts.values() for part in ones) <= KEPT_BYTES
         """True if the parts are small enough to be kept until after the tensors have changed."""
         self.kept_bytes = 0
         """Bytes of the kept messages."""
-        chance = plan.chance(len(parts), sum(map(sum, self.lengths.values())))
+        chance = plan.chance(len(parts), sum(lengths))
         self.chosen = self._choose(plan, chance)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
-        self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * sum(map(len, self.lengths.values())))
+        self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * len(lengths))
         """Most parts that this peer shows each other peer. Half of a group may be suspected."""
-        self.asked: Counter[PeerID] = Counter()
-        """Parts for which others have asked."""
-        self.evaded: set[PeerID] = set()
-        """Peers that have made a check of this all-reduce impossible."""
-        self.convicted: set[PeerID] = set()
-        """Reducers that this peer can prove to have lied."""
-        self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
-        """The answers that it will check."""
-        self.receipts: dict[PeerID, Receipt] = {}
-        """Receipts by reducer."""
-        self.answers: dict[PeerID, list[bytes]] = {peer: [] for peer in parts}
-        """Digests of what they have answered."""
-        self._sent = {peer: _Sent() for peer in parts}
-        self._own_commitments: dict[PeerID, Commitment] = {}
-        self._taken: dict[PeerID, Commitment] = {}
-        self._given: dict[PeerID, list[bytes]] = {peer: [] for peer in parts}
 
     def _choose(self, plan: Plan, chance: float) -> frozenset[tuple[PeerID, int]]:
         dice, chosen = random.SystemRandom(), set()
-        for peer, lengths in self.lengths.items():
-            if peer != self.own and lengths:
-                chosen |= {(peer, part) for part in range(len(lengths)) if dice.random() < chance}
+        for peer, one in self.peers.items():
+            if peer != self.own and one.parts:
+                chosen |= {(peer, part) for part in range(len(one.parts)) if dice.random() < chance}
                 if peer in plan.suspects:
-                    chosen.add((peer, dice.randrange(len(lengths))))
+                    chosen.add((peer, dice.randrange(len(one.parts))))
         return frozenset(chosen)
 
     # -- as a sender -------------------------------------------------------------------------------------------------
@@ -158,26 +163,26 @@ class Transcript:
         """Parts on their way to a reducer; the last one gets the signature of all."""
         async for message in messages:
             await self.note_sent(reducer, message.tensor_part, message.weight)
-            if reducer in self._own_commitments:
-                message.peer_id = pack_signed(self._own_commitments[reducer].signed)
+            if (commitment := self.peers[reducer].commitment) is not None:
+                message.peer_id = pack_signed(commitment.signed)
             yield message
 
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
         """A part goes to a reducer, which may be this peer itself."""
-        sent = self._sent[reducer]
+        sent = self.peers[reducer]
         sent.digests.append(digest_of_tensor(part))
         sent.weights.append(weight)
         sent.codecs.append(part.compression)
         if self.can_keep:
             sent.messages.append(part)
             self.kept_bytes += len(part.buffer)
-        if len(sent.digests) == len(self.lengths[reducer]):
+        if len(sent.digests) == len(sent.parts):
             parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights)}
             statement = Commitment.statement(self.scope, sender=self.own, reducer=reducer, **parts)
             signed = await asyncio.to_thread(self._signer.signed, statement)
-            self._own_commitments[reducer] = Commitment(**parts, signed=signed)
+            sent.commitment = Commitment(**parts, signed=signed)
             if reducer == self.own:
-                self._taken[self.own] = self._own_commitments[reducer]
+                sent.taken = sent.commitment
 
     async def answered(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
         """A reducer's answers; the last one has its receipt.
@@ -186,14 +191,15 @@ class Transcript:
             FalseSignatureError: If the receipt is none for these answers.
             AllReduceError: If there is none.
         """
-        digests, count = self.answers[reducer], len(self.lengths[reducer])
+        one = self.peers[reducer]
         async for message in messages:
-            if message.code == averaging_pb2.AVERAGED_PART and len(digests) < count:
-                if (reducer, len(digests)) in self.chosen:
-                    self.kept[reducer, len(digests)] = message.tensor_part
-                digests.append(digest_of_tensor(message.tensor_part))
-                if len(digests) == count:
-                    self.receipts[reducer] = self._receipt(reducer, message.peer_id)
+            number = len(one.answers)
+            if message.code == averaging_pb2.AVERAGED_PART and number < len(one.parts):
+                if (reducer, number) in self.chosen:
+                    one.kept[number] = message.tensor_part
+                one.answers.append(digest_of_tensor(message.tensor_part))
+                if len(one.answers) == len(one.parts):
+                    one.receipt = self._receipt(reducer, message.peer_id)
             yield message
 
     def _receipt(self, reducer: PeerID, packed: bytes) -> Receipt:
@@ -203,7 +209,7 @@ class Transcript:
             signed, (commitments,) = read_signed(packed, more=1)
         except ValueError:
             raise FalseSignatureError(f"{reducer} has sent a malformed receipt") from None
-        receipt = Receipt(commitments=commitments, answers=digest_of(*self.answers[reducer]), signed=signed)
+        receipt = Receipt(commitments=commitments, answers=digest_of(*self.peers[reducer].answers), signed=signed)
         if not receipt.holds(self.scope, reducer=reducer, receiver=self.own):
             raise FalseSignatureError(f"{reducer} has signed other answers than it sent")
         return receipt
@@ -223,8 +229,8 @@ class Transcript:
                 raise ValueError(f"{sender} has sent numbers of another type than {DTYPE}")
             digests.append(digest_of_tensor(message.tensor_part))
             weights.append(message.weight)
-            if len(digests) == len(self.lengths[self.own]):
-                self._taken[sender] = self._commitment(sender, digests, weights, message.peer_id)
+            if len(digests) == len(self.peers[self.own].parts):
+                self.peers[sender].taken = self._commitment(sender, digests, weights, message.peer_id)
             yield message
 
     def _commitment(
@@ -241,9 +247,9 @@ class Transcript:
 
     async def answering(self, receiver: PeerID, message: Data) -> None:
         """An answer leaves; the last one gets the receipt. All senders' last parts are in it, so they have signed."""
-        given = self._given[receiver]
+        given = self.peers[receiver].given
         given.append(digest_of_tensor(message.tensor_part))
-        if len(given) < len(self.lengths[self.own]) or (commitments := self.commitments) is None:
+        if len(given) < len(self.peers[self.own].parts) or (commitments := self.commitments) is None:
             return
         words = {"commitments": digest_of_commitments(commitments), "answers": digest_of(*given)}
         statement = Receipt.statement(self.scope, reducer=self.own, receiver=receiver, **words)
@@ -253,22 +259,19 @@ class Transcript:
     @property
     def commitments(self) -> tuple[Commitment, ...] | None:
         """Commitments of all senders to this peer, in the group's order; None if one is missing."""
-        found = tuple(self._taken[peer] for peer in self.scope.peers if peer in self._taken)
-        return found if len(found) == len(self.scope.peers) else None
+        found = tuple(one.taken for one in self.peers.values() if one.taken is not None)
+        return found if len(found) == len(self.peers) else None
 
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     def part(self, reducer: PeerID, number: int) -> runtime_pb2.Tensor | None:
-        """Returns one of this peer's parts as the reducer got it; None if it is no longer kept."""
-        sent = self._sent.get(reducer)
+        """One of this peer's parts as the reducer got it; None if it is no longer there."""
+        sent = self.peers.get(reducer)
         if sent is None or not 0 <= number < len(sent.digests):
             return None
-        if number < len(sent.messages):
-            return sent.messages[number]
-        parts = self._parts.get(reducer, [])
-        if number >= len(parts):
-            return None
-        message = encode(parts[number], sent.codecs[number])
+        if self.can_keep:
+            return sent.messages[number] if sent.messages else None
+        message = encode(sent.parts[number], sent.codecs[number])
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
     async def finished(self) -> None:
@@ -277,7 +280,7 @@ class Transcript:
             await self._on_finished(self)
 
     def drop_messages(self) -> None:
-        """Drops the messages: no part is shown from now on."""
-        self._parts, self.kept_bytes = {}, 0
-        for sent in self._sent.values():
-            sent.messages.clear()
+        """From now on no part is shown."""
+        self.kept_bytes = 0
+        for one in self.peers.values():
+            one.messages.clear()

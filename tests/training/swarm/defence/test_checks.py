@@ -185,7 +185,7 @@ def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average
         await network.average()
         assert not network.transcripts[ADA].chosen
         network.transcripts[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
-        network.transcripts[ADA].kept[EVE, 0] = averaging_pb2.AveragingData().tensor_part
+        network.transcripts[ADA].peers[EVE].kept[0] = averaging_pb2.AveragingData().tensor_part
         await network.check(ADA)
         await network.average(group=b"next")
         return network.transcripts[ADA].chosen
@@ -283,7 +283,10 @@ def test_parts_can_be_shown_after_the_tensors_have_changed_if_they_are_small(mos
     async def scenario(network):
         await network.average()
         transcript = network.transcripts[BOB]
-        before, tensors = await ask(network, BOB, ADA), [part for parts in transcript._parts.values() for part in parts]
+        before, tensors = (
+            await ask(network, BOB, ADA),
+            [part for one in transcript.peers.values() for part in one.parts],
+        )
         for tensor in tensors:
             tensor.add_(1.0)
         return before, await ask(network, BOB, ADA)
@@ -298,7 +301,7 @@ def test_a_part_that_has_changed_is_not_shown(monkeypatch):
 
     async def scenario(network):
         await network.average()
-        network.transcripts[BOB]._parts[EVE][0].add_(1.0)
+        network.transcripts[BOB].peers[EVE].parts[0].add_(1.0)
         return await ask(network, BOB, ADA)
 
     assert played(scenario)[1] == 0
@@ -366,7 +369,7 @@ def test_a_sender_takes_no_answers_that_the_reducer_has_not_signed(change, monke
         fault = AllReduceError if change is lost_signature else FalseSignatureError
         with pytest.raises(fault):
             await network.average()
-        return EVE in network.transcripts[ADA].receipts
+        return network.transcripts[ADA].peers[EVE].receipt is not None
 
     assert played(scenario)[1] is False
 
