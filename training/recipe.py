@@ -69,7 +69,6 @@ class RunConfig(Section):
     kind: ClassVar[Literal["pictures", "text"]]
     """What the shards of such runs hold."""
     model: SerializeAsAny[Section]
-    codec: CodecConfig | None = None
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -144,7 +143,6 @@ class LanguageRun(RunConfig):
 
     kind = "text"
     model: LanguageModelConfig
-    codec: None = None
     adapter: AdapterConfig | None = None
 
     @model_validator(mode="after")

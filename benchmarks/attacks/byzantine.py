@@ -32,7 +32,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ from benchmarks.record import replaced, result
 from benchmarks.swarm.samples import held_out_loss, samples
 from training.model.config import ModelConfig
 from training.recipe import RunConfig, load_recipe
-from training.swarm.epoch.strategies.momentum import peer_momentum
+from training.swarm.epoch.strategies.momentum import optimizer_of_averages, peer_momentum
 
 PACKAGES = ("torch", "hivemind", "byzfl")
 BYZFL_VERSION = "0.0.11"
@@ -69,7 +69,6 @@ MODEL = ModelConfig(
     num_heads=2,
     head_dim=16,
     attention_cycle=("row", "column"),
-    conv_kernel_size=3,
     shared_groups=None,
     text_vocab_size=64,
     text_seq_len=4,
@@ -129,8 +128,8 @@ ATTACKS = {
     "reducer, silent": Attack(answers=lambda average, parts: -average, hides=True),
     "reducer, every other time": Attack(answers=lambda average, parts: -average, hides=True, every_other=True),
 }
-CLAIMED, NO_MOMENTUM, MANY_SEEDS, NOBODY = "clip_weight 2", "without momentum", "many seeds", "nobody hostile"
-SCENARIOS = (*ATTACKS, CLAIMED, NO_MOMENTUM, MANY_SEEDS, NOBODY)
+NO_MOMENTUM, MANY_SEEDS, NOBODY = "without momentum", "many seeds", "nobody hostile"
+SCENARIOS = (*ATTACKS, NO_MOMENTUM, MANY_SEEDS, NOBODY)
 SEEN_WITH_MANY_SEEDS = ("mimic", "copied", "infinite")
 """Attacks whose cost is as small as the differences of seeds; peers that send infinity count for nothing."""
 
@@ -170,10 +169,6 @@ class Case:
     steps: int
     attacked: range | None = None
     """Updates in which they attack; None: in all. Afterwards they send nothing."""
-    claims: bool = False
-    """Whether hostile peers claim a weight of `CLAIM`."""
-    clip_weight: float | None = None
-    """As in a recipe; None: the default."""
     momentum: bool = True
     """Whether peers have momentum of their own, with CenteredClip."""
 
@@ -182,9 +177,8 @@ def recipe(case: Case) -> RunConfig:
     """Changes the demo's recipe: this program's small model and schedule."""
     run = load_recipe("demo")
     changes = {
-        "optimizer": {"min_8bit_size": EIGHT_BIT_FROM},
         "schedule": {"peak_learning_rate": PEAK_LEARNING_RATE, "warmup_epochs": 10, "total_epochs": case.steps},
-        "swarm": {"aggregation": case.aggregation, "clip_weight": case.clip_weight or run.swarm.clip_weight},
+        "swarm": {"aggregation": case.aggregation},
     }
     sections = {name: getattr(run, name).model_copy(update=values) for name, values in changes.items()}
     return run.model_copy(update={"model": MODEL, **sections})
@@ -195,23 +189,30 @@ class Swarm:
 
     def __init__(self, case: Case):
         from training.model.transformer import build_model
+        from training.optim.build import build_optimizer
         from training.swarm.defence.clipping import clipping_of_gradients, clipping_of_parameters
         from training.swarm.engine import engine
         from training.swarm.engine.codecs import exchange_codec
         from training.swarm.epoch.gradients import GradientAverager
         from training.swarm.epoch.strategies import Awaited
         from training.swarm.round.pipe import AveragerSettings
+        from training.swarm.state.master_weights import MasterWeights
 
         engine.prepare()
         self.case, swarm = case, recipe(case).swarm
         # Without momentum of the peers, the optimizer keeps it, as with the mean.
         run = recipe(case if case.momentum else replace(case, aggregation=MEAN))
         self.model = build_model(MODEL, case.seed)
-        self.master = Awaited.make_master(self.model, run)
+        momentum = peer_momentum(run)
+        how = {"lr": PEAK_LEARNING_RATE, "given_momentum": momentum, "min_8bit_size": EIGHT_BIT_FROM}
+        self.master = MasterWeights(
+            Awaited.groups(self.model, run),
+            partial(build_optimizer, optimizer_of_averages(run), **how),
+            partial(Awaited.learning_rate, run=run),
+        )
         given = {"dht": None, "settings": AveragerSettings(prefix="benchmark"), "start": False}
         self.averagers = [
-            GradientAverager(self.master.model_parameters, momentum=peer_momentum(run), **given)
-            for _ in range(case.peers)
+            GradientAverager(self.master.model_parameters, momentum=momentum, **given) for _ in range(case.peers)
         ]
         self.batches = [samples(MODEL, 1000 * case.seed + n + 1, BATCH, captions=CAPTIONS) for n in range(case.peers)]
         self.clipping = {"gradients": clipping_of_gradients(swarm), "parameters": clipping_of_parameters(swarm)}
@@ -267,7 +268,7 @@ class Swarm:
         weights = [float(BATCH)] * honest
         if attacks and not attack.parameters:
             sent += self._hostile(sent, step)
-            weights += [CLAIM if case.claims or attack.claims else float(BATCH)] * case.hostile
+            weights += [CLAIM if attack.claims else float(BATCH)] * case.hostile
         average = self._average(sent, weights, "gradients")
         self.last_average = flat(average)
         self._update(average, step)
@@ -427,7 +428,6 @@ def cases_of(scenario: str, sizes: Sizes) -> list[Case]:
         others = [sizes.case(scenario, MEAN), sizes.case(scenario, CLIP, "large"), sizes.recovering(scenario)]
         return clips + others
     return {
-        CLAIMED: lambda: [sizes.case("ALIE", CLIP), sizes.case("ALIE", CLIP, claims=True, clip_weight=2.0)],
         NO_MOMENTUM: lambda: [sizes.case("ALIE", CLIP), sizes.case("ALIE", CLIP, momentum=False)],
         MANY_SEEDS: lambda: [
             sizes.case(attack, CLIP, seed=seed) for attack in (*SEEN_WITH_MANY_SEEDS, None) for seed in sizes.many_seeds
@@ -438,7 +438,7 @@ def cases_of(scenario: str, sizes: Sizes) -> list[Case]:
 
 def clean_of(case: Case) -> Case:
     """The run of the same peers and seed in which nobody is hostile and the mean is used."""
-    return replace(case, attack=None, aggregation=MEAN, attacked=None, claims=False, clip_weight=None, momentum=True)
+    return replace(case, attack=None, aggregation=MEAN, attacked=None, momentum=True)
 
 
 def run_all(cases: Iterable[Case], processes: int) -> dict[Case, dict]:
@@ -486,13 +486,9 @@ def figures_of(scenario: str, sizes: Sizes, runs: dict[Case, dict]) -> list[dict
             ),
             result(f"{back} updates: {scenario}", "updates", updates_until_back(half, runs), **left_out([half], runs)),
         ]
-    if scenario in (CLAIMED, NO_MOMENTUM):
-        name, other = {
-            CLAIMED: ("with clip_weight 2 and a claimed weight", "with clip_weight 1"),
-            NO_MOMENTUM: ("without momentum at the peers", "with momentum"),
-        }[scenario]
+    if scenario == NO_MOMENTUM:
         usual, changed = (over_clean(case, runs) for case in cases)
-        return [result(f"{of} {name}: ALIE", "", changed, peer=usual, peer_name=other)]
+        return [result(f"{of} without momentum at the peers: ALIE", "", changed, peer=usual, peer_name="with momentum")]
     return (many_seeds if scenario == MANY_SEEDS else costs)(cases, group, sizes, runs)
 
 
@@ -539,7 +535,7 @@ def measure(scenarios: Sequence[str], earlier: dict, *, small: bool, processes: 
     results = [one for scenario in scenarios for one in figures_of(scenario, sizes, runs)]
     courses = {_key(one): one for one in earlier.get("courses", ())}
     for case, run in runs.items():
-        if case.momentum and not case.claims and (MANY_SEEDS not in scenarios or case.seed in sizes.seeds):
+        if case.momentum and (MANY_SEEDS not in scenarios or case.seed in sizes.seeds):
             one = {name: getattr(case, name) for name in COURSE_KEY}
             one["losses"] = [round(loss, 4) for loss in run["course"]]
             courses[_key(one)] = one

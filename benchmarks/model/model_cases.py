@@ -23,7 +23,7 @@ def case(name: str) -> ModelConfig:
     Args:
         name: "S", "M" or "full".
     """
-    full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_id": 0, "text_padding_mask": False})
+    full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_id": 0})
     sizes = {
         "S": dict(hidden_size=256, num_layers=8, num_heads=4, text_seq_len=64, image_grid=16),
         "M": dict(hidden_size=512, num_layers=12, num_heads=8, text_seq_len=64, image_grid=32),
@@ -44,7 +44,7 @@ def forward_flops(config: ModelConfig) -> float:
     inner, width, tokens = config.num_heads * config.head_dim, config.hidden_size, config.seq_len
     layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
     pairs = {
-        kind: int(allowed_pairs(kind, layout, config.conv_kernel_size)[:tokens, :tokens].sum())
+        kind: int(allowed_pairs(kind, layout)[:tokens, :tokens].sum())
         for kind in {*config.attention_cycle, config.last_attention}
     }
     kinds = [config.attention_cycle[i % len(config.attention_cycle)] for i in range(config.num_layers - 1)]

@@ -42,7 +42,7 @@ def build(config: ModelConfig) -> nn.Module:
     """dalle-pytorch's `DALLE` of these sizes; its weights are drawn with torch's global seed.
 
     Args:
-        config: Must have no `text_padding_mask` and a `conv_kernel_size` of 5.
+        config: Must have no `text_padding_id`.
     """
     _stand_in_for_unused()
     from dalle_pytorch.dalle_pytorch import DALLE

@@ -61,7 +61,6 @@ def recipe(codec: str, model: str, base: Path) -> object:
         "target_batch_size": TARGET_BATCH,
         "gradient_codec": codec,
         "average_state_every": 1_000_000,
-        "delay_optimizer_step": False,
     }
     schedule = {"peak_learning_rate": PEAK_LEARNING_RATE, "warmup_epochs": 10, "total_epochs": 1000}
     return run.model_copy(
@@ -141,6 +140,7 @@ def one_peer(folder: Path, name: str, codec: str, kind: str, epochs: int, stop: 
     while len(course) < epochs and not stop.asked:
         model(*next(batches)).loss.backward()
         optimizer.step()
+        optimizer.updates.await_update()  # as one process does; peers compute on meanwhile
         optimizer.zero_grad()
         if not (folder / f"{name}.known").is_file():  # otherwise the first peer would end epochs alone
             while optimizer.progress.num_peers < len(PEERS):

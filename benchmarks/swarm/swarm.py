@@ -82,9 +82,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
             allreduce_timeout_seconds=60.0,
             next_chunk_timeout_seconds=10.0,
             average_state_every=25,
-            newcomer_bits=8,
-            delay_gradient_averaging=stack == "ours, delayed",
-            mode="diloco" if stack == "ours, local" else "synchronous",
+            mode={"ours, delayed": "delayed", "ours, local": "diloco"}.get(stack, "synchronous"),
         )
     )
     schedule = demo.schedule.model_copy(update=dict(total_epochs=1_000_000))

@@ -59,7 +59,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="tensors with fewer values are sent in 16 bits where large ones take 8",
     )  # fmt: skip
     parser.add_argument("--state-bits", type=int, choices=(8, 16), default=one.state_bits)
-    parser.add_argument("--newcomer-bits", type=int, choices=(8, 16), default=one.newcomer_bits)
     parser.add_argument("--average-state-every", type=int, default=one.average_state_every, metavar="N")
     parser.add_argument("--matchmaking-seconds", type=float, default=one.matchmaking_seconds, metavar="S")
     parser.add_argument("--allreduce-timeout-seconds", type=float, default=one.allreduce_timeout_seconds, metavar="S")

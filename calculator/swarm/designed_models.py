@@ -269,7 +269,7 @@ class LanguageModel(DesignedModel):
     def tables(self) -> dict[str, dict[str, object]]:
         """See `DesignedModel.tables`."""
         return {
-            "model": dict(block_length=self.block_length, separate_documents=True),
+            "model": dict(block_length=self.block_length),
             "model.architecture": self.config,
         }
 

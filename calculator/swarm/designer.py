@@ -346,8 +346,7 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
             gradient_codec=chosen.gradient_codec,
             average_state_every=chosen.average_state_every,
             state_bits=chosen.state_bits,
-            delay_gradient_averaging=chosen.delay_gradient_averaging,
-            mode="diloco" if chosen.local_updates else "synchronous",
+            mode="diloco" if chosen.local_updates else "delayed" if chosen.delay_gradient_averaging else "synchronous",
             **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
         ),
         "monitor": dict(

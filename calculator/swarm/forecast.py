@@ -129,7 +129,6 @@ class Exchange(ExchangeSettings):
             "target_batch_size": 1 <= self.target_batch_size <= 10**9,
             "small_parameters": 0 <= self.small_parameters <= self.parameters,
             "state_bits": self.state_bits in (8, 16),
-            "newcomer_bits": self.newcomer_bits in (8, 16),
             "average_state_every": self.average_state_every >= 1,
             "matchmaking_seconds": 0 < self.matchmaking_seconds <= 3600,
             "next_chunk_timeout_seconds": 0 < self.next_chunk_timeout_seconds < math.inf,
@@ -161,15 +160,14 @@ class Exchange(ExchangeSettings):
 
     @property
     def newcomer_bytes(self) -> int:
-        """Bytes that a newcomer downloads: weights, and the optimizer's state or the outer momentum in 32 bits."""
-        codec = "float16" if self.newcomer_bits == 16 else "blockwise8"
+        """Bytes that a newcomer downloads: weights in 16 bit, and the optimizer's state or the outer momentum in 32."""
         if self.local_updates:
             moments = 4 * self.parameters
         elif self.optimizer_bytes is not None:
             moments = self.optimizer_bytes
         else:
             moments = DOWNLOADED_MOMENT_BYTES * self.parameters
-        return math.ceil(vector_bytes(self.parameters, self.small_parameters, codec) + moments)
+        return math.ceil(vector_bytes(self.parameters, self.small_parameters, "float16") + moments)
 
     def message_seconds(self, link: Link, reducers: int, costs: Costs = COSTS) -> float:
         """See `calculator.swarm.exchange.message_seconds`; if it exceeds the time-out, the group drops the peer."""

@@ -31,7 +31,6 @@ class ExchangeSettings:
 
     gradient_codec: str = "blockwise8"
     state_bits: int = 8
-    newcomer_bits: int = 16
     average_state_every: int = 1
     delay_gradient_averaging: bool = False
     matchmaking_seconds: float = 15.0

@@ -74,7 +74,7 @@ def _chaos(flags: argparse.Namespace, folder: Path, programs) -> bool:
     from tests.chaos.stage import Stage
     from tests.chaos.verdict import judge
 
-    changes = {"delay_gradient_averaging": "true"} if flags.delayed else {}
+    changes = {"mode": '"delayed"'} if flags.delayed else {}
     stage = Stage(folder, programs, changes=changes)
     drawn = plan.draw(
         flags.seed,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from training.section import Positive, Section
+from training.section import Section
+
+SHUFFLED_SAMPLES = 8192
+"""Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole set."""
 
 
 class DataConfig(Section):
-    """Where the prepared shards are and which samples are left out."""
+    """Where the prepared shards are."""
 
     shards: str
     """Folder or address (`https://`, `hf://`, `s3://`) of the prepared shards: Parquet files of codes and captions,
     Brotli-compressed."""
-    shuffle_buffer: Positive = 8192
-    """Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole
-    set."""

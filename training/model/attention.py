@@ -16,6 +16,9 @@ from calculator.families.pictures.text_to_image import BAND_ROWS, DENSE_GRID
 from training.model.config import AttentionType
 from training.model.layout import Layout
 
+CONV_KERNEL_SIZE = 5
+"""Side of the neighbourhood that a `conv` layer sees, in image tokens: it reaches up and to the left."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
@@ -26,7 +29,7 @@ class Band:
     bias: Tensor
 
 
-def allowed_pairs(kind: AttentionType, layout: Layout, conv_kernel_size: int) -> Tensor:
+def allowed_pairs(kind: AttentionType, layout: Layout) -> Tensor:
     """Returns which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this
     definition."""
     text, grid = layout.text_len, layout.grid
@@ -35,7 +38,7 @@ def allowed_pairs(kind: AttentionType, layout: Layout, conv_kernel_size: int) ->
     column = torch.arange(layout.image_len) % grid
     down = row[:, None] - row[None, :]
     right = column[:, None] - column[None, :]
-    reach = conv_kernel_size
+    reach = CONV_KERNEL_SIZE
     within = {
         "full": torch.ones_like(down, dtype=torch.bool),
         "row": down == 0,
@@ -52,21 +55,20 @@ class AttentionPattern:
     Args:
         kind: Image tokens that attend to each other; text is causal, and the image attends to all of it.
         layout: Order of the tokens.
-        conv_kernel_size: Side of the neighbourhood of `conv`: it reaches up and to the left.
         reference: A tensor on the device and in the type in which attention is computed.
     """
 
-    def __init__(self, kind: AttentionType, layout: Layout, conv_kernel_size: int, reference: Tensor):
+    def __init__(self, kind: AttentionType, layout: Layout, reference: Tensor):
         self.kind = kind
         self.layout = layout
-        allowed = allowed_pairs(kind, layout, conv_kernel_size)
+        allowed = allowed_pairs(kind, layout)
         text, grid = layout.text_len, layout.grid
         self.text_bias = _bias(allowed[:text, :text], reference)
         self.line_bias = _bias(torch.ones(grid, grid, dtype=torch.bool).tril(), reference)
         self.bands: tuple[Band, ...] = ()
         if not self.axial:
             rows = grid if grid <= DENSE_GRID else BAND_ROWS
-            reach = grid if kind == "full" else conv_kernel_size
+            reach = grid if kind == "full" else CONV_KERNEL_SIZE
             self.bands = tuple(
                 _band(allowed[text:, text:], start, min(start + rows, grid), max(0, start - reach + 1), grid, reference)
                 for start in range(0, grid, rows)

@@ -26,8 +26,6 @@ class ModelConfig(Section):
     """Attention masks, repeated over all layers but the last."""
     last_attention: AttentionType = "conv"
     """Attention mask of the last layer."""
-    conv_kernel_size: Positive = 5
-    """Side of the neighbourhood that a `conv` layer sees, in image tokens."""
     shared_groups: Positive | None = 4
     """Layers i and j share weights if i mod this = j mod this; the last layer has its own. None: no sharing."""
     text_vocab_size: Positive
@@ -47,10 +45,9 @@ class ModelConfig(Section):
     tied_embeddings: bool = True
     """Input and output embeddings are one matrix (Press and Wolf 2016)."""
     text_padding_id: Count = 0
-    """Id that pads the text. 0: a different id for each position (dalle-pytorch 1.6.6). Otherwise this id, such as 1,
-    T5's `</s>` (the 2021 run, whose weights never saw the ids of positions)."""
-    text_padding_mask: bool = False
-    """Whether attention ignores padding tokens of the text, as the 2021 run's fork of dalle-pytorch did."""
+    """Id that pads the text. 0: a different id for each position, which attention sees (dalle-pytorch 1.6.6). Otherwise
+    this id, such as 1, T5's `</s>`, and attention ignores it (the 2021 run's fork, whose weights never saw the ids of
+    positions)."""
 
     @property
     def image_seq_len(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from training.model.attention import CONV_KERNEL_SIZE
 from training.model.kernels.pointwise import NORM_EPS, turned
 from training.model.kernels.product import Product, product_with
 from training.model.transformer import Branch, SharedAttention, SharedFeedForward, TextToImageTransformer
@@ -184,7 +185,7 @@ class _AttentionCache:
     def __init__(self, kind: str, model: TextToImageTransformer, keys: Tensor, values: Tensor, key_bias: Tensor | None):
         self._key_bias, self._grid = key_bias, model.layout.grid
         self._is_row = kind == "row"
-        reach, (folded, text, width) = min(model.config.conv_kernel_size, self._grid), keys.shape
+        reach, (folded, text, width) = min(CONV_KERNEL_SIZE, self._grid), keys.shape
         self._up, self._left = {"column": (self._grid, 1), "conv": (reach, reach)}.get(kind, (0, 0))
         self._image = keys.new_empty(2, folded, self._grid, self._grid, width) if self._up else None
         most = self._up * self._left or (self._grid if self._is_row else self._grid**2)

@@ -311,7 +311,7 @@ class TextToImageTransformer(nn.Module):
         if key not in self._patterns:
             with torch.inference_mode(False):  # sampling may make them first, and training uses the same masks
                 reference = self.final_norm.weight.new_empty((), dtype=dtype)
-                common = (self.layout, self.config.conv_kernel_size, reference)
+                common = (self.layout, reference)
                 self._patterns[key] = {
                     kind: FusedPattern(kind, *common, self.config.num_heads)
                     if kernels == "fused"
@@ -368,7 +368,7 @@ class TextToImageTransformer(nn.Module):
         return reference.dtype
 
     def _text_key_bias(self, text: Tensor, dtype: torch.dtype) -> Tensor | None:
-        if not self.config.text_padding_mask:
+        if not self.config.text_padding_id:
             return None
         padding = functional.pad(text == 0, (1, 0))
         bias = torch.zeros(padding.shape, device=text.device, dtype=dtype)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from calculator.parts.optimizers import LAMB_MIN_8BIT_SIZE
 from training.optim.adamw import AdamW8bit
 from training.optim.config import OptimizerConfig
 from training.optim.lamb import Lamb8bit
 from training.optim.moments import MomentOptimizer
-from training.optim.muon import Muon
+from training.optim.muon import MOMENTUM, Muon
 
 
 def build_optimizer(
@@ -20,6 +21,7 @@ def build_optimizer(
     *,
     lr: float,
     given_momentum: float = 0.0,
+    min_8bit_size: int = LAMB_MIN_8BIT_SIZE,
 ) -> MomentOptimizer:
     """The optimizer of a recipe, for host copies of the weights whose gradients are written again for each step.
 
@@ -27,7 +29,9 @@ def build_optimizer(
         config: Names it, with its settings.
         params: See `training.optim.groups.parameter_groups`; Muon is AdamW for parameters that are in no group.
         lr: Learning rate.
-        given_momentum: Decay of the momentum that the gradients have already; only Muon needs to know.
+        given_momentum: Decay of the momentum that the gradients have already; 0 if they have none. Muon then has no
+            other, and reads the decay.
+        min_8bit_size: Tensors with fewer values have their moments in 32 bits.
     """
     common = dict(
         lr=lr,
@@ -35,10 +39,11 @@ def build_optimizer(
         eps=config.eps,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        min_8bit_size=config.min_8bit_size if config.name.endswith("8bit") else sys.maxsize,
+        min_8bit_size=min_8bit_size if config.name.endswith("8bit") else sys.maxsize,
     )
     if config.name == "muon":
-        return Muon(params, momentum=config.muon_momentum, given_momentum=given_momentum, **common)
+        momentum = 0.0 if given_momentum else MOMENTUM
+        return Muon(params, momentum=momentum, given_momentum=given_momentum, **common)
     if config.name.startswith("adamw"):
         return AdamW8bit(params, **common)
     return Lamb8bit(params, **common)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from calculator.parts.optimizers import LAMB_MIN_8BIT_SIZE
 from calculator.swarm.settings import EPOCHS_OF_2021, LEARNING_RATE_OF_2021
 from training.section import Count, Decay, Positive, Section
 
@@ -16,11 +15,11 @@ class OptimizerConfig(Section):
     et al. 2024), with moments in 8 bit (Dettmers et al. 2021) or in 32."""
 
     name: Literal["lamb8bit", "lamb", "adamw8bit", "adamw", "muon"] = "lamb8bit"
-    """`lamb8bit` and `adamw8bit` store the moments in block-wise 8 bits, the others in 32. LAMB scales each tensor's
-    update to the norm of its weights, which suits very large batches; its learning rates are ten times those of AdamW,
-    or more. `muon` makes the momentum of hidden matrices orthogonal, and is AdamW for embeddings, the output layer,
-    norms and biases, with the same learning rate. Its update takes some 30 d operations per weight of layers of width
-    d, with d = 1024 thirty times as long as the others."""
+    """`lamb8bit` and `adamw8bit` store the moments of large tensors in block-wise 8 bits, the others all in 32. LAMB
+    scales each tensor's update to the norm of its weights, which suits very large batches; its learning rates are ten
+    times those of AdamW, or more. `muon` makes the momentum of hidden matrices orthogonal, and is AdamW for
+    embeddings, the output layer, norms and biases, with the same learning rate. Its update takes some 30 d operations
+    per weight of layers of width d, with d = 1024 thirty times as long as the others."""
     betas: tuple[Decay, Decay] = (0.9, 0.96)
     """Decay of the first and the second moment; with `muon`, of parameters that AdamW updates."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
@@ -30,18 +29,6 @@ class OptimizerConfig(Section):
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
     """The averaged gradient is clipped to this global norm."""
-    muon_momentum: Decay = 0.95
-    """Decay of the momentum of hidden matrices (`muon`)."""
-    min_8bit_size: Positive = LAMB_MIN_8BIT_SIZE
-    """Tensors with fewer values store their moments in 32 bits."""
-
-    @model_validator(mode="after")
-    def _has_what_is_set(self) -> OptimizerConfig:
-        if self.name != "muon" and self.muon_momentum != type(self).model_fields["muon_momentum"].default:
-            raise ValueError(
-                f"muon_momentum is only for muon, and name is {self.name}; omit muon_momentum from the recipe"
-            )
-        return self
 
 
 class ScheduleConfig(Section):

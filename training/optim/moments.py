@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calculator.parts.optimizers import LAMB_BLOCK_SIZE
+from calculator.parts.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
 from training.errors import BadInput
 from training.optim.config import OptimizerConfig
 from training.optim.directions import CHUNK_VALUES, Directions, clip_factor, update_settings
@@ -64,7 +64,7 @@ class MomentOptimizer(torch.optim.Optimizer):
         weight_decay: float = USUAL.weight_decay,
         max_grad_norm: float = USUAL.max_grad_norm,
         block_size: int = LAMB_BLOCK_SIZE,
-        min_8bit_size: int = USUAL.min_8bit_size,
+        min_8bit_size: int = LAMB_MIN_8BIT_SIZE,
         native: bool = True,
     ):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

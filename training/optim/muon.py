@@ -27,11 +27,12 @@ from torch import Tensor
 
 from training.errors import BadInput
 from training.optim.adamw import AdamW8bit
-from training.optim.moments import USUAL
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the polynomial a s + b s^3 + c s^5 that each step applies to the singular values (Jordan et al.
 2024)."""
+MOMENTUM = 0.95
+"""Decay of the momentum of hidden matrices (Jordan et al. 2024)."""
 STEPS = 5
 _SMALLEST_NORM = 1e-7
 """A matrix of zeros is divided by this; torch.optim.Muon's `eps`."""
@@ -64,16 +65,10 @@ class Muon(AdamW8bit):
         self,
         params: Iterable[Tensor] | Iterable[dict],
         lr: float,
-        momentum: float = USUAL.muon_momentum,
+        momentum: float = MOMENTUM,
         given_momentum: float = 0.0,
         **kwargs,
     ):
-        for decay in (momentum, given_momentum):
-            if not 0 <= decay < 1:
-                raise BadInput(
-                    f"Muon needs a momentum in [0, 1); got {decay}.",
-                    cure="Change muon_momentum in the recipe's `[optimizer]`.",
-                )
         self.momentum, self.given_momentum = momentum, given_momentum
         groups = [group if isinstance(group, dict) else {"params": [group]} for group in params]
         super().__init__(({"hidden": False, **group} for group in groups), lr, **kwargs)

@@ -421,9 +421,8 @@ def with_shards(recipe_toml: str, shards: str) -> str:
     Raises:
         BadInput: If the recipe does not name the shards in a line of its own.
 
-    >>> print(with_shards('[data]\\nshuffle_buffer = 8\\nshards = "runs/demo/shards"', "http://x/shards"))
+    >>> print(with_shards('[data]\\nshards = "runs/demo/shards"', "http://x/shards"))
     [data]
-    shuffle_buffer = 8
     shards = "http://x/shards"
     """
     changed = re.sub(r"(?m)^(\s*shards\s*=\s*).*$", lambda found: f"{found[1]}{json.dumps(shards)}", recipe_toml)

@@ -42,8 +42,8 @@ a gradient from there on, in order:
 8. **The report** says who sent, how much of the update was this peer's own, and what went wrong (peers/epochs.py,
    peers/groups.py).
 
-With awaited gradients, the peer waits for 4 and 5 (and for 6 unless `delay_optimizer_step`). With delayed gradients
-it computes during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each
+With awaited gradients, the peer waits for 4 and 5, and computes during 6 and 7. With delayed gradients it computes
+during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each
 is a file in epoch/strategies/.
 
 A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients and an averager

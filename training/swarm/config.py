@@ -33,43 +33,33 @@ class SwarmConfig(Section):
     state_bits: Literal[8, 16] = DEFAULTS.state_bits
     """Bits in which large tensors of parameters are averaged. Averaging in 8 bits (paper, section 3.3) leaves weights
     that differed by 0.1 % differing by 0.5 %; 16 bits leave 0.03 %."""
-    newcomer_bits: Literal[8, 16] = DEFAULTS.newcomer_bits
-    """Bits in which newcomers download large tensors of parameters. 8 saves a quarter of the download; the rounding
-    errors last until the next average of parameters. Checkpoints are downloaded in the same bits."""
     compression_threshold: Positive = COMPRESSION_THRESHOLD
     """Tensors with at least this many values travel in 8 bits, smaller ones in 16 (paper, section 3.3)."""
     gradient_codec: Codec = DEFAULTS.gradient_codec
     """Codec of large tensors. `blockwise8` has one scale per 512 values; `uniform8`, the 2021 run's, has one range for
     a whole part and clips the tails of heavy-tailed gradients; `float16` takes twice the bytes; `float32`, which
     applies to small tensors as well, four times. Parameters in 8 bits use the same codec."""
-    mode: Literal["synchronous", "diloco"] = "synchronous"
-    """`synchronous`: every epoch is one update with the average gradient of all peers. `diloco`, for very slow links
-    (Douillard et al. 2023): each peer updates its own weights, and at the end of an epoch the peers average how far
+    mode: Literal["synchronous", "delayed", "diloco"] = "synchronous"
+    """`synchronous`: every epoch is one update with the average gradient of all peers, made in the background while the
+    next epoch computes. `delayed`: gradients are averaged in the background as well, so no peer waits for the network,
+    and each update uses gradients that were computed one update earlier. `diloco`, for very slow links (Douillard et
+    al. 2023): each peer updates its own weights, and at the end of an epoch the peers await the average of how far
     their weights have moved."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
     """Samples of one local update between exchanges (`diloco`)."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
     2019); the error is added to the next gradient. 0: no low-rank compression."""
-    delay_optimizer_step: bool = True
-    """The optimizer updates in the background while the next epoch computes."""
-    delay_gradient_averaging: bool = DEFAULTS.delay_gradient_averaging
-    """Gradients are also averaged in the background: no peer waits for the network, and each update uses gradients
-    that were computed one update earlier. Needs delay_optimizer_step."""
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
     aggregation: Literal["mean", "centered-clip"] = "mean"
     """How a group averages. Default: `mean`, or `centered-clip` where `membership.unvouched` is true.
     `mean`: weighted by samples; one hostile peer can move it anywhere. `centered-clip`
     (Karimireddy et al. 2021): no peer pulls an average far, as long as most peers of its group are honest. Then each
-    peer has its own momentum, with the optimizer's first beta (`muon`: muon_momentum), and the optimizer has none. It
+    peer has its own momentum, with the optimizer's first beta (`muon`: its momentum), and the optimizer has none. It
     costs no bytes, and less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta,
     not of gradients: where gradients are mostly noise, its updates are some four times as long, and need a learning
     rate as much smaller."""
-    clip_weight: Annotated[float, Field(ge=1)] = 1.0
-    """A peer's samples count as at most so many times those of the median peer (`centered-clip`). With 1, a minority of
-    peers has a minority of the weight, whatever it claims. With 2, fast peers count more, but a third of all peers can
-    claim half of the weight."""
     audit_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
     """About what share of the traffic peers use for checking those that average parts (`centered-clip`). Each
     peer computes averages of parts again that it has drawn at random, and a peer that has answered with another one is
@@ -92,13 +82,6 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _has_ways_of_averaging_that_go_together(self) -> SwarmConfig:
-        if self.delay_gradient_averaging and not self.delay_optimizer_step:
-            raise ValueError("delay_gradient_averaging needs delay_optimizer_step; set both or neither")
-        if self.mode == "diloco" and self.delay_gradient_averaging:
-            raise ValueError(
-                "mode diloco awaits its exchanges, or the updates that a peer makes meanwhile would be lost; omit "
-                "delay_gradient_averaging"
-            )
         if self.mode == "diloco" and (self.inner_batch_size > self.target_batch_size or self.powersgd_rank):
             raise ValueError("mode diloco needs inner_batch_size of at most target_batch_size, and powersgd_rank = 0")
         if self.aggregation == "centered-clip" and (self.mode == "diloco" or self.powersgd_rank):
@@ -107,6 +90,11 @@ class SwarmConfig(Section):
                 "powersgd_rank, whose thin matrices one peer can spoil; omit these, or use aggregation mean"
             )
         return self
+
+    @property
+    def updates_in_background(self) -> bool:
+        """Whether a peer computes the next epoch's first gradients while the optimizer updates."""
+        return self.mode != "diloco"
 
     @property
     def request_timeout_seconds(self) -> float:

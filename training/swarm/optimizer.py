@@ -62,7 +62,7 @@ class SwarmOptimizer:
     - `alone` often, with "no group": groups form too slowly. Raise `matchmaking_seconds`; an epoch should last five
       times as long, so raise `target_batch_size` with it.
     - `averaging_seconds` is a large part of the epoch: the links are slow for this model. Set
-      `delay_gradient_averaging`, then a larger `target_batch_size`, then `gradient_codec`, `powersgd_rank`, or
+      `mode = "delayed"`, then a larger `target_batch_size`, then `gradient_codec`, `powersgd_rank`, or
       `mode = "diloco"`, which exchanges rarely.
     - "a peer was lost" often: volunteers come and go within an average. A smaller `next_chunk_timeout_seconds` notices
       it sooner; a smaller `max_group_size` loses less.
@@ -264,9 +264,9 @@ class SwarmOptimizer:
 
     def load_state_from_peers(self, *, oldest_epoch: int = 0) -> bool:
         """Downloads the run's state. Returns False if no peer sent it; see `CatchingUp.load_state_from_peers`."""
-        # With delayed updates, the update by which an epoch began may still be under way. A donor in this peer's epoch
-        # then offers a state of one epoch less, which is no older than this peer's own.
-        oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, oldest_epoch)
+        # The update by which an epoch began may still be under way in the background. A donor in this peer's epoch then
+        # offers a state of one epoch less, which is no older than this peer's own.
+        oldest_epoch = max(self.local_epoch - self.run.swarm.updates_in_background, oldest_epoch)
         return self.catching_up.load_state_from_peers(oldest_epoch)
 
     def load_checkpoint(
@@ -356,7 +356,7 @@ def _make_parameter_averager(
         from training.swarm.defence import options  # a run that averages by the mean loads none of it
 
         settings = replace(settings, **options.of_parameters(swarm))
-    codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
+    codec = state_codec()
     return ParameterAverager(master, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
 
 

@@ -77,12 +77,7 @@ class CausalLanguageModel(Task):
         check_text_fit(manifest, **sizes, source=source)
 
     def samples(self, shards: Shards) -> TextSet:
-        return TextSet(
-            shards,
-            block_length=self.seq_len,
-            vocab_size=self.vocab_size,
-            shuffle_buffer=self.run.data.shuffle_buffer,
-        )
+        return TextSet(shards, block_length=self.seq_len, vocab_size=self.vocab_size)
 
     def example(self, samples: int) -> TextBatch:
         generator = torch.Generator().manual_seed(0)

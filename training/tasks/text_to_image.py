@@ -55,7 +55,7 @@ class TextToImage(Task):
         check_fit(manifest, self.run.model, source=source)
 
     def samples(self, shards: Shards) -> SampleSet:
-        return SampleSet(shards, model=self.run.model, shuffle_buffer=self.run.data.shuffle_buffer)
+        return SampleSet(shards, model=self.run.model)
 
     def example(self, samples: int) -> Batch:
         model, generator = self.run.model, torch.Generator().manual_seed(0)

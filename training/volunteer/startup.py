@@ -135,11 +135,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
     small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
     local = swarm.mode == "diloco"
-    delays = [
-        "the update" * swarm.delay_optimizer_step,
-        "the average of gradients" * swarm.delay_gradient_averaging,
-    ]
-    behind = " and ".join(filter(None, delays)) if not local else ""
+    delayed = " and the average of gradients" * (swarm.mode == "delayed")
     sent = all_reduce_bytes(swarm.gradient_codec, parameters)
     mbits = sent * 8 / swarm.allreduce_timeout_seconds / 1e6
     return (
@@ -159,16 +155,14 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             name=f"in {bits}",
             value=f"gradients ({swarm.gradient_codec}), {large}",
             reason=f"set by the recipe; {small}parameters in {state} every {swarm.average_state_every} "
-            f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in {swarm.newcomer_bits} bit",
+            f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in 16 bit",
         ),
         Setting(
             name="meanwhile",
-            value=behind or "nothing",
+            value="nothing" if local else f"the update{delayed}",
             reason="local updates exchange at fixed points, so nothing is delayed"
             if local
-            else "set by the recipe; it runs while the next epoch computes"
-            if behind
-            else "set by the recipe; the next epoch waits for average and update",
+            else "set by the recipe; it runs while the next epoch computes",
         ),
         Setting(
             name="times",

@@ -110,11 +110,6 @@ def without_momentum(attack: str) -> str:
     return _more(_by_attack("loss over clean without momentum")[attack]["ours"])
 
 
-def with_a_claim(attack: str) -> str:
-    """Rise of the loss with `clip_weight = 2`, if the hostile peers claim to have computed many samples."""
-    return _more(_by_attack("loss over clean with clip_weight 2")[attack]["ours"])
-
-
 def clipping_cost() -> str:
     """Additional CPU time of a run in which nobody is hostile."""
     return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])

@@ -34,6 +34,7 @@ from builder.learn import (
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
 from calculator.reports.units import show_count
+from training.data.config import SHUFFLED_SAMPLES
 from training.data.store.cache import CACHE_GB
 from training.trust.server.policy import BANS_EVERY_SECONDS, Policy
 
@@ -133,6 +134,7 @@ def _calls() -> dict:
         "recipe_tables": recipes.recipe_tables,
         "replay": replay,
         "samples_a_second": figures.samples_a_second,
+        "shuffled_samples": SHUFFLED_SAMPLES,
         "simulation_cases": simulations.simulation_cases,
         "simulation_error": simulations.simulation_error,
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,

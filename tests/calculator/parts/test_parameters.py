@@ -169,7 +169,6 @@ def architecture_of(recipe):
         tied_embeddings=recipe.tied_embeddings,
         attention_cycle=recipe.attention_cycle,
         last_attention=recipe.last_attention,
-        conv_kernel_size=recipe.conv_kernel_size,
     )
 
 

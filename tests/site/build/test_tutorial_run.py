@@ -35,7 +35,6 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 32,
-    "shuffle_buffer": 64,
     "peak_learning_rate": 3e-3,
     "warmup_epochs": 1,
     "inner_batch_size": 8,

@@ -81,9 +81,7 @@ def test_the_first_recipe_downloads_without_scripts(open_page, tmp_path):
     page = open_page(PAGE, scripts=False)
     file = downloaded(page, tmp_path)
     assert file.read_text() == answer_of("designer", {})["file"]["text"]
-    assert load_recipe(str(file)).model == load_recipe("dalle-2021").model.model_copy(
-        update={"text_padding_id": 0, "text_padding_mask": False}
-    )
+    assert load_recipe(str(file)).model == load_recipe("dalle-2021").model.model_copy(update={"text_padding_id": 0})
 
 
 OF_PICTURES, OF_TEXT = ("Model",), ("Size", "Block length")

@@ -39,7 +39,6 @@ TINY = {
     "head_dim": 16,
     "image_vocab_size": 64,
     "codebook_size": 64,
-    "shuffle_buffer": 64,
     "target_batch_size": 32,
     "total_epochs": 100_000,
     "metrics_every_seconds": 1.0,

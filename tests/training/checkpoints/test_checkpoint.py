@@ -80,7 +80,7 @@ def test_damage_is_noticed(tmp_path, model, name):
 
 def test_weights_of_another_recipe_are_refused(tmp_path, model):
     path = save(tmp_path, model)
-    other = parse_recipe(RECIPE.replace("image_grid = 8", "image_grid = 8\nconv_kernel_size = 3"))
+    other = parse_recipe(RECIPE.replace("image_grid = 8", "image_grid = 8\nshift_tokens = false"))
     with pytest.raises(BadInput, match="holds weights of the recipe demo"):
         load_checkpoint(path, recipe=other)
     wider = RECIPE.replace("hidden_size = 128", "hidden_size = 132")

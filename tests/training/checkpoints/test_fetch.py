@@ -25,7 +25,7 @@ from training.storage.remote import RefusedAddress, check_redirect
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 RUN = load_recipe("demo")
-OTHER = RECIPE.replace("image_grid = 8", "image_grid = 8\nconv_kernel_size = 3")
+OTHER = RECIPE.replace("image_grid = 8", "image_grid = 8\nshift_tokens = false")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ CHANGES = {
     "head_dim": 16,
     "image_vocab_size": 64,
     "codebook_size": 64,
-    "shuffle_buffer": 256,
     "target_batch_size": 96,
     "warmup_epochs": 2,
     "total_epochs": 1000,

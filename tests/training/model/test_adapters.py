@@ -69,7 +69,7 @@ def adapter(folder, **changes) -> AdapterConfig:
 
 
 def model_of(folder) -> LanguageModelConfig:
-    return LanguageModelConfig(**{"from": str(folder)}, block_length=LENGTH, separate_documents=False)
+    return LanguageModelConfig(**{"from": str(folder)}, block_length=LENGTH)
 
 
 def adapted(folder, *, trained: bool = True, seed: int = 1, **changes):
@@ -92,7 +92,6 @@ seed = 1
 [model]
 from = "{folder}"
 block_length = {LENGTH}
-separate_documents = false
 [adapter]
 rank = 3
 alpha = 6.0

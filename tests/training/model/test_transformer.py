@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from training.errors import BadInput
+from training.model.attention import CONV_KERNEL_SIZE
 from training.model.config import ModelConfig
 from training.model.layout import Layout
 from training.model.rotary import rotary_angles
@@ -21,9 +22,8 @@ SIZES = dict(
     head_dim=16,
     text_vocab_size=11,
     text_seq_len=5,
-    image_grid=4,
+    image_grid=6,
     image_vocab_size=13,
-    conv_kernel_size=3,
 )
 VARIANTS = {
     "as the paper": {},
@@ -37,10 +37,9 @@ VARIANTS = {
     "no shift": dict(shift_tokens=False),
     "no rotary": dict(rotary=False),
     "untied": dict(tied_embeddings=False),
-    "padding mask": dict(text_padding_mask=True),
-    "padding as in 2021": dict(text_padding_id=1, text_padding_mask=True),
-    "padding mask, full": dict(text_padding_mask=True, attention_cycle=("full", "column")),
-    "conv in bands": dict(image_grid=14, conv_kernel_size=5, num_layers=2, attention_cycle=("conv",)),
+    "padding as in 2021": dict(text_padding_id=1),
+    "padding mask, full": dict(text_padding_id=1, attention_cycle=("full", "column")),
+    "conv in bands": dict(image_grid=14, num_layers=2, attention_cycle=("conv",)),
     "full in bands": dict(image_grid=14, num_layers=2, attention_cycle=("full",)),
 }
 
@@ -142,7 +141,7 @@ class Reference:
         if self.config.rotary:
             q, k, v = (self.rotated(part) for part in (q, k, v))
         allowed = self.allowed(kind, q.shape[2])[None, None].repeat(len(q), 1, 1, 1)
-        if self.config.text_padding_mask:
+        if self.config.text_padding_id:
             first = 0 if kind == "full" else self.text_len
             allowed[:, :, first:, : self.text_len] &= seen[:, None, None]
         scores = (q @ k.transpose(-1, -2) / math.sqrt(width)).masked_fill(~allowed, -torch.inf)
@@ -159,7 +158,7 @@ class Reference:
         return out
 
     def allowed(self, kind, length):
-        grid, reach = self.config.image_grid, self.config.conv_kernel_size
+        grid, reach = self.config.image_grid, CONV_KERNEL_SIZE
         mask = torch.zeros(length, length, dtype=torch.bool)
         for i in range(length):
             for j in range(i + 1):
@@ -347,7 +346,7 @@ def test_full_model_has_125_9_million_parameters():
 def test_the_recipe_of_2021_pads_as_its_fork_did():
     """Its text ends in id 1, which attention passes over; ids of positions, as in dalle-pytorch 1.6.6, never occur."""
     recipe = load_recipe("dalle-2021").model
-    assert (recipe.text_padding_id, recipe.text_padding_mask) == (1, True)
+    assert recipe.text_padding_id == 1
     text = torch.tensor([[5, 0, 7, 0, 0]])
     ours, released = (build_model(ModelConfig(**SIZES, text_padding_id=pad), seed=0) for pad in (1, 0))
     assert ours.text_ids(text).tolist() == [[5, 1, 7, 1, 1]]

@@ -151,11 +151,9 @@ def test_the_number_of_threads_changes_nothing():
 
 @pytest.mark.parametrize(("name", "dtype"), [("adamw8bit", torch.uint8), ("adamw", torch.float32)])
 def test_each_setting_of_the_recipe_reaches_the_optimizer(name, dtype):
-    config = OptimizerConfig(
-        name=name, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, min_8bit_size=1000
-    )
+    config = OptimizerConfig(name=name, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0)
     (weight,) = tensors([(1000,)], 0)
-    optimizer = build_optimizer(config, [weight], lr=0.5)
+    optimizer = build_optimizer(config, [weight], lr=0.5, min_8bit_size=1000)
     group = optimizer.param_groups[0]
     assert isinstance(optimizer, AdamW8bit)
     assert (group["betas"], group["eps"], group["weight_decay"], group["lr"]) == ((0.8, 0.9), 1e-5, 0.1, 0.5)

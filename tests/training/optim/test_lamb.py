@@ -274,13 +274,11 @@ def test_all_state_exists_before_the_first_step():
 
 
 def test_each_setting_of_the_recipe_reaches_the_optimizer():
-    config = OptimizerConfig(
-        name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, min_8bit_size=1000
-    )
-    elsewhere = {"name", "muon_momentum"}
+    config = OptimizerConfig(name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0)
+    elsewhere = {"name"}
     assert not any(value == getattr(OptimizerConfig(), name) for name, value in config if name not in elsewhere)
     (weight,) = tensors((1000,))
-    optimizer = build_optimizer(config, [weight], lr=0.5)
+    optimizer = build_optimizer(config, [weight], lr=0.5, min_8bit_size=1000)
     used = vars(optimizer) | optimizer.param_groups[0]
     assert {name: used[name] for name, _ in config if name not in elsewhere} == config.model_dump(exclude=elsewhere)
     assert used["lr"] == 0.5 and optimizer.state[weight]["moment1"].dtype == torch.uint8

@@ -161,7 +161,3 @@ def test_the_state_of_another_optimizer_is_refused():
         load_optimizer_tensors(optimizer, optimizer_tensors(other))
     with pytest.raises(BadInput, match="does not fit"):
         optimizer.load_state_dict(other.state_dict())
-
-
-def test_the_recipes_momentum_reaches_the_optimizer():
-    assert mixed()[1].momentum == 0.95 and mixed(muon_momentum=0.8)[1].momentum == 0.8

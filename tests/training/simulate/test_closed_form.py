@@ -76,7 +76,7 @@ def test_the_recipe_says_which_tensors_are_large():
 def test_what_the_recipe_says_of_the_exchange_is_simulated():
     run = load_recipe("demo")
     changes = dict(
-        target_batch_size=300, gradient_codec="uniform8", state_bits=8, newcomer_bits=8, average_state_every=7,
+        target_batch_size=300, gradient_codec="uniform8", state_bits=8, average_state_every=7,
         matchmaking_seconds=2.5, allreduce_timeout_seconds=16.0, next_chunk_timeout_seconds=6.0, max_group_size=30,
     )  # fmt: skip
     assert not any(value == getattr(run.swarm, name) for name, value in changes.items())
@@ -86,7 +86,7 @@ def test_what_the_recipe_says_of_the_exchange_is_simulated():
         return collaboration_of(run.model_copy(update={"swarm": swarm}), ()).exchange()
 
     assert {name: getattr(exchange(), name) for name in changes} == changes
-    assert exchange(delay_gradient_averaging=True).delay_gradient_averaging and exchange(mode="diloco").local_updates
+    assert exchange(mode="delayed").delay_gradient_averaging and exchange(mode="diloco").local_updates
     assert not exchange().delay_gradient_averaging and not exchange().local_updates
     with pytest.raises(BadInput, match="PowerSGD is not simulated"):
         exchange(powersgd_rank=4)
@@ -148,7 +148,7 @@ def test_operations_count_the_pairs_that_the_masks_allow(recipe):
     config = load_recipe(recipe).model
     layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
     pairs = {
-        kind: int(allowed_pairs(kind, layout, config.conv_kernel_size)[: config.seq_len, : config.seq_len].sum())
+        kind: int(allowed_pairs(kind, layout)[: config.seq_len, : config.seq_len].sum())
         for kind in ("row", "column", "conv")
     }
     inner, width, tokens = config.num_heads * config.head_dim, config.hidden_size, config.seq_len

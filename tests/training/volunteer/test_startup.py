@@ -92,9 +92,8 @@ def test_settings_in_use_follow_the_recipe():
         return {choice.name: f"{choice.value}: {choice.reason}" for choice in in_use(run)}
 
     assert "the update: set by the recipe; it runs while the next epoch computes" in reasons(DEMO)["meanwhile"]
-    both = reasons(with_swarm(delay_gradient_averaging=True))["meanwhile"]
+    both = reasons(with_swarm(mode="delayed"))["meanwhile"]
     assert "the update and the average of gradients" in both
-    assert reasons(with_swarm(delay_optimizer_step=False))["meanwhile"].startswith("nothing: set by the recipe")
     local = reasons(with_swarm(mode="diloco"))
     assert local["meanwhile"].startswith("nothing: local updates") and "SGD on the host" in local["optimizer"]
     assert "uniform8" in reasons(load_recipe("dalle-2021"))["in 8 bit"]

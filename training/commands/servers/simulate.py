@@ -140,7 +140,7 @@ def _play(
 
     rules = Rules(
         exchange=collaboration.exchange(),
-        delay_optimizer_step=config.swarm.delay_optimizer_step,
+        delay_optimizer_step=config.swarm.updates_in_background,
         averaging_timeout_seconds=config.swarm.averaging_timeout_seconds,
         request_timeout_seconds=config.swarm.request_timeout_seconds,
         progress_limited=not unlimited_progress,

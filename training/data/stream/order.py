@@ -1,7 +1,7 @@
 """The order of a peer's samples: a permutation by index over the whole set, so that three numbers say where a peer is.
 
 A pass takes every sample once. The blocks of the set (row groups of shards, which are fetched as a whole) are permuted
-over the whole set; as many of them as the recipe's `shuffle_buffer` has room for form a window, and the samples of a
+over the whole set; as many of them as have `SHUFFLED_SAMPLES` together form a window, and the samples of a
 window are permuted. The first windows of a pass have 1, 2, 4, ... blocks, so that the first batch waits for one block
 only. Another seed, pass or window has other permutations. Nothing is stored: a restarted peer computes the order again.
 

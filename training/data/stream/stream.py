@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import BoolTensor, LongTensor
 
+from training.data.config import SHUFFLED_SAMPLES
 from training.data.store.blocks import Blocks, DamagedError
 from training.data.store.layouts import TextRows
 from training.data.store.sets import Shards
@@ -129,7 +130,7 @@ class SampleSet(Samples):
         BadInput: If the shards were prepared for another model, or hold no pictures.
     """
 
-    def __init__(self, shards: Shards, *, model: ModelConfig, shuffle_buffer: int):
+    def __init__(self, shards: Shards, *, model: ModelConfig, shuffle_buffer: int = SHUFFLED_SAMPLES):
         check_fit(shards.manifest, model, source=shards.source)
         self.shards, self._text_seq_len = shards, model.text_seq_len
         sample_bytes = np.dtype(np.uint16).itemsize * model.image_seq_len
@@ -162,7 +163,7 @@ class TextSet(Samples):
         BadInput: If the shards were prepared for another model, or hold no text.
     """
 
-    def __init__(self, shards: Shards, *, block_length: int, vocab_size: int, shuffle_buffer: int):
+    def __init__(self, shards: Shards, *, block_length: int, vocab_size: int, shuffle_buffer: int = SHUFFLED_SAMPLES):
         check_text_fit(shards.manifest, block_length=block_length, vocab_size=vocab_size, source=shards.source)
         self.shards = shards
         sample_bytes = shards.manifest.token_type.itemsize * block_length

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from training.model.attention import BAND_ROWS, DENSE_GRID, AttentionPattern, allowed_pairs
+from training.model.attention import BAND_ROWS, CONV_KERNEL_SIZE, DENSE_GRID, AttentionPattern, allowed_pairs
 from training.model.config import AttentionType
 from training.model.layout import Layout
 
@@ -45,17 +45,16 @@ class FusedPattern(AttentionPattern):
     Args:
         kind: See `AttentionPattern`.
         layout: See `AttentionPattern`.
-        conv_kernel_size: See `AttentionPattern`.
         reference: See `AttentionPattern`.
         num_heads: N; needed to separate samples, since a sample's padding mask is the same for all heads.
     """
 
-    def __init__(self, kind: AttentionType, layout: Layout, conv_kernel_size: int, reference: Tensor, num_heads: int):
+    def __init__(self, kind: AttentionType, layout: Layout, reference: Tensor, num_heads: int):
         self.kind, self.layout = kind, layout
         self._num_heads = num_heads
         # A column layer's image comes columns first; in this order its mask is that of a row layer.
-        allowed = allowed_pairs("row" if kind == "column" else kind, layout, conv_kernel_size)
-        reach = 1 if self.axial else conv_kernel_size
+        allowed = allowed_pairs("row" if kind == "column" else kind, layout)
+        reach = 1 if self.axial else CONV_KERNEL_SIZE
         self._pieces = () if kind == "full" else tuple(_pieces(allowed, layout, reach, reference))
         self._causal = _mask(allowed, reference) if kind == "full" else None
 

@@ -18,9 +18,8 @@ class LanguageModelConfig(Section):
     pretrained: Annotated[str | None, Field(alias="from", min_length=1, max_length=500)] = None
     """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
     block_length: Annotated[int, Field(ge=2)]
-    """T, tokens of a sample, each of which predicts the next; the shards are packed into blocks of this length."""
-    separate_documents: bool = True
-    """Whether attention stays within a document where a block holds several."""
+    """T, tokens of a sample, each of which predicts the next; the shards are packed into blocks of this length.
+    Attention stays within a document where a block holds several."""
 
     @model_validator(mode="after")
     def _is_a_model(self) -> LanguageModelConfig:

@@ -2,10 +2,10 @@
 
 B: micro-batch, T: tokens of a block, D: hidden size, V: vocabulary, L: layers.
 
-A block holds pieces of several documents. With `separate_documents`, the model computes for each of them what it would
+A block holds pieces of several documents. The model computes for each of them what it would
 compute for that document alone: attention stays within it, positions begin at 0 with it, and its last token predicts
 nothing, because what follows belongs to another document. The beginning of a block counts as the beginning of a
-document. Without, a block is one text.
+document.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class LanguageModel(nn.Module):
         """
         self._check_input(tokens, starts)
         hidden = self._hidden_states(tokens, starts, stored_layers=stored_layers)
-        labels, counted = tokens.roll(-1, 1), torch.ones_like(starts)
-        if self.config.separate_documents:
-            counted = ~starts.roll(-1, 1)
+        labels, counted = tokens.roll(-1, 1), ~starts.roll(-1, 1)
         # The block's last token predicts nothing; `roll` has brought it the first one.
         counted[:, -1] = False
         loss = next_token_loss(
@@ -266,7 +264,7 @@ class LanguageModel(nn.Module):
             layer.gradient_checkpointing = number < recomputed and torch.is_grad_enabled()
         # `transformers` recognizes documents by positions that do not rise by one, and makes the mask that the
         # architecture and its kernels need, sliding windows included (transformers.masking_utils).
-        positions = document_positions(starts) if self.config.separate_documents and starts is not None else None
+        positions = document_positions(starts) if starts is not None else None
         return self.network.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
 
     def _logits_of(self, hidden: Tensor) -> Tensor:

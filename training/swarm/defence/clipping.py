@@ -74,10 +74,14 @@ def ones(senders: Sequence[object]) -> list[float]:
 
 
 def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
-    """Clipping of gradients by the recipe, with samples as weights; None: the weighted mean."""
+    """Clipping of gradients by the recipe; weights are samples. Returns None for the weighted mean.
+
+    A peer's samples count as at most those of the median peer: so a minority of peers has a minority of the weight,
+    whatever it claims. If they counted twice as much, a third of all peers could claim half of the weight.
+    """
     if swarm.aggregation == "mean":
         return None
-    return Clipping(weight_over_median=swarm.clip_weight)
+    return Clipping(weight_over_median=1.0)
 
 
 def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:

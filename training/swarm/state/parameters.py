@@ -15,7 +15,6 @@ from hivemind.compression import (
 from hivemind.compression.base import TensorRole
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.process import DHT
 from training.swarm.peers.groups import FULL_WEIGHT
 from training.swarm.round.averager import Averager
@@ -30,16 +29,12 @@ WEIGHT_WHEN_DRIFTED = 1e-6
 drifted would then be undefined."""
 
 
-def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
-    """Codec of a state for newcomers: weights in 16 or 8 bit; moments as they are, most of them in 8 bit already.
-
-    Args:
-        bits: 16, or 8 for block-wise 8 bit.
-        threshold: With 8 bit, tensors of fewer values are sent in 16.
-    """
+def state_codec() -> CompressionBase:
+    """Codec of a state for newcomers: weights in 16 bit; the optimizer's moments as they are, most in 8 bit already."""
     untouched = NoCompression()
-    weights = exchange_codec(threshold, "blockwise8") if bits == 8 else Float16Compression()
-    return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
+    return RoleAdaptiveCompression(
+        default=untouched, parameter=Float16Compression(), optimizer=untouched, gradient=untouched
+    )
 
 
 def state_prefix(prefix: str) -> str:

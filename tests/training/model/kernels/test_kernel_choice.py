@@ -22,7 +22,7 @@ SIZES = dict(
     text_seq_len=5,
     image_grid=4,
     image_vocab_size=13,
-    text_padding_mask=True,
+    text_padding_id=1,
 )
 
 
@@ -48,12 +48,12 @@ def errors(kind, dtype):
 
     reference, precise = torch.empty((), dtype=dtype), torch.empty((), dtype=torch.float64)
     with torch.no_grad():
-        true = run(AttentionPattern(kind, LAYOUT, 5, precise), torch.float64)
+        true = run(AttentionPattern(kind, LAYOUT, precise), torch.float64)
         found = [
             run(pattern, dtype)
             for pattern in (
-                FusedPattern(kind, LAYOUT, 5, reference, HEADS),
-                AttentionPattern(kind, LAYOUT, 5, reference),
+                FusedPattern(kind, LAYOUT, reference, HEADS),
+                AttentionPattern(kind, LAYOUT, reference),
             )
         ]
     return [float((one - true).norm() / true.norm()) for one in found]

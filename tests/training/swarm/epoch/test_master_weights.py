@@ -9,6 +9,7 @@ from training.model.transformer import build_model
 from training.optim.build import build_optimizer
 from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.optim.muon import MOMENTUM
 from training.recipe import load_recipe
 from training.swarm.engine.bounds import unpack
 from training.swarm.epoch.strategies import Awaited, LocalUpdates
@@ -21,7 +22,7 @@ NAMES = ("lamb8bit", "lamb", "adamw8bit", "adamw", "muon")
 def run_with(name, **swarm):
     demo = load_recipe("demo")
     swarm = demo.swarm.model_copy(update=swarm)
-    return demo.model_copy(update={"optimizer": OptimizerConfig(name=name, min_8bit_size=10_000), "swarm": swarm})
+    return demo.model_copy(update={"optimizer": OptimizerConfig(name=name), "swarm": swarm})
 
 
 def host_of(run, seed):
@@ -75,7 +76,7 @@ def test_with_centered_clip_muon_adds_no_momentum_to_that_of_the_peers():
     """It steps further from the last average of theirs to the next; what came before has no part in it."""
     run = run_with("muon", aggregation="centered-clip")
     once, twice = host_of(run, 0), host_of(run, 0)
-    assert (once.optimizer.momentum, once.optimizer.given_momentum) == (0.0, run.optimizer.muon_momentum)
+    assert (once.optimizer.momentum, once.optimizer.given_momentum) == (0.0, MOMENTUM)
     assert host_of(run_with("muon"), 0).optimizer.given_momentum == 0.0
     update(once, 7)
     update(twice, 6), update(twice, 7)

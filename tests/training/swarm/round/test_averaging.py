@@ -198,7 +198,7 @@ def test_peers_with_equal_weights_keep_them_in_8_bit(rounds):
 @pytest.mark.swarm
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.smoke), {"delay_gradient_averaging": True}, {"aggregation": "centered-clip"}],
+    [pytest.param({}, marks=pytest.mark.smoke), {"mode": "delayed"}, {"aggregation": "centered-clip"}],
     ids=["awaited", "delayed", "clipped"],
 )
 def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, settings):
@@ -207,7 +207,7 @@ def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, se
     averaged = [[report for report in epochs if report.senders == 2] for epochs in (first_epochs, second_epochs)]
     assert [len(reports) for reports in averaged] == [3, 3], (first_epochs, second_epochs)
     for ours, theirs in zip(*averaged, strict=True):
-        apart = Delayed.epochs_apart if settings.get("delay_gradient_averaging") else 0
+        apart = Delayed.epochs_apart if settings.get("mode") else 0
         assert abs(ours.epoch - theirs.epoch) <= apart
         assert ours.own_share + theirs.own_share == pytest.approx(1)
     # The slower one is not waited for. In the first epoch, each may count to the end before it knows of the other.

@@ -1,6 +1,6 @@
 """When the weights of a peer move, and what it exchanges with the others for that: one strategy a file.
 
-`Strategy` is the interface. Another one is another file, a branch of `strategy_of`, and its setting in `SwarmConfig`.
+`Strategy` is the interface. Another one is another file, an entry of `strategy_of`, and a `mode` in `SwarmConfig`.
 """
 
 from training.swarm.epoch.strategies.awaited import Awaited
@@ -13,6 +13,4 @@ __all__ = ["Awaited", "Delayed", "LocalUpdates", "Parts", "Strategy", "strategy_
 
 def strategy_of(swarm: object) -> type[Strategy]:
     """The strategy that a recipe's `[swarm]` asks for."""
-    if swarm.mode == "diloco":
-        return LocalUpdates
-    return Delayed if swarm.delay_gradient_averaging else Awaited
+    return {"synchronous": Awaited, "delayed": Delayed, "diloco": LocalUpdates}[swarm.mode]

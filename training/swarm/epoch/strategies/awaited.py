@@ -1,4 +1,4 @@
-"""Gradients are averaged when an epoch ends, and the peer waits for that; the update may follow in the background."""
+"""Gradients are averaged when an epoch ends, and the peer waits for that; the update follows in the background."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from training.swarm.peers.epochs import EpochEnd
 class Awaited(Strategy):
     """Each update uses the gradients that all computed with the same weights, as on one machine with a large batch.
 
-    With `delay_optimizer_step` the next epoch's first micro-batches compute with the weights from before the update.
+    The next epoch's first micro-batches compute with the weights from before the update.
     """
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
@@ -18,5 +18,3 @@ class Awaited(Strategy):
         self.parts.updates.wait()
         self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)
         self.parts.begin_update(epoch_end.epoch)
-        if not self.parts.run.swarm.delay_optimizer_step:
-            self.parts.updates.await_update()

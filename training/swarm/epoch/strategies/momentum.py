@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.optim.config import OptimizerConfig
+from training.optim.muon import MOMENTUM
 from training.recipe import RunConfig
 
 
@@ -10,7 +11,7 @@ def peer_momentum(run: RunConfig) -> float:
     """Decay of the momentum that each peer has of its own; 0: the optimizer has the momentum, for all."""
     if run.swarm.aggregation != "centered-clip":
         return 0.0
-    return run.optimizer.muon_momentum if run.optimizer.name == "muon" else run.optimizer.betas[0]
+    return MOMENTUM if run.optimizer.name == "muon" else run.optimizer.betas[0]
 
 
 def optimizer_of_averages(run: RunConfig) -> OptimizerConfig:
@@ -22,4 +23,4 @@ def optimizer_of_averages(run: RunConfig) -> OptimizerConfig:
     """
     if not peer_momentum(run):
         return run.optimizer
-    return run.optimizer.model_copy(update={"betas": (0.0, run.optimizer.betas[1]), "muon_momentum": 0.0})
+    return run.optimizer.model_copy(update={"betas": (0.0, run.optimizer.betas[1])})
