@@ -114,7 +114,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     return {
         "estimated_bytes": memory.total
         - memory.weights
-        + layers_of(task_of(run), model).stored_bytes(batch_size, activation_budget_bytes, precision),
+        + layers_of(task_of(run), lambda: model).stored_bytes(batch_size, activation_budget_bytes, precision),
         "kernels": model.kernel_choice(dtype).kernels,
     }
 

@@ -79,6 +79,8 @@ class Choice:
     kept_layers: int
     need_bytes: int
     """Device memory that a step takes in total."""
+    trained_parameters: int
+    """Values that are averaged and updated."""
 
 
 def largest_that_fits(
@@ -127,6 +129,7 @@ def largest_that_fits(
         activation_budget_bytes=budget,
         kept_layers=kept,
         need_bytes=step.need_bytes(machine),
+        trained_parameters=step.estimate.trained_parameters,
     )
 
 

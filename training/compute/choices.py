@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
@@ -19,9 +20,7 @@ from training.compute.machine import this_machine, torch_device
 from training.compute.plan import PRECISIONS, Precision, known_models, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.errors import BadInput
-from training.model.trained import count_trained
 from training.processes.notices import Setting
-from training.swarm.config import SwarmConfig
 from training.tasks.task import Task, TrainedModel
 
 MEASURING_SECONDS = 3.0
@@ -87,8 +86,9 @@ def choose(
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
-    model = task.on_paper()
-    parameters, peer = count_trained(model), peer_of(task, model)
+    peer, swarm = peer_of(task, cache(task.on_paper)), task.run.swarm
+    window = swarm.matchmaking_seconds
+    sizes = partial(sizes_to_advise, swarm.target_batch_size, matchmaking_seconds=window)
 
     def largest(sizes: Sequence[int], precision: Precision) -> Choice:
         return largest_that_fits(
@@ -98,12 +98,12 @@ def choose(
     timer = _Timer(task, here, largest, build)
     free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
     precision, why_precision = _precision(task, machine, wishes, timer)
-    samples, why_samples = _micro_batch(task.run.swarm, wishes, precision, largest, timer)
+    samples, why_samples = _micro_batch(sizes, window, wishes, precision, largest, timer)
     choice, layers = largest([samples], precision), task.num_layers
     kept, needed = choice.kept_layers, choice.need_bytes
     return Choices(
         machine=machine,
-        trained_parameters=parameters,
+        trained_parameters=choice.trained_parameters,
         micro_batch_size=samples,
         precision=precision,
         activation_budget_bytes=choice.activation_budget_bytes,
@@ -209,7 +209,8 @@ def _kernels(model: TrainedModel, precision: Precision) -> Setting:
 
 
 def _micro_batch(
-    swarm: SwarmConfig,
+    sizes_in_time: Callable[..., Sequence[int]],
+    window: float,
     wishes: Wishes,
     precision: Precision,
     largest: Callable[[Sequence[int], Precision], Choice],
@@ -219,8 +220,7 @@ def _micro_batch(
         choice = largest([wishes.micro_batch_size], precision)
         return choice.micro_batch_size, "it fits" if choice.fits else "according to the calculator it does not fit"
     a_sample = timer.expected_seconds(precision)
-    target, window = swarm.target_batch_size, swarm.matchmaking_seconds
-    sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
+    sizes = sizes_in_time(sample_seconds=a_sample)
     choice = largest(sizes, precision)
     if not choice.fits:
         return 1, "according to the calculator not even one fits; it is tried all the same"

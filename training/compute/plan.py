@@ -8,7 +8,7 @@ multiplications; fused kernels, which a GPU may use (`training.model.kernels.ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -99,7 +99,7 @@ def make_plan(
         BadInput: If the calculator does not know such a model.
     """
     budget, model = activation_budget_bytes, task.on_paper()
-    peer = peer_of(task, model)
+    peer = peer_of(task, lambda: model)
     if budget == "usual":
         budget = task.usual_activation_budget
     theirs = None if precision is None else PRECISIONS[precision]
@@ -144,24 +144,24 @@ def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
     )
 
 
-def peer_of(task: Task, model: TrainedModel) -> PeerSetup:
+def peer_of(task: Task, on_paper: Callable[[], TrainedModel]) -> PeerSetup:
     """A task's training as the calculator asks for it: the settings and the model's layers.
 
     Args:
         task: Task to train.
-        model: Result of `Task.on_paper`.
+        on_paper: Returns the result of `Task.on_paper`, the same each time.
     """
-    return PeerSetup(training=_training(task.run, task.shape), layers=layers_of(task, model))
+    return PeerSetup(training=_training(task.run, task.shape), layers=layers_of(task, on_paper))
 
 
-def layers_of(task: Task, model: TrainedModel) -> Layers:
+def layers_of(task: Task, on_paper: Callable[[], TrainedModel]) -> Layers:
     """The layers of a task's model, for the calculator."""
     return Layers(
         count=task.num_layers,
         keep_some=task.keeps_some,
         reversible=task.reversible,
-        stored=lambda samples, budget, precision: model.stored_layers(samples, budget, dtype_of(precision)),
-        activation_bytes=lambda samples, precision: model.activation_bytes(samples, dtype_of(precision)),
+        stored=lambda samples, budget, precision: on_paper().stored_layers(samples, budget, dtype_of(precision)),
+        activation_bytes=lambda samples, precision: on_paper().activation_bytes(samples, dtype_of(precision)),
     )
 
 

@@ -95,12 +95,12 @@ def run_peer(
     stop.listen()
     events.write("ready", addresses=connection.addresses)
     belonging = Belonging(connection, state_dir, notices)
-    member.bind(belonging.lineage)
     stop = member.until_refused(stop)
     task, shards = task_of(run), settings.shards or run.data.shards
     manifest = open_manifest(shards, kind=run.kind)
     tokens, trusted = manifest.tokens_digest, connection.redial.servers.ids
     check_tokens(connection.dht, run, identity, tokens, shards=shards, trusted=trusted)
+    member.bind(belonging.lineage)
     build = _builder(task, settings)
     choices = choose_settings(task, settings, notices, build=build)
     facts = {"shards": shards, "codec_digest": manifest.codec_digest}

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 
 from training.compute.choices import Choices, choose
+from training.compute.in_use import settings_in_use
 from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
 from training.errors import TrainingError
@@ -17,7 +18,7 @@ from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.selftest import check_exchange
 from training.tasks.task import Task, TrainedModel
 from training.volunteer.settings import PeerSettings
-from training.volunteer.startup import check_files, check_flags, settings_in_use
+from training.volunteer.startup import check_files, check_flags
 
 
 def check_settings(swarm: SwarmConfig, settings: PeerSettings, notices: Notices) -> None:

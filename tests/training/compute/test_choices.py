@@ -55,7 +55,7 @@ def rates(monkeypatch):
 
 def need(run, machine, samples, **options):
     """Bytes of a step that keeps no activations which it could recompute."""
-    return peer_step(peer_of(task := task_of(run), task.on_paper()), machine, samples, 0, **options).need_bytes(machine)
+    return peer_step(peer_of(task := task_of(run), task.on_paper), machine, samples, 0, **options).need_bytes(machine)
 
 
 @pytest.mark.parametrize("gib", [4, 8, 20, 200])

@@ -74,7 +74,7 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(family, monk
     run = language(family, num_hidden_layers=6)
     paper, device = task_of(run).on_paper(), this_machine("cpu")
     weights = sum(parameter.nbytes for parameter in paper.parameters())
-    peer = peer_of(task_of(run), paper)
+    peer = peer_of(task_of(run), lambda: paper)
     least, most = (peer_step(peer, device, 4, kept, precision="fp32").need_bytes(device) for kept in (0, None))
     kept = []
     for share in (0.1, 0.4, 0.8):

@@ -103,7 +103,7 @@ def test_advice_is_the_largest_that_fits_with_a_margin():
 def test_stored_layers_shrink_as_samples_grow():
     run = load_recipe("demo")
     model, budget = build_model(run.model, seed=0), usual_activation_budget(run.model)
-    layers = layers_of(task_of(run), model)
+    layers = layers_of(task_of(run), lambda: model)
     kept = {samples: layers.stored_bytes(samples, budget, "fp32") for samples in (1, 16, 32, 64, 500)}
     assert max(kept.values()) <= budget and kept[500] == 0 < kept[32]
 
@@ -138,7 +138,7 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
         there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
         result = estimate(training_of(there).setup(device, SAMPLES))
         _, more = training_of(there).bytes_of_the_mode(result)
-        return peer_step(peer_of(task := task_of(there), task.on_paper()), device, SAMPLES, 0).need_bytes(
+        return peer_step(peer_of(task := task_of(there), task.on_paper), device, SAMPLES, 0).need_bytes(
             device
         ), result.host.total + more
 

@@ -1,0 +1,81 @@
+"""Settings of the recipe and of this machine as they are shown to a volunteer, with their reasons."""
+
+from __future__ import annotations
+
+import resource
+
+from calculator.reports.units import show_bytes
+from calculator.swarm.exchange import part_bytes, vector_bytes
+from training.compute.machine import usable_cores
+from training.optim.eight_bit.kernels import kernels
+from training.processes.notices import Setting
+from training.swarm.config import Codec, SwarmConfig
+
+
+def all_reduce_bytes(codec: Codec, parameters: int) -> int:
+    """Bytes that a peer sends in one average of gradients, in a large group whose peers have equal shares.
+
+    It sends its gradient to the reducers, and the part that it has averaged back to the other peers.
+
+    Args:
+        codec: Codec of gradients; see `SwarmConfig.gradient_codec`.
+        parameters: Number of the model's parameters; all are counted as large tensors.
+    """
+    return 2 * vector_bytes(parameters, 0, codec)
+
+
+def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, threads: int) -> tuple[Setting, ...]:
+    """The settings that `Choices` does not cover, set by the recipe or by this machine, with their reasons."""
+    compiled = "loops compiled for this processor" if kernels() else "PyTorch only, since there is no C compiler"
+    bits = {"float16": "16 bit", "float32": "32 bit"}.get(swarm.gradient_codec, "8 bit")
+    state = "16 bit" if swarm.state_bits == 16 else bits
+    large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
+    small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
+    local = swarm.mode == "diloco"
+    delayed = " and the average of gradients" * (swarm.mode == "delayed")
+    sent = all_reduce_bytes(swarm.gradient_codec, parameters)
+    mbits = sent * 8 / swarm.allreduce_timeout_seconds / 1e6
+    return (
+        Setting(
+            name="threads",
+            value=str(threads),
+            reason=f"this program may use {usable_cores()} processor cores",
+        ),
+        Setting(
+            name="optimizer",
+            value=f"{optimizer} with the model and SGD on the host" if local else f"{optimizer} on the host",
+            reason=f"averaging needs weights and gradients there in any case; {compiled}"
+            if optimizer.endswith("8bit")
+            else "averaging needs weights and gradients there in any case",
+        ),
+        Setting(
+            name=f"in {bits}",
+            value=f"gradients ({swarm.gradient_codec}), {large}",
+            reason=f"set by the recipe; {small}parameters in {state} every {swarm.average_state_every} "
+            f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in 16 bit",
+        ),
+        Setting(
+            name="meanwhile",
+            value="nothing" if local else f"the update{delayed}",
+            reason="local updates exchange at fixed points, so nothing is delayed"
+            if local
+            else "set by the recipe; it runs while the next epoch computes",
+        ),
+        Setting(
+            name="times",
+            value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
+            f"{swarm.allreduce_timeout_seconds:g} s",
+            reason=f"set by the recipe; an average sends about {show_bytes(sent)}, in parts of "
+            f"{show_bytes(part_bytes(parameters))}, so it needs a link of at least {mbits:.2g} Mbit/s",
+        ),
+        Setting(
+            name="files",
+            value=_files(),
+            reason="each connection to another peer takes one",
+        ),
+    )
+
+
+def _files() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} at once"
