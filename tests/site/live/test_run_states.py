@@ -17,7 +17,7 @@ from site_server import SiteServer
 from tests.site.live.test_trainers_run import EPOCHS, NAMES, RUN, Report, write_history
 from tests.site.pages.test_every_page import violations
 from training.publish.history.history import History, HistoryReader
-from training.publish.history.standing import APART_SECONDS, STATUSES
+from training.publish.history.run_state import APART_SECONDS, STATUSES
 from training.publish.live.live import create_app, export
 from training.publish.live.watch import Watch
 

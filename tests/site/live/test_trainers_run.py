@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from site_server import SiteServer
 from tests.programs import run_program
 from tests.site.live.test_dashboard_page import JOIN, red_picture
 from tests.site.pages.test_every_page import ROOT, violations
+from tests.training.publish.history.test_history import Report
 from training.publish.history.history import History, HistoryReader
 from training.publish.live.live import create_app, export, store_run
 from training.publish.showcase import Shown
@@ -29,25 +29,6 @@ pytestmark = pytest.mark.browser
 NAMES = ["ada", "<i>bob</i>", "cy"]
 EPOCHS = 12
 RUN = load_recipe("demo")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a volunteer reports after an epoch (`training.publish.history.credit.PeerReport`)."""
-
-    name: str
-    peer_id: str
-    status: str = "training"
-    lineage: str | None = None
-    epoch: int
-    loss: float | None
-    samples: int
-    samples_per_second: float
-    seconds: float
-    time: float
-    recent: tuple = ()
-    averaged_epochs: int = 0
-    alone_epochs: int = 0
 
 
 @pytest.fixture(scope="module")

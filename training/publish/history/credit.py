@@ -7,64 +7,34 @@ together (`MOST_BATCHES`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from training.swarm.peers.epochs import MOST_BATCHES
+
+if TYPE_CHECKING:  # pages read a history where hivemind is not installed
+    from training.swarm.node.metrics import PeerRecord
 
 EPOCHS_BEFORE_ALL = 64
 """Epochs that a newcomer may have trained before a history has its first epoch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerReport(Protocol):
-    """The fields of a peer's metric record that the history reads; `training.swarm.node.metrics.PeerRecord` has
-    them.
-    """
-
-    name: str
-    peer_id: str
-    status: str
-    """`joining`, `training`, `waiting` or `leaving`."""
-    lineage: str | None
-    """Lineage of its weights; None: not known."""
-    epoch: int
-    """Updates in the peer's weights, made by itself or downloaded."""
-    loss: float | None
-    """Mean over its samples of the last complete epoch."""
-    samples: int
-    """All samples of this peer, including those before a restart."""
-    samples_per_second: float
-    seconds: float
-    """All the time that this peer has trained."""
-    time: float
-    """Time at which the peer wrote the record, by its own clock; another value means that it was renewed."""
-    recent: Sequence[tuple[int, float, int, float]]
-    """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credited(PeerReport):
-    """A report whose samples are as many as are believed."""
-
-
-def with_believed_epochs(report: PeerReport, target_batch_size: int | None) -> Credited:
-    """A report in which no epoch has more samples than one peer can have in it.
+def with_believed_epochs(record: PeerRecord, target_batch_size: int | None) -> PeerRecord:
+    """A record in which no epoch has more samples than one peer can have in it.
 
     Args:
-        report: As it came.
+        record: A peer's, as it came.
         target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
     """
-    facts = {field.name: getattr(report, field.name) for field in fields(Credited)}
-    if target_batch_size is not None:
-        most = MOST_BATCHES * target_batch_size
-        facts["recent"] = [(epoch, loss, min(given, most), ended) for epoch, loss, given, ended in report.recent]
-    return Credited(**facts)
+    if target_batch_size is None:
+        return record
+    most = MOST_BATCHES * target_batch_size
+    recent = [(epoch, loss, min(given, most), ended) for epoch, loss, given, ended in record.recent]
+    return record.copy(update={"recent": recent})
 
 
 def believed_totals(
-    report: PeerReport,
+    record: PeerRecord,
     target_batch_size: int | None,
     *,
     since_epoch: int | None,
@@ -75,7 +45,7 @@ def believed_totals(
     """The totals that a peer is believed to have: of the epochs that it has ended, and with the one under way.
 
     Args:
-        report: With believed epochs.
+        record: A peer's, with believed epochs.
         target_batch_size: See above.
         since_epoch: Its last epoch that is counted; None: none is.
         since_samples: Its total then.
@@ -83,11 +53,11 @@ def believed_totals(
         told: Epochs that are counted for it already, such as before it was started again.
     """
     if target_batch_size is None:
-        return report.samples, report.samples
+        return record.samples, record.samples
     most, since = MOST_BATCHES * target_batch_size, -1 if since_epoch is None else since_epoch
-    listed = {epoch: given for epoch, _, given, _ in report.recent}
-    if not listed and report.loss is not None:
-        listed = {report.epoch: most}
-    new = sum(given for epoch, given in listed.items() if since < epoch <= report.epoch and epoch not in told)
+    listed = {epoch: given for epoch, _, given, _ in record.recent}
+    if not listed and record.loss is not None:
+        listed = {record.epoch: most}
+    new = sum(given for epoch, given in listed.items() if since < epoch <= record.epoch and epoch not in told)
     ended = since_samples + new + most * unwatched
-    return min(report.samples, ended), min(report.samples, ended + most)
+    return min(record.samples, ended), min(record.samples, ended + most)

@@ -21,24 +21,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from training.errors import BadInput, TrainingError
 from training.processes.servers.only_one import is_locked
 from training.publish.history.banned import drop_claims
 from training.publish.history.branches import Branches
-from training.publish.history.credit import (
-    EPOCHS_BEFORE_ALL,
-    Credited,
-    PeerReport,
-    believed_totals,
-    with_believed_epochs,
-)
+from training.publish.history.credit import EPOCHS_BEFORE_ALL, believed_totals, with_believed_epochs
 from training.publish.history.schema import (
     SHOWN_COLUMNS,
     create,
@@ -51,6 +44,9 @@ from training.publish.history.schema import (
 from training.publish.showcase import Shown
 from training.recipe import parse_recipe
 from training.swarm.peers.epochs import MOST_BATCHES
+
+if TYPE_CHECKING:  # pages read a history where hivemind is not installed
+    from training.swarm.node.metrics import PeerRecord
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
@@ -391,14 +387,14 @@ class History(HistoryReader):
             if (text := self._branches(connection, now).enter(lineage, ancestors)) is not None:
                 self._add_event(connection, now, "branch", "the run", text)
 
-    def observe(self, reports: Sequence[PeerReport], *, banned: Collection[str] = ()) -> None:
+    def observe(self, records: Sequence[PeerRecord], *, banned: Collection[str] = ()) -> None:
         """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time.
 
         Records of a lineage that is not of this run are left out.
 
         Args:
-            reports: Of all peers.
-            banned: Peers whose reports are left out, also earlier ones of epochs that the run has gone back from.
+            records: Of all peers.
+            banned: Peers whose records are left out, also earlier ones of epochs that the run has gone back from.
         """
         now = self._clock()
         with self._writing() as connection:
@@ -410,9 +406,9 @@ class History(HistoryReader):
                     f"is banned; {samples} samples that it claimed after the epoch that the run went back to are gone"
                 )
                 self._add_event(connection, now, "branch", name, told)
-            for report in reports:
-                if report.peer_id not in banned and branches.of_lineage(report.lineage) is not None:
-                    for epoch, ended_at in self._observe_one(connection, branches, report, now).items():
+            for record in records:
+                if record.peer_id not in banned and branches.of_lineage(record.lineage) is not None:
+                    for epoch, ended_at in self._observe_one(connection, branches, record, now).items():
                         epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
             self._expire(connection, now)
             for (branch, epoch), ended_at in epochs.items():
@@ -422,56 +418,56 @@ class History(HistoryReader):
         return Branches(connection, now=now, present_since=now - self._expiration_seconds)
 
     def _observe_one(
-        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+        self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float
     ) -> dict[tuple[int, int], float]:
         """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
-        report = _under_noted_name(connection, with_believed_epochs(report, self._target_batch_size))
-        key = (report.name, report.peer_id)
-        known = self._known(connection, branches, report, now)
-        if known["record_time"] == report.time:
+        record = _under_noted_name(connection, with_believed_epochs(record, self._target_batch_size))
+        key = (record.name, record.peer_id)
+        known = self._known(connection, branches, record, now)
+        if known["record_time"] == record.time:
             return {}
-        ended, total = self._totals(connection, branches, known, report)
-        report = replace(report, samples=total)
-        self._note_coming_and_going(connection, known, report, now)
+        ended, total = self._totals(connection, branches, known, record)
+        record = record.copy(update={"samples": total})
+        self._note_coming_and_going(connection, known, record, now)
         base = known["since_epoch"]
-        epochs = 1 if base is None else report.epoch - base
-        samples = report.samples - known["since_samples"]
-        finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
+        epochs = 1 if base is None else record.epoch - base
+        samples = record.samples - known["since_samples"]
+        finished = epochs > 0 and samples > 0 and _finite(record.loss) is not None
         # A peer that has less than before, or has done nothing yet, was started again: it may go on from anywhere.
-        has_restarted = report.status == "joining" or (base is not None and report.epoch < base)
-        goes_on = not has_restarted and self._goes_on(connection, branches, known, report, now)
+        has_restarted = record.status == "joining" or (base is not None and record.epoch < base)
+        goes_on = not has_restarted and self._goes_on(connection, branches, known, record, now)
         if not goes_on:  # nor does it keep the branch, on which it was, from being left by all
             connection.execute("UPDATE peers SET branch = NULL WHERE name = ? AND peer_id = ?", key)
-        branch = branches.note(known["branch"], report.lineage, report.epoch) if goes_on else None
+        branch = branches.note(known["branch"], record.lineage, record.epoch) if goes_on else None
         reported = {}
         if finished:
-            since = _first_recent(report) - 1 if base is None else base
-            branch, begins = branches.branch_of_report(branch, report.lineage, since, report.epoch)
+            since = _first_recent(record) - 1 if base is None else base
+            branch, begins = branches.branch_of_report(branch, record.lineage, since, record.epoch)
             if begins:
                 text = f"all had left; those who have come back go on from epoch {since}"
                 self._add_event(connection, now, "branch", "the run", text)
             # Without its recent epochs, the samples since the record before count evenly for all epochs since then.
-            last = (report.epoch, report.loss, max(1, samples // epochs), report.time)
-            for epoch, loss, given, ended_at in _recent(report, since) or [last]:
+            last = (record.epoch, record.loss, max(1, samples // epochs), record.time)
+            for epoch, loss, given, ended_at in _recent(record, since) or [last]:
                 holder = branches.holder(branch, epoch)
-                reported[holder, epoch] = _ended_at(report, ended_at, now)
+                reported[holder, epoch] = _ended_at(record, ended_at, now)
                 connection.execute(
                     "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
                 )
         elif base is None:
-            reported = self._fill_gaps(connection, branches, report, now)
+            reported = self._fill_gaps(connection, branches, record, now)
         connection.execute(
             """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
             seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
             WHERE name = ? AND peer_id = ?""",
             (
                 now,
-                report.status != "leaving",
-                report.time,
-                report.samples,
-                report.seconds,
-                _finite(report.samples_per_second),
-                _epoch_of(report),
+                record.status != "leaving",
+                record.time,
+                record.samples,
+                record.seconds,
+                _finite(record.samples_per_second),
+                _epoch_of(record),
                 # What a peer gave before it was started again belongs to no epoch that it does from now on.
                 ended if finished or samples < 0 or has_restarted else known["since_samples"],
                 branch,
@@ -481,28 +477,28 @@ class History(HistoryReader):
         return reported
 
     def _totals(
-        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: Credited
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, record: PeerRecord
     ) -> tuple[int, int]:
         """The samples that a peer can have had, of the epochs that it has ended, and with the one under way."""
-        base, key = known["since_epoch"], (report.name, report.peer_id)
-        number = branches.of_lineage(report.lineage) if known["branch"] is None else known["branch"]
+        base, key = known["since_epoch"], (record.name, record.peer_id)
+        number = branches.of_lineage(record.lineage) if known["branch"] is None else known["branch"]
         query = "SELECT 1 FROM reports WHERE branch = ? AND epoch = ? AND name = ? AND peer_id = ?"
         told = [
             epoch
-            for epoch in {report.epoch, *(one[0] for one in report.recent)}
+            for epoch in {record.epoch, *(one[0] for one in record.recent)}
             if connection.execute(query, (branches.holder(number, epoch), epoch, *key)).fetchone()
         ]
         return believed_totals(
-            report,
+            record,
             self._target_batch_size,
             since_epoch=base,
             since_samples=known["since_samples"],
-            unwatched=0 if base is None else _unwatched(connection, base, _first_recent(report)),
+            unwatched=0 if base is None else _unwatched(connection, base, _first_recent(record)),
             told=told,
         )
 
     def _goes_on(
-        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: PeerReport, now: float
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, record: PeerRecord, now: float
     ) -> bool:
         """Returns whether a peer may have gone on from the epoch at which it was seen last.
 
@@ -512,13 +508,13 @@ class History(HistoryReader):
         number, base = known["branch"], known["since_epoch"]
         if number is None or base is None:
             return True
-        current = branches.of_lineage(report.lineage)
-        if current != number and _first_recent(report) > base + 1 and report.epoch <= branches.newest(current) + 1:
+        current = branches.of_lineage(record.lineage)
+        if current != number and _first_recent(record) > base + 1 and record.epoch <= branches.newest(current) + 1:
             return False
         return not any(
-            self._is_of_another_time(connection, branches.holder(number, epoch), epoch, report, by_its_clock, now)
-            for epoch, _, given, by_its_clock in report.recent
-            if given and epoch <= report.epoch
+            self._is_of_another_time(connection, branches.holder(number, epoch), epoch, record, by_its_clock, now)
+            for epoch, _, given, by_its_clock in record.recent
+            if given and epoch <= record.epoch
         )
 
     def _is_of_another_time(
@@ -526,17 +522,17 @@ class History(HistoryReader):
         connection: sqlite3.Connection,
         branch: int,
         epoch: int,
-        report: PeerReport,
+        record: PeerRecord,
         by_its_clock: float,
         now: float,
     ) -> bool:
         """Returns whether a branch has an epoch that ended at another time than the one that a peer reports."""
         query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
         known = connection.execute(query, (branch, epoch)).fetchone()
-        return known is not None and abs(known["time"] - _ended_at(report, by_its_clock, now)) > SAME_EPOCH_SECONDS
+        return known is not None and abs(known["time"] - _ended_at(record, by_its_clock, now)) > SAME_EPOCH_SECONDS
 
     def _fill_gaps(
-        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+        self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float
     ) -> dict[tuple[int, int], float]:
         """Takes in epochs that a peer ended before it was started again, if no monitor watched then.
 
@@ -545,33 +541,33 @@ class History(HistoryReader):
         run has now. A peer whose clock was wrong tells a wrong time; so what it tells is also compared with what was
         reported of the epoch before.
         """
-        number = branches.of_lineage(report.lineage)
+        number = branches.of_lineage(record.lineage)
         told: dict[tuple[int, int], float] = {}
-        for epoch, loss, given, by_its_clock in report.recent:
+        for epoch, loss, given, by_its_clock in record.recent:
             holder = branches.holder(number, epoch)
-            is_another = _ended_at(report, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
-            is_another |= self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
-            is_another |= _is_counted(connection, report, epoch, loss, given)
-            if epoch > report.epoch or not given or is_another:
+            is_another = _ended_at(record, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
+            is_another |= self._is_of_another_time(connection, holder, epoch, record, by_its_clock, now)
+            is_another |= _is_counted(connection, record, epoch, loss, given)
+            if epoch > record.epoch or not given or is_another:
                 continue
-            row = (holder, epoch, report.name, report.peer_id, loss, given)
+            row = (holder, epoch, record.name, record.peer_id, loss, given)
             if connection.execute("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
-                told[holder, epoch] = _ended_at(report, by_its_clock, now)
+                told[holder, epoch] = _ended_at(record, by_its_clock, now)
                 branches.reach(number, epoch)
         return told
 
-    def _known(self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float) -> sqlite3.Row:
+    def _known(self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float) -> sqlite3.Row:
         """What is known of a peer; it is entered if nothing is.
 
         One that came while no monitor watched also brings its recent epochs that are newer than all that were seen.
         """
-        key = (report.name, report.peer_id)
+        key = (record.name, record.peer_id)
         query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
         if (known := connection.execute(query, key).fetchone()) is not None:
             return known
-        unseen = _recent(report, branches.newest_before(report.lineage))
-        before = unseen[0][0] - 1 if unseen else _epoch_of(report)
-        samples = report.samples - sum(given for _, _, given, _ in unseen)
+        unseen = _recent(record, branches.newest_before(record.lineage))
+        before = unseen[0][0] - 1 if unseen else _epoch_of(record)
+        samples = record.samples - sum(given for _, _, given, _ in unseen)
         if self._target_batch_size is not None:  # what it did before, a monitor has seen, unless there was none
             (newest,) = connection.execute("SELECT max(epoch) FROM epochs").fetchone()
             last = before if before is not None else EPOCHS_BEFORE_ALL if newest is None else newest
@@ -584,14 +580,14 @@ class History(HistoryReader):
         return connection.execute(query, key).fetchone()
 
     def _note_coming_and_going(
-        self, connection: sqlite3.Connection, known: sqlite3.Row, report: PeerReport, now: float
+        self, connection: sqlite3.Connection, known: sqlite3.Row, record: PeerRecord, now: float
     ) -> None:
-        if report.status != "leaving" and not known["active"]:
+        if record.status != "leaving" and not known["active"]:
             query = "SELECT 1 FROM events WHERE kind = 'joined' AND name = ?"
-            again = connection.execute(query, (report.name,)).fetchone()
-            self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
-        elif report.status == "leaving" and known["active"]:
-            self._add_event(connection, now, "left", report.name, "left the run")
+            again = connection.execute(query, (record.name,)).fetchone()
+            self._add_event(connection, now, "joined", record.name, "is back" if again else "joined the run")
+        elif record.status == "leaving" and known["active"]:
+            self._add_event(connection, now, "left", record.name, "left the run")
 
     def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
         """Forgets times later than now, of a clock that was ahead: peers seen then would not expire until then."""
@@ -670,29 +666,29 @@ def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def _epoch_of(report: PeerReport) -> int | None:
+def _epoch_of(record: PeerRecord) -> int | None:
     """The epoch of the peer's weights; a newcomer has none before it has taken over the run's state."""
-    return None if report.status == "joining" and not report.epoch else report.epoch
+    return None if record.status == "joining" and not record.epoch else record.epoch
 
 
-def _ended_at(report: PeerReport, by_its_clock: float, now: float) -> float:
+def _ended_at(record: PeerRecord, by_its_clock: float, now: float) -> float:
     """Time at which an epoch of a peer ended, by this monitor's clock."""
-    return now - max(0.0, report.time - by_its_clock)
+    return now - max(0.0, record.time - by_its_clock)
 
 
-def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, loss: float, samples: int) -> bool:
-    """Returns whether a branch has this very report: when a peer does an epoch again, its loss differs."""
+def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, loss: float, samples: int) -> bool:
+    """Returns whether a branch has this very record: when a peer does an epoch again, its loss differs."""
     query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
-    return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
+    return connection.execute(query, (epoch, record.name, record.peer_id, loss, samples)).fetchone() is not None
 
 
-def _under_noted_name(connection: sqlite3.Connection, report: Credited) -> Credited:
-    """The report; of a peer that has had `MOST_NAMES`, under the one that it had last if it comes with a new one."""
+def _under_noted_name(connection: sqlite3.Connection, record: PeerRecord) -> PeerRecord:
+    """The record; of a peer that has had `MOST_NAMES`, under the one that it had last if it comes with a new one."""
     query = "SELECT name FROM peers WHERE peer_id = ? ORDER BY last_seen DESC, name"
-    names = [name for (name,) in connection.execute(query, (report.peer_id,))]
-    if report.name in names or len(names) < MOST_NAMES:
-        return report
-    return replace(report, name=names[0])
+    names = [name for (name,) in connection.execute(query, (record.peer_id,))]
+    if record.name in names or len(names) < MOST_NAMES:
+        return record
+    return record.copy(update={"name": names[0]})
 
 
 def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
@@ -702,15 +698,15 @@ def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
     return max(0, before - after - 1 - told)
 
 
-def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:
+def _recent(record: PeerRecord, since: int) -> list[tuple[int, float, int, float]]:
     """The epochs after one that a record repeats, if it repeats its last one."""
-    recent = [one for one in report.recent if since < one[0] <= report.epoch and one[2] > 0]
-    return recent if recent and recent[-1][0] == report.epoch else []
+    recent = [one for one in record.recent if since < one[0] <= record.epoch and one[2] > 0]
+    return recent if recent and recent[-1][0] == record.epoch else []
 
 
-def _first_recent(report: PeerReport) -> int:
+def _first_recent(record: PeerRecord) -> int:
     """First epoch that a record reports; its last one, if it repeats none before that."""
-    return min([report.epoch, *(epoch for epoch, _, _, _ in report.recent)])
+    return min([record.epoch, *(epoch for epoch, _, _, _ in record.recent)])
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,7 +1,7 @@
 """Volunteers who average with nobody although others train, by the totals in their records.
 
 They and the others do not reach each other, for example because both are behind routers, so they train models of their
-own. The epochs of such volunteers may stay close together, so `training.publish.history.standing.groups_of` does not
+own. The epochs of such volunteers may stay close together, so `training.publish.history.run_state.groups_of` does not
 show it.
 """
 
@@ -9,21 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # pages read a history where hivemind is not installed
+    from training.swarm.node.metrics import PeerRecord
 
 UNMET_EPOCHS = 5
 """Epochs in a row after which a volunteer that ended them alone has not just missed a group."""
-
-
-class Totals(Protocol):
-    """The fields of a peer's metric record that count here; `training.swarm.node.metrics.PeerRecord` has them."""
-
-    peer_id: str
-    status: str
-    averaged_epochs: int
-    """Epochs that it has averaged with others in its whole life."""
-    alone_epochs: int
-    """Epochs that it has ended alone although others trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +34,7 @@ class Unmet:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def saw(self, records: Sequence[Totals], *, now: float, seconds: float) -> frozenset[str]:
+    def saw(self, records: Sequence[PeerRecord], *, now: float, seconds: float) -> frozenset[str]:
         """The ids of the volunteers who have averaged with nobody for `seconds` and for `UNMET_EPOCHS`.
 
         A volunteer whose last companion was killed ends some epochs alone too, until it knows. It is not named: for

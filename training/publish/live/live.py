@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.history import History, HistoryReader
-from training.publish.history.standing import RECENT_EPOCHS, Facts, standing_of
+from training.publish.history.run_state import RECENT_EPOCHS, Facts, state_of_run
 from training.publish.live.rendered import Rendered, RenderedDocuments, answer, render
 from training.publish.live.stream import Broadcast, stream_routes
 from training.publish.live.watch import Watch, watched_of
@@ -92,13 +92,13 @@ def state_document(history: HistoryReader, *, now: float, live: bool = True, wat
     """
     last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
     facts = _facts(history, last["epoch"], now=now, watch=watch)
-    standing = standing_of(facts, live=live)
-    watches = live and standing.status != "stopped"
+    state = state_of_run(facts, live=live)
+    watches = live and state.status != "stopped"
     return {
         "time": now,
-        "status": standing.status,
-        "cause": standing.cause,
-        "remedy": standing.remedy,
+        "status": state.status,
+        "cause": state.cause,
+        "remedy": state.remedy,
         "epoch": last["epoch"],
         "loss": last["loss"],
         "samples_per_second": facts.samples_per_second if watches else None,
@@ -111,7 +111,7 @@ def state_document(history: HistoryReader, *, now: float, live: bool = True, wat
 
 
 def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watch | None) -> Facts:
-    """What the standing of a run at this epoch depends on."""
+    """What the state of a run at this epoch depends on."""
     return Facts(
         now=now,
         total_epochs=run_document(history)["total_epochs"],

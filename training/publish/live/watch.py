@@ -15,14 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from training.errors import TrainingError
-from training.publish.history.credit import PeerReport
 from training.publish.history.history import History, HistoryReader
-from training.publish.history.standing import APART_SECONDS, Sight, Volunteer, Watched, groups_of, most_apart
+from training.publish.history.run_state import APART_SECONDS, Sight, Watched, groups_of, most_apart
 from training.publish.history.unmet import Unmet
 from training.recipe import RunConfig
+
+if TYPE_CHECKING:  # pages read a history where hivemind is not installed
+    from training.swarm.node.metrics import PeerRecord
 
 KEY = "monitor"
 """Key of the run value that keeps a `Watched`."""
@@ -112,18 +114,9 @@ class Watch:
             servers_silent_seconds=reach.silent_seconds,
         )
 
-    def saw(self, records: Sequence[PeerReport]) -> None:
+    def saw(self, records: Sequence[PeerRecord]) -> None:
         """Notes the records with which the DHT has answered, and which the history has taken in."""
-        there = {
-            record.peer_id: Volunteer(
-                name=record.name,
-                status=record.status,
-                epoch=record.epoch,
-                lineage=getattr(record, "lineage", None),
-            )
-            for record in records
-            if record.status != "leaving"
-        }
+        there = {record.peer_id: record for record in records if record.status != "leaving"}
         volunteers = tuple(there.values())
         last = self._history.last_epoch()
         recent = self._history.epochs(last["epoch"] - 20) if last is not None else []
@@ -136,7 +129,7 @@ class Watch:
                 self._sight,
                 volunteers=volunteers,
                 groups=groups,
-                unmet=tuple(volunteer for peer_id, volunteer in there.items() if peer_id in unmet),
+                unmet=tuple(record for peer_id, record in there.items() if peer_id in unmet),
                 apart_since=None if len(groups) < 2 else apart_since if apart_since is not None else now,
                 answered_at=now,
                 fault="",

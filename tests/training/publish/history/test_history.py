@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,27 +18,20 @@ from hypothesis import strategies as st
 from training.errors import BadInput, TrainingError
 from training.publish.history.history import History, HistoryReader
 from training.publish.showcase import Shown
+from training.swarm.node.metrics import PeerRecord
 
 ROOT = Path(__file__).parents[4]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A peer's metric record as the history reads it."""
+FACTS = {
+    "name": "ada", "peer_id": "A", "status": "training", "lineage": None, "epoch": 0, "loss": 2.0, "samples": 0,
+    "samples_per_second": 5.0, "seconds": 2.0, "time": 0.0, "recent": (), "averaged_epochs": 0, "alone_epochs": 0,
+}  # fmt: skip
 
-    name: str = "ada"
-    peer_id: str = "A"
-    status: str = "training"
-    lineage: str | None = None
-    epoch: int = 0
-    loss: float | None = 2.0
-    samples: int = 0
-    samples_per_second: float = 5.0
-    seconds: float = 2.0
-    time: float = 0.0
-    recent: tuple = ()
-    averaged_epochs: int = 0
-    alone_epochs: int = 0
+
+def Report(**facts) -> PeerRecord:
+    """A peer's record, with the fields that the history reads; its bounds are checked where it is read."""
+    return PeerRecord.construct(**FACTS | facts)
 
 
 ALAN = {"name": "alan", "peer_id": "B"}
@@ -126,7 +119,7 @@ def in_turn(folder, *turns, target_batch_size=100):
     """The credit of all after records that come one after the other; each epoch has 100 samples of all together."""
     with contextlib.closing(open_history(folder, target_batch_size=target_batch_size)) as history:
         for time, reports in enumerate(turns):
-            history.observe([replace(report, time=float(time)) for report in reports])
+            history.observe([report.copy(update={"time": float(time)}) for report in reports])
         return credit(history), {row["epoch"]: row["samples"] for row in history.epochs()}
 
 
@@ -193,7 +186,9 @@ def test_epochs_that_ended_while_no_monitor_watched_are_told_afterwards(tmp_path
         assert [row["time"] for row in rows[2:]] == [1987.0, 1988.0, 1989.0, 1990.0]
         assert [row["loss"] for row in rows] == [1, 2, 3, 4, 5, 6]
         assert history.total_samples() == 960
-        history.observe([replace(ada, epoch=7, samples=75, time=901, recent=recent(4, 5, 6, 7, samples=15, until=901))])
+        history.observe(
+            [ada.copy(update=dict(epoch=7, samples=75, time=901, recent=recent(4, 5, 6, 7, samples=15, until=901)))]
+        )
         assert history.last_epoch()["samples"] == 15 and len(history.branches()) == 1
 
 
@@ -464,13 +459,13 @@ def test_epochs_that_a_volunteer_ended_before_it_was_started_again_fill_the_gaps
     """All left while no monitor watched, and came back with the weights that they had; epoch 4 is told by both."""
     begin(history)
     before = Report(epoch=2, samples=20, time=100, recent=recent(1, 2, until=99))
-    history.observe([before, replace(before, **ALAN)])
+    history.observe([before, before.copy(update=ALAN)])
     history.observe(
         [Report(status="joining", samples=40, time=200), Report(status="joining", samples=40, time=200, **ALAN)]
     )
     assert [row["epoch"] for row in history.epochs()] == [1, 2]
     back = Report(epoch=4, samples=40, loss=None, time=210, recent=recent(1, 2, 3, 4, until=195))
-    history.observe([back, replace(back, **ALAN, recent=recent(1, 2, 4, until=195))])
+    history.observe([back, back.copy(update={**ALAN, "recent": recent(1, 2, 4, until=195)})])
     told = {row["epoch"]: (row["samples"], row["time"]) for row in history.epochs()}
     assert told == {1: (20, 998.0), 2: (20, 999.0), 3: (10, 984.0), 4: (20, 985.0)}
     history.observe([Report(epoch=5, samples=50, time=220, recent=recent(5, until=219))])

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
+from tests.training.publish.history.test_history import Report
 from training.publish.history.unmet import UNMET_EPOCHS, Unmet
+from training.swarm.node.metrics import PeerRecord
 
 SECONDS = 30.0
 
 
-@dataclass
-class Totals:
-    peer_id: str
-    averaged_epochs: int = 0
-    alone_epochs: int = 0
-    status: str = "training"
-
-
 def followed(
-    *peers: Totals, moves: dict[str, str], epochs: int = 10, seconds_per_epoch: float = 10.0
+    *peers: PeerRecord, moves: dict[str, str], epochs: int = 10, seconds_per_epoch: float = 10.0
 ) -> frozenset[str]:
     """Who is named after some epochs, in which each peer averages, is alone, or does nothing (it was killed)."""
     unmet, named = Unmet(), frozenset()
@@ -44,18 +36,18 @@ def followed(
     ],
 )
 def test_who_averages_with_nobody_is_named(moves, named):
-    assert followed(*map(Totals, moves), moves=moves) == named
+    assert followed(*(Report(peer_id=name) for name in moves), moves=moves) == named
 
 
 def test_a_few_epochs_or_a_short_time_are_not_enough():
     moves = {"ada": "alone", "bo": "alone"}
-    peers = [Totals(name) for name in moves]
+    peers = [Report(peer_id=name) for name in moves]
     assert followed(*peers, moves=moves, epochs=UNMET_EPOCHS - 1) == set()
     assert followed(*peers, moves=moves, seconds_per_epoch=SECONDS / 11) == set()
 
 
 def test_one_average_is_enough_not_to_be_named():
-    unmet, peers = Unmet(), [Totals("ada"), Totals("bo"), Totals("cy")]
+    unmet, peers = Unmet(), [Report(peer_id=name) for name in ("ada", "bo", "cy")]
     unmet.saw(peers, now=0, seconds=SECONDS)
     for peer, averaged in zip(peers, (40, 40, 0), strict=True):
         peer.averaged_epochs, peer.alone_epochs = averaged, 40 - averaged

@@ -1,6 +1,6 @@
-"""The standing of a run: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
+"""The state of a run: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
 
-`standing_of` decides from `Facts` alone: what the history holds, and what a monitor sees now. Without a monitor, as in
+`state_of_run` decides from `Facts` alone: what the history holds, and what a monitor sees now. Without a monitor, as in
 an export, it says how the monitor ended.
 """
 
@@ -10,9 +10,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from calculator.reports.units import show_count
+
+if TYPE_CHECKING:  # pages read a history where hivemind is not installed
+    from training.swarm.node.metrics import PeerRecord
 
 Status = Literal["waiting", "running", "slow", "split", "stopped", "failed", "finished"]
 
@@ -48,28 +51,17 @@ _RESTART = "To go on, start the monitor again with the same --run-dir; it keeps 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Volunteer:
-    """A volunteer whose record the monitor has read."""
-
-    name: str
-    status: str
-    """`joining`, `training`, `waiting` or `leaving`."""
-    epoch: int
-    lineage: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
     """What a monitor sees now, besides what it writes into the history."""
 
     since: float
     """Time at which the monitor started, in seconds since 1970 as all times here."""
-    volunteers: tuple[Volunteer, ...] = ()
-    groups: tuple[tuple[Volunteer, ...], ...] = ()
+    volunteers: tuple[PeerRecord, ...] = ()
+    groups: tuple[tuple[PeerRecord, ...], ...] = ()
     """Volunteers who can average with each other; see `groups_of`."""
     apart_since: float | None = None
     """Since when there are several groups; None: there are not."""
-    unmet: tuple[Volunteer, ...] = ()
+    unmet: tuple[PeerRecord, ...] = ()
     """Volunteers who average with nobody although others train; see `training.publish.history.unmet`."""
     answered_at: float | None = None
     """Time at which the DHT answered last; None: not yet."""
@@ -105,7 +97,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """All that a standing depends on."""
+    """Everything on which the state of a run depends."""
 
     now: float
     total_epochs: int
@@ -126,7 +118,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RunState:
     """Status of a run, for people."""
 
     status: Status
@@ -136,10 +128,10 @@ class Standing:
     """What to do about it; empty if there is nothing to do."""
 
 
-def standing_of(facts: Facts, *, live: bool = True) -> Standing:
+def state_of_run(facts: Facts, *, live: bool = True) -> RunState:
     """Judges how the run stands now; `live` false: as a copy without a monitor says it."""
     if facts.epochs and facts.epochs[-1]["epoch"] >= facts.total_epochs:
-        return Standing(status="finished")
+        return RunState(status="finished")
     if not live:
         return _ended(facts)
     if facts.watched is not None and facts.watched.state == "stopped":
@@ -152,7 +144,7 @@ def standing_of(facts: Facts, *, live: bool = True) -> Standing:
     return _idle(facts) or _spoiled(sight) or _all_unmet(sight) or _slow(facts) or _some_unmet(sight) or _running(sight)
 
 
-def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tuple[Volunteer, ...], ...]:
+def groups_of(volunteers: Sequence[PeerRecord], *, most_apart: int) -> tuple[tuple[PeerRecord, ...], ...]:
     """Volunteers who can average with each other, the most advanced group first.
 
     Two are in different groups if their lineages differ, or if more than `most_apart` epochs lie between their epochs
@@ -162,7 +154,7 @@ def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tupl
         (one for one in volunteers if one.status in ("training", "waiting")),
         key=lambda one: (one.lineage or "", -one.epoch),
     )
-    groups: list[list[Volunteer]] = []
+    groups: list[list[PeerRecord]] = []
     for one in there:
         last = groups[-1][-1] if groups else None
         if last is None or last.lineage != one.lineage or last.epoch - one.epoch > most_apart:
@@ -188,45 +180,45 @@ def seconds_per_epoch(epochs: Sequence[dict]) -> float | None:
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) >= 3 else None
 
 
-def _ended(facts: Facts) -> Standing:
+def _ended(facts: Facts) -> RunState:
     """The state of a history that nobody watches, or of a copy of one that somebody watches elsewhere."""
     watched = facts.watched
     if facts.is_watched:
         cause = f"This is a copy of the run, made on {_when(facts.now)} while its monitor ran."
-        return Standing(status="stopped", cause=cause, remedy="The run's own page shows how it went on.")
+        return RunState(status="stopped", cause=cause, remedy="The run's own page shows how it went on.")
     match watched.state if watched is not None else None:
         case "stopped":
             return _stopped(watched)
         case "failed":
-            return Standing(
+            return RunState(
                 status="failed",
                 cause=f"The monitor ended by a fault on {_when(watched.at)}: {watched.cause}",
                 remedy=f"Mend what it names. {_RESTART}",
             )
         case "watching":
             after = max(watched.at, facts.last_seen or 0.0)
-            return Standing(
+            return RunState(
                 status="failed",
                 cause=f"The monitor ended after {_when(after)} without being asked to: it was killed, it crashed, or "
                 "its machine went down.",
                 remedy=_RESTART,
             )
-    return Standing(status="stopped", remedy=_RESTART)
+    return RunState(status="stopped", remedy=_RESTART)
 
 
-def _stopped(watched: Watched) -> Standing:
+def _stopped(watched: Watched) -> RunState:
     count = watched.volunteers
     there = "no volunteer was there" if not count else f"{_people(count)} {_were(count)} there and may train on"
     cause = f"The maintainer stopped the monitor on purpose on {_when(watched.at)}; {there}."
-    return Standing(status="stopped", cause=cause, remedy=_RESTART)
+    return RunState(status="stopped", cause=cause, remedy=_RESTART)
 
 
-def _fault(facts: Facts, sight: Sight) -> Standing | None:
+def _fault(facts: Facts, sight: Sight) -> RunState | None:
     if sight.fault:
-        return Standing(status="failed", cause=sight.fault, remedy=sight.fault_cure)
+        return RunState(status="failed", cause=sight.fault, remedy=sight.fault_cure)
     silent = facts.now - (sight.answered_at if sight.answered_at is not None else sight.since)
     if silent >= SILENT_SECONDS:
-        return Standing(
+        return RunState(
             status="failed",
             cause=f"The monitor's own DHT node has not answered for {_duration(silent)}, so this page cannot say who "
             "trains.",
@@ -239,7 +231,7 @@ def _fault(facts: Facts, sight: Sight) -> Standing | None:
             if sight.servers == 1
             else f"None of the run's {sight.servers} servers has"
         )
-        return Standing(
+        return RunState(
             status="failed",
             cause=f"{none} answered the monitor for {_duration(sight.servers_silent_seconds)}, and it sees no "
             "volunteer. Volunteers who know each other may train on.",
@@ -249,14 +241,14 @@ def _fault(facts: Facts, sight: Sight) -> Standing | None:
     return None
 
 
-def _split(sight: Sight) -> Standing:
+def _split(sight: Sight) -> RunState:
     groups = sight.groups
     told = "; ".join(f"{_names(group)} at epoch {group[0].epoch}" for group in groups[:SHOWN_NAMES])
     if len({group[0].lineage for group in groups}) > 1:
         cause = f"The volunteers train {len(groups)} different runs of the same name: {told}."
     else:
         cause = f"The volunteers train in {len(groups)} groups that do not meet: {told}."
-    return Standing(
+    return RunState(
         status="split",
         cause=cause,
         remedy="Groups that reach a common server find each other within a minute. If this lasts, stop the smaller "
@@ -264,35 +256,35 @@ def _split(sight: Sight) -> Standing:
     )
 
 
-def _all_unmet(sight: Sight | None) -> Standing | None:
+def _all_unmet(sight: Sight | None) -> RunState | None:
     """`split`, if no volunteer averages with any other."""
     if sight is None or not sight.unmet or len(sight.unmet) < len(_training(sight)):
         return None
-    return Standing(
+    return RunState(
         status="split",
         cause=f"{_names(sight.unmet)} do not reach each other: each of them trains a model of its own.",
         remedy=_DOCTOR,
     )
 
 
-def _some_unmet(sight: Sight | None) -> Standing | None:
+def _some_unmet(sight: Sight | None) -> RunState | None:
     """`running` with a cause, if the others do average with each other."""
     if sight is None or not sight.unmet:
         return None
     one = len(sight.unmet) == 1
     averages, trains = ("averages", "it trains a model of its own") if one else ("average", "they train on their own")
-    return Standing(
+    return RunState(
         status="running",
         cause=f"{_names(sight.unmet)} {averages} with nobody, because the others are out of reach; {trains}.",
         remedy=_DOCTOR,
     )
 
 
-def _running(sight: Sight | None) -> Standing:
+def _running(sight: Sight | None) -> RunState:
     """`running`, with a cause if that will not last."""
     if sight is None or sight.members_server_away_since is None:
-        return Standing(status="running")
-    return Standing(
+        return RunState(status="running")
+    return RunState(
         status="running",
         cause=f"The membership server has not answered since {_when(sight.members_server_away_since)}: members train "
         "on until their tickets end, nobody new can join, and nobody hears of a ban.",
@@ -300,38 +292,38 @@ def _running(sight: Sight | None) -> Standing:
     )
 
 
-def _training(sight: Sight) -> list[Volunteer]:
+def _training(sight: Sight) -> list[PeerRecord]:
     return [one for one in sight.volunteers if one.status == "training"]
 
 
-def _idle(facts: Facts) -> Standing | None:
+def _idle(facts: Facts) -> RunState | None:
     """`waiting`, if nobody trains."""
     sight = facts.sight
     if facts.active_peers:
         return _alone(sight.volunteers) if sight is not None else None
     if facts.last_seen is None:
-        return Standing(status="waiting", cause="No volunteer has joined yet.", remedy=_JOIN)
+        return RunState(status="waiting", cause="No volunteer has joined yet.", remedy=_JOIN)
     if sight is not None and facts.last_seen < sight.since:
-        return Standing(
+        return RunState(
             status="waiting",
             cause=f"The monitor started on {_when(sight.since)} and has seen no volunteer since. Those of before have "
             "left, or have not found the run's servers again yet.",
             remedy=f"Volunteers who are still there call the servers again and again. {_JOIN}",
         )
-    return Standing(
+    return RunState(
         status="waiting",
         cause=f"No volunteer is there since {_when(facts.last_seen)}.",
         remedy=f"The run goes on from its last state as soon as somebody joins. {_JOIN}",
     )
 
 
-def _spoiled(sight: Sight | None) -> Standing | None:
+def _spoiled(sight: Sight | None) -> RunState | None:
     """`failed`, if the loss is far above what it was."""
     if sight is None or not sight.loss_fault:
         return None
     to = sight.saved_epoch
     back = f"let the run go back to its last checkpoint (restore --to {to})" if to else "begin anew (restore --to 0)"
-    return Standing(
+    return RunState(
         status="failed",
         cause=f"Something is wrong with the run: {sight.loss_fault}. No checkpoint is taken meanwhile.",
         remedy=f"If somebody has spoiled the weights, ban them and {back}. If the loss may be so high, set "
@@ -339,12 +331,12 @@ def _spoiled(sight: Sight | None) -> Standing | None:
     )
 
 
-def _alone(volunteers: Sequence[Volunteer]) -> Standing | None:
+def _alone(volunteers: Sequence[PeerRecord]) -> RunState | None:
     """`waiting`, if all volunteers wait for others."""
     if not volunteers or any(one.status != "waiting" for one in volunteers):
         return None
     waits = "wait" if len(volunteers) > 1 else "waits"
-    return Standing(
+    return RunState(
         status="waiting",
         cause=f"{_names(volunteers)} {waits} for others: alone, a volunteer's small batches would carry the weights "
         "away from what the run has learned.",
@@ -352,7 +344,7 @@ def _alone(volunteers: Sequence[Volunteer]) -> Standing | None:
     )
 
 
-def _slow(facts: Facts) -> Standing | None:
+def _slow(facts: Facts) -> RunState | None:
     """`slow`, if an epoch is overdue or the speed far below the usual one."""
     rows = facts.epochs
     if rows:
@@ -360,7 +352,7 @@ def _slow(facts: Facts) -> Standing | None:
         longest = FIRST_OVERDUE_SECONDS if usual is None else max(OVERDUE_SECONDS, OVERDUE_TIMES * usual)
         if quiet > longest:
             normal = f"; usually one takes {_duration(usual)}" if usual is not None else ""
-            return Standing(
+            return RunState(
                 status="slow",
                 cause=f"No epoch was finished for {_duration(quiet)}{normal}.",
                 remedy="Volunteers may be leaving or joining, and their averages failing: that passes when they have "
@@ -375,7 +367,7 @@ def _slow(facts: Facts) -> Standing | None:
     if max(now, *speeds[-3:]) >= SLOW_SHARE * usual:
         return None
     people = round(statistics.median(row["active_peers"] for row in rows))
-    return Standing(
+    return RunState(
         status="slow",
         cause=f"The run computes {_rate(now)} samples per second, {100 * now / usual:.0f} % of its usual "
         f"{_rate(usual)}; {_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
@@ -388,7 +380,7 @@ def _rate(per_second: float) -> str:
     return show_count(round(per_second)) if per_second >= 1000 else f"{per_second:.3g}"
 
 
-def _names(volunteers: Sequence[Volunteer]) -> str:
+def _names(volunteers: Sequence[PeerRecord]) -> str:
     names = sorted(one.name for one in volunteers)
     more = len(names) - SHOWN_NAMES
     if more > 0:

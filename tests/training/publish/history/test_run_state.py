@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from training.publish.history.standing import (
+from tests.training.publish.history.test_history import Report
+from training.publish.history.run_state import (
     STATUSES,
     Facts,
     Sight,
-    Volunteer,
     Watched,
     groups_of,
     most_apart,
-    standing_of,
+    state_of_run,
 )
 
 NOON = 1_795_348_800.0  # 22 November 2026, 12:00 UTC
@@ -30,7 +30,7 @@ def rows(*, count=20, every=10.0, speed=60.0, ended_at=NOON):
 
 def volunteers(*epochs, status="training", lineage=None):
     return tuple(
-        Volunteer(name=f"v{place}", status=status, epoch=epoch, lineage=lineage) for place, epoch in enumerate(epochs)
+        Report(name=f"v{place}", status=status, epoch=epoch, lineage=lineage) for place, epoch in enumerate(epochs)
     )
 
 
@@ -76,7 +76,7 @@ CASES = {
     "one waits, one trains": (
         replace(
             RUNNING,
-            sight=replace(SIGHT, volunteers=(*volunteers(20), Volunteer(name="w", status="waiting", epoch=20))),
+            sight=replace(SIGHT, volunteers=(*volunteers(20), Report(name="w", status="waiting", epoch=20))),
         ),
         "running",
         "",
@@ -215,11 +215,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("facts, status, cause, remedy", CASES.values(), ids=CASES)
-def test_standing_of_a_live_run(facts, status, cause, remedy):
-    standing = standing_of(facts)
-    assert standing.status == status
-    assert cause in standing.cause and bool(cause) == bool(standing.cause)
-    assert remedy in standing.remedy and bool(remedy) == bool(standing.remedy)
+def test_state_of_a_live_run(facts, status, cause, remedy):
+    state = state_of_run(facts)
+    assert state.status == status
+    assert cause in state.cause and bool(cause) == bool(state.cause)
+    assert remedy in state.remedy and bool(remedy) == bool(state.remedy)
 
 
 COPIES = {
@@ -242,17 +242,17 @@ COPIES = {
 
 
 @pytest.mark.parametrize("watched, total, status, cause", COPIES.values(), ids=COPIES)
-def test_standing_of_a_run_that_nobody_watches(watched, total, status, cause):
+def test_state_of_a_run_that_nobody_watches(watched, total, status, cause):
     facts = replace(RUNNING, watched=watched, is_watched=False, sight=None, total_epochs=total)
-    standing = standing_of(facts, live=False)
-    assert standing.status == status
-    assert cause in standing.cause and bool(cause) == bool(standing.cause)
+    state = state_of_run(facts, live=False)
+    assert state.status == status
+    assert cause in state.cause and bool(cause) == bool(state.cause)
 
 
 def test_a_copy_of_a_run_that_goes_on_says_so():
-    standing = standing_of(replace(RUNNING, sight=None), live=False)
-    assert standing.status == "stopped"
-    assert "copy of the run" in standing.cause
+    state = state_of_run(replace(RUNNING, sight=None), live=False)
+    assert state.status == "stopped"
+    assert "copy of the run" in state.cause
 
 
 def test_every_status_is_reached():
@@ -262,7 +262,7 @@ def test_every_status_is_reached():
 def test_groups_are_those_who_can_average():
     names = [[one.name for one in group] for group in groups_of(volunteers(20, 18, 9, 8), most_apart=2)]
     assert names == [["v0", "v1"], ["v2", "v3"]]
-    joining = Volunteer(name="new", status="joining", epoch=0)
+    joining = Report(name="new", status="joining", epoch=0)
     assert len(groups_of((*volunteers(20, 20), joining), most_apart=2)) == 1
     assert groups_of((), most_apart=2) == ()
 
