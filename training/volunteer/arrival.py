@@ -83,37 +83,37 @@ def arrive(
     source = newcomer.resume(resume) if resume is not None else None
     began = time.monotonic()
     while not stop.asked:
-        standing = newcomer.standing_of_others()
-        if standing is None:
+        others = newcomer.others_now()
+        if others is None:
             continue
-        ahead = max(standing.epoch, optimizer.progress.reported_epoch)
+        ahead = max(others.epoch, optimizer.progress.reported_epoch)
         newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
         if newest <= optimizer.local_epoch:
             return source or "fresh weights"
-        may_take_kept = source is None and not standing.there and time.monotonic() - began >= newcomer.kept_seconds
+        may_take_kept = source is None and not others.there and time.monotonic() - began >= newcomer.kept_seconds
         if may_take_kept and (found := newcomer.take_kept(newest)) is not None:
             return found
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
         if optimizer.load_state_from_peers(oldest_epoch=1):
             return "the state of another peer"
         waited = time.monotonic() - began
-        if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):
+        if not others.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(others.there)):
             if source is not None:
                 return source
             if newcomer.kept_epoch >= run.schedule.total_epochs:
                 console.print(_end_of_run(run, newcomer.kept_epoch), markup=False)
                 return None
-            if (found := newcomer.take_stored(waited, newest, may_begin_anew=not standing.there)) is not None:
+            if (found := newcomer.take_stored(waited, newest, may_begin_anew=not others.there)) is not None:
                 return found
         if source is not None and waited >= FORGOTTEN_SECONDS:
             return source  # the newer epoch may be a false report; if it is not, training catches up with it
-        newcomer.tell(newcomer.waits_for(standing, newest))
+        newcomer.tell(newcomer.waits_for(others, newest))
         stop.wait(LOOK_SECONDS)
     return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _OthersStanding:
+class _Others:
     """State of the run by the records of the other peers of the lineage."""
 
     epoch: int = 0
@@ -141,7 +141,7 @@ class _Newcomer:
             self.told[sentence] = time.monotonic()
             self.console.print(sentence, markup=False)
 
-    def standing_of_others(self) -> _OthersStanding | None:
+    def others_now(self) -> _Others | None:
         """Reads the other peers' records. Returns None if the DHT did not answer in time, so that other peers may be
         there.
 
@@ -156,7 +156,7 @@ class _Newcomer:
             accounts = accounts_of_records(self.optimizer.dht, others)
             others = believable(others, self.run.schedule.total_epochs, accounts)
             current = of_right_clocks(others, time_of_day())
-            return _OthersStanding(
+            return _Others(
                 epoch=max((record.epoch for record in others), default=0),
                 there=tuple(record for record in current if record.status != "leaving" and record.epoch),
             )
@@ -239,10 +239,10 @@ class _Newcomer:
         )
         return False
 
-    def waits_for(self, standing: _OthersStanding, newest: int) -> str:
+    def waits_for(self, others: _Others, newest: int) -> str:
         """Message for the volunteer while no peer sends the run's weights."""
-        if standing.there:
-            names = " or ".join(record.name for record in standing.there[:3])
+        if others.there:
+            names = " or ".join(record.name for record in others.there[:3])
             return f"The run is at epoch {newest}; waiting for {names} to send its weights."
         sites = self.belonging.sites()
         site = f" or for a checkpoint at {sites[0]}" if sites else ""

@@ -153,7 +153,7 @@ def test_the_pages_commands_admit_members_only(programs, tmp_path):
     assert "invited:ada" in httpx.get(f"http://127.0.0.1:{guide.port}/bans").text
     guide.run(f"{TRAINER}moderate unban")
     assert "Removed invited:ada" in guide.run(f"{TRAINER}moderate remove")
-    # tests/training/roles/test_membership.py goes back in a run; this one has no checkpoint.
+    # tests/training/roles/test_membership_server.py goes back in a run; this one has no checkpoint.
     refused = run_program(guide.take(f"{TRAINER}moderate ban ada --revert-to"), cwd=tmp_path, env=environment())
     assert refused.returncode == 2 and "has no checkpoint of epoch 4000" in refused.stderr
     assert register.banned() == []

@@ -65,7 +65,7 @@ def run(
     from training.processes.events import EventLog
     from training.processes.role import run_role
     from training.recipe import load_recipe
-    from training.roles.membership import MembershipSettings, run_membership
+    from training.roles.membership_server import MembershipSettings, run_membership
 
     config = load_recipe(recipe)
     settings = MembershipSettings(

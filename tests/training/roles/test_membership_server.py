@@ -31,7 +31,7 @@ from training.processes.events import EventLog
 from training.publish.history.backup import HISTORY_FILE
 from training.publish.history.history import History
 from training.recipe import RECIPES, load_recipe
-from training.roles.membership import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
+from training.roles.membership_server import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
 from training.trust.client import Credentials, MembershipClient
 from training.trust.server.ledger import REGISTER_FILE
 from training.trust.server.moderation import Moderation
