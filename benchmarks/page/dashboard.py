@@ -183,7 +183,7 @@ def serve(folder: Path, site: Path, port: int) -> None:
     run = load_recipe("dalle-2021")
     path = folder / "history.sqlite"
     history = History(path, run_id=run.run_id, recipe_digest=run.digest, expiration_seconds=60)
-    with Watch(history, run) as watch:
+    with Watch(history, run.swarm) as watch:
         app = create_app(history, pictures=folder, site=site, watch=watch)
         config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")
         threading.Thread(target=uvicorn.Server(config).run, daemon=True).start()

@@ -149,7 +149,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
             live.store_run(history, run, recipe_toml, **invitation, **facts)
             _enter(lineage.lineage, history, keeper)
-            watch = Watch(history, run, reach=redial.reachability)
+            watch = Watch(history, run.swarm, reach=redial.reachability)
             meanwhile.end()
             running.enter_context(_serving(_app(history, flags, watch), flags.host, flags.port))
             running.enter_context(watch)

@@ -38,7 +38,7 @@ class Monitor:
             expiration_seconds=60,
             clock=self.clock,
         )
-        self.watch = Watch(self.history, RUN, clock=self.clock)
+        self.watch = Watch(self.history, RUN.swarm, clock=self.clock)
         self.watch.__enter__()
         self.serve()
 

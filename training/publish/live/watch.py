@@ -21,7 +21,7 @@ from training.errors import TrainingError
 from training.publish.history.history import History, HistoryReader
 from training.publish.history.run_state import APART_SECONDS, Sight, Watched, groups_of, most_apart
 from training.publish.history.unmet import Unmet
-from training.recipe import RunConfig
+from training.swarm.config import SwarmConfig
 
 if TYPE_CHECKING:  # pages read a history where hivemind is not installed
     from training.swarm.node.metrics import PeerRecord
@@ -52,7 +52,7 @@ class Watch:
 
     Args:
         history: The run's.
-        run: The run.
+        swarm: The run's.
         reach: Says how the node reaches the run's servers; None: not known.
         clock: Seconds since the epoch; a test passes its own.
     """
@@ -60,13 +60,13 @@ class Watch:
     def __init__(
         self,
         history: History,
-        run: RunConfig,
+        swarm: SwarmConfig,
         *,
         reach: Callable[[], Reach] | None = None,
         clock: Callable[[], float] = time.time,
     ):
         self._history, self._reach, self._clock = history, reach, clock
-        self._stale_seconds = run.swarm.metrics_every_seconds
+        self._stale_seconds = swarm.metrics_every_seconds
         self._guard = threading.Lock()
         self._unmet = Unmet()
         self._sight = Sight(since=clock())

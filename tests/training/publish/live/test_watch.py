@@ -50,7 +50,7 @@ def state_of(history, watch=None, *, live_now=True, now=None):
 
 def test_a_stop_on_purpose_is_left_on_disk(tmp_path):
     history = open_history(tmp_path)
-    with Watch(history, RUN) as watch:
+    with Watch(history, RUN.swarm) as watch:
         reports = [Report(epoch=1, samples=10)]
         history.observe(reports)
         watch.saw(reports)
@@ -68,7 +68,7 @@ def test_a_stop_on_purpose_is_left_on_disk(tmp_path):
 
 def test_a_fault_is_left_on_disk(tmp_path):
     history = open_history(tmp_path)
-    with pytest.raises(TrainingError), Watch(history, RUN):
+    with pytest.raises(TrainingError), Watch(history, RUN.swarm):
         raise TrainingError("The port is gone.")
     history.close()
     state = state_of(HistoryReader(tmp_path / "history.sqlite"), live_now=False)
@@ -78,21 +78,21 @@ def test_a_fault_is_left_on_disk(tmp_path):
 
 def test_a_killed_monitor_is_told_apart(tmp_path):
     history = open_history(tmp_path)
-    Watch(history, RUN).__enter__()
+    Watch(history, RUN.swarm).__enter__()
     assert "copy of the run" in state_of(history, live_now=False)["cause"]  # it still holds the lock
     history.close()
     state = state_of(HistoryReader(tmp_path / "history.sqlite"), live_now=False)
     assert state["status"] == "failed"
     assert "without being asked to" in state["cause"]
     again = open_history(tmp_path)
-    with Watch(again, RUN):
+    with Watch(again, RUN.swarm):
         assert "had ended without being asked to" in again.events()[-1]["text"]
     again.close()
 
 
 def test_a_history_that_cannot_be_written_is_a_fault_until_it_can(tmp_path):
     history = open_history(tmp_path)
-    with Watch(history, RUN) as watch:
+    with Watch(history, RUN.swarm) as watch:
         history._connection.execute(f"PRAGMA max_page_count = {_pages(history)}")  # SQLite's own full disk
         with pytest.raises(TrainingError) as full:
             for number in range(200):
@@ -116,7 +116,7 @@ def _pages(history):
 def test_volunteers_apart_are_a_split_after_a_while(tmp_path):
     clock = Clock()
     history = open_history(tmp_path, clock)
-    watch = Watch(history, RUN, clock=clock)
+    watch = Watch(history, RUN.swarm, clock=clock)
 
     def observe(epoch):
         # ada and bo are at this epoch; cy goes on by itself, far behind.
@@ -142,7 +142,7 @@ def test_volunteers_apart_are_a_split_after_a_while(tmp_path):
 def test_volunteers_who_do_not_reach_each_other_are_told(tmp_path):
     clock = Clock()
     history = open_history(tmp_path, clock)
-    watch = Watch(history, RUN, clock=clock)
+    watch = Watch(history, RUN.swarm, clock=clock)
     for epoch in range(60, 70):
         reports = [
             Report(name=name, peer_id=name, epoch=epoch, samples=10 * epoch, time=clock.now, alone_epochs=epoch)
@@ -159,7 +159,7 @@ def test_volunteers_who_do_not_reach_each_other_are_told(tmp_path):
 
 def test_unreachable_servers_are_told(history):
     reach = SimpleNamespace(servers=1, answering=0, silent_seconds=120.0)
-    watch = Watch(history, RUN, reach=lambda: reach)
+    watch = Watch(history, RUN.swarm, reach=lambda: reach)
     watch.saw([])
     assert "bootstrap peer has not answered" in state_of(history, watch)["cause"]
     reach.answering = 1
@@ -189,7 +189,7 @@ def epochs_at(url):
 
 
 def test_streams_send_each_change_and_the_stop(history, tmp_path):
-    watch = Watch(history, RUN)
+    watch = Watch(history, RUN.swarm)
     with watch, serving(live.create_app(history, pictures=tmp_path, watch=watch)) as url:
         with listening(url) as (states, ended), listening(url) as (others, _):
             soon(lambda: states and others)
@@ -216,7 +216,7 @@ def test_all_streams_share_one_computation(history, tmp_path, monkeypatch):
     monkeypatch.setattr(
         live, "compute_document", lambda *names, **more: computed.append(names[0]) or compute(*names, **more)
     )
-    watch = Watch(history, RUN)
+    watch = Watch(history, RUN.swarm)
     with serving(live.create_app(history, pictures=tmp_path, watch=watch)) as url, ExitStack() as stack:
         streams = [stack.enter_context(listening(url)) for _ in range(20)]
         soon(lambda: all(states for states, _ in streams))
