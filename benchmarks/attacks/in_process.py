@@ -32,8 +32,8 @@ from training.swarm.engine.calls import until_hung_up
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.identity import Signer
+from training.swarm.peers import table
 from training.swarm.peers.groups import Contribution, Group
-from training.swarm.peers.standing import Standing
 from training.swarm.round.allreduce import AllReduce, Travel
 from training.swarm.round.reducer import WeightedMean
 from training.swarm.round.rounds import AllReduces, GroupAllReduce
@@ -212,18 +212,14 @@ class Member:
         public = key.get_public_key().to_bytes()
         self.peer_id = peer_id_of(b"[owner:" + public + b"]")
         self.connection = Connection(handlers, self.peer_id)
-        self.left_out: frozenset[str] = frozenset()
+        self.peers = table.Peers(clock=clock)
         self.caught: set[str] = set()
         """Peers that it has proof against, or that have evaded its checks."""
-        self.standing = Standing(self._leave_out, clock=clock)
         self._swarm, self._signer, self._clock = swarm, Signer(public, key.sign), clock
-
-    def _leave_out(self, peers: frozenset[str]) -> None:
-        self.left_out = peers
 
     def _note_caught(self, peer: str, weight: float, deed: str) -> None:
         self.caught.add(peer)
-        self.standing.note_caught(peer, weight, deed)
+        self.peers.spoiled(table.id_bytes(peer), weight, deed)
 
     async def open(self, lie: Lie | None, *, hides: Callable[[], bool] | None, audits: bool) -> None:
         """From now on others can call it."""
@@ -298,13 +294,12 @@ class Peers:
 
     def group(self) -> list[int]:
         """Numbers of those that the next update takes in."""
-        for member in self._honest:
-            member.standing.refresh()
         half = len(self._honest) / 2
         return [
             number
             for number, one in enumerate(self.members)
-            if one in self._honest or sum(str(one.peer_id) in other.left_out for other in self._honest) <= half
+            if one in self._honest
+            or sum(other.peers.is_left_out(one.peer_id.to_bytes()) for other in self._honest) <= half
         ]
 
     def average(self, tensors: dict[int, list[torch.Tensor]], weight: float) -> None:

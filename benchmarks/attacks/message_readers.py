@@ -54,7 +54,7 @@ def records() -> Reader:
 
     from training.swarm.engine.bounds import unpack
     from training.swarm.node.dht import record_validators
-    from training.swarm.peers.progress import progress_validator
+    from training.swarm.peers.records import progress_validator
 
     identity = new_identity()
     mine = [*record_validators("demo", identity), progress_validator("demo")]
@@ -91,7 +91,7 @@ def records() -> Reader:
 def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[object], object]]]:
     """Keys of a run -> what a peer stores there, and who reads what others have stored."""
     from training.swarm.node.metrics import PeerRecord, RecentEpoch
-    from training.swarm.peers.progress import PeerProgress
+    from training.swarm.peers.records import PeerProgress
     from training.swarm.run.lineage import Word
 
     peer = identity.peer_id

@@ -126,9 +126,9 @@ def let_rounds_fail(share: float, seed: str) -> None:
 
 def forgive() -> None:
     """Makes this peer note no faults of others."""
-    from training.swarm.peers.standing import Standing
+    from training.swarm.peers.table import Peers
 
-    Standing.note = lambda self, peers: None
+    Peers.spoiled = lambda self, *fault: None
 
 
 def main() -> None:

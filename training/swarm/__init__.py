@@ -24,7 +24,7 @@ a gradient from there on, in order:
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers
    (epoch/exchange.py asks for it; in round/, averager.py, pipe.py and service.py are the trainer's handle, the pipe
    and the process; matchmaking.py forms the group). It waits for peers that answer a ping (node/slow_nodes.py),
-   then for the majority of them, and leaves out those that have spoiled averages (peers/standing.py).
+   then for the majority of them, and leaves out those that have spoiled averages (peers/table.py).
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
    weighted by samples, and answers (round/: rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit

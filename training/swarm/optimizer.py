@@ -23,8 +23,8 @@ from training.swarm.node.dht import check_node
 from training.swarm.node.identity import Identity
 from training.swarm.peers.epochs import MOST_BATCHES, EpochEnd, EpochReport
 from training.swarm.peers.groups import FULL_WEIGHT
-from training.swarm.peers.progress import Progress, RefreshSeconds
-from training.swarm.peers.standing import Standing
+from training.swarm.peers.progress import Progress
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.round.reducer import WeightedMean
 from training.swarm.run.lineage import Lineage, run_prefix
@@ -33,12 +33,8 @@ from training.swarm.state.catching_up import CatchingUp
 from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 
-LIVELY_WINDOWS = 6
-"""A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 LAST_AVERAGE_SECONDS = 5.0
 """A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
-LOOK_SECONDS = 0.1
-"""A peer that leaves looks this often whether that average has ended."""
 
 
 class SwarmOptimizer:
@@ -113,13 +109,9 @@ class SwarmOptimizer:
         with self.gradients.get_tensors() as averaged:
             # An average that this peer has given up may end later; `hold` keeps it out while an update reads gradients.
             self.master.use_gradients(averaged, hold=self.gradients.get_tensors)
-        self.standing = Standing(self._leave_out)
         for averager in (self.gradients, self.parameters):
-            averager.note_spoilers = self.standing.note
-            averager.note_caught = self.standing.note_caught
-        self.exchange = Exchange(
-            swarm, self.gradients, self.progress, self.alignment, standing=self.standing, epochs_apart=apart
-        )
+            averager.peers = self.progress.peers
+        self.exchange = Exchange(swarm, self.gradients, self.progress, self.alignment, epochs_apart=apart)
         self.updates = _make_updates(self.master, self.parameters, self.alignment, run, self.progress)
         self.strategy = strategy(
             Parts(
@@ -294,12 +286,6 @@ class SwarmOptimizer:
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
 
-    def _leave_out(self, peers: frozenset[str]) -> None:
-        """These have spoiled averages: no group of this peer waits for them or takes them in."""
-        self.progress.left_out = peers
-        for averager in (self.gradients, self.parameters):
-            averager.leave_out(peers)
-
     def say_goodbye(self) -> None:
         """Tells the others not to wait for this peer.
 
@@ -307,7 +293,7 @@ class SwarmOptimizer:
         """
         deadline = time.monotonic() + LAST_AVERAGE_SECONDS
         while self.exchange.under_way and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         # The record goes last: `Progress` tells that this peer has left, and then it may be in no group any more.
         self.parameters.offer_state(None)
         self.exchange.drop_search()
@@ -322,16 +308,14 @@ class SwarmOptimizer:
 
 
 def _make_progress(run: RunConfig, prefix: str, dht: DHT, identity: Identity | None, client_mode: bool) -> Progress:
-    seconds = run.swarm.matchmaking_seconds
     return Progress(
         dht=dht,
         prefix=prefix,
         target_batch_size=run.swarm.target_batch_size,
         private_key=identity.private_key if identity is not None else None,
         client_mode=client_mode,
-        lively_seconds=LIVELY_WINDOWS * seconds,
+        matchmaking_seconds=run.swarm.matchmaking_seconds,
         record_seconds=run.swarm.metrics_expiration_seconds,
-        refresh=RefreshSeconds(least=min(0.5, seconds / 5), most=min(10.0, 4 * seconds), alone=min(3.0, seconds)),
     )
 
 

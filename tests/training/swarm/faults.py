@@ -200,15 +200,15 @@ def faulty_all_reduce(fault: Fault, *, first_only: bool, made: list, **kwargs):
             if fault is Fault.REFUSE:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
                 return
-            answers = 0
+            answers, good = 0, min(3, len(self.parts[self.own]) - 1)
             async for message in super().answer(sender, stream):
-                yield message
-                answers += 1
-                if fault is Fault.FAIL_REDUCING and answers == 3:
+                if fault is Fault.FAIL_REDUCING and answers == good:
                     yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
                     return
-                if fault is Fault.SLOW_REDUCING and answers == 3:
+                if fault is Fault.SLOW_REDUCING and answers == good:
                     await asyncio.sleep(SLOW_SECONDS)
+                yield message
+                answers += 1
 
         async def _outgoing(self, reducer):
             others = [peer for peer, parts in self.parts.items() if parts and peer != self.own]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hivemind.p2p import PeerID
 from started_peers import Peer
 
 SHAPES = ((300, 300), (100, 100), (1000,), (7,))
@@ -97,7 +98,12 @@ def average_often(
             lie(patch)
         averager = Averager(tensors_of(peer.name, 0), dht=peer.dht, settings=settings, method=method)
     caught, reports, results, seconds = [], [], [], []
-    averager.note_caught = lambda *facts: caught.append((len(reports), *facts))
+
+    def note(peer, weight, *deed):
+        if deed:  # else it has only spoiled a round
+            caught.append((len(reports), str(PeerID(peer)), weight, *deed))
+
+    averager.peers.spoiled = note
     peer.await_others(f"{prefix}.begin")
     for number in range(rounds):
         with averager.get_tensors() as tensors:

@@ -615,8 +615,6 @@ def train_apart(peer: Peer):
 def doubt_the_others(peer: Peer, *, averages: int):
     """Trains until each peer had so many averages of all; the last one believes nothing of what the others tell, and is
     the slowest."""
-    from hivemind.utils import get_dht_time
-
     from training.swarm.peers.table import Peers
 
     class Doubts(Peers):
@@ -627,8 +625,8 @@ def doubt_the_others(peer: Peer, *, averages: int):
             return 0.0
 
     def seconds_left_for_the_others(progress):
-        told = sum(progress._samples_by(get_dht_time(), one) for one in progress._others)
-        return 0.0 if told > 0.7 * run.swarm.target_batch_size else LONG_SECONDS
+        reported = sum(progress.reports_of(progress._local.epoch).values())
+        return 0.0 if reported > 0.7 * run.swarm.target_batch_size else LONG_SECONDS
 
     doubts = peer.name == peer.names[-1]
     run, model = run_with(target_batch_size=160, next_chunk_timeout_seconds=LONG_SECONDS), model_of(seed=0)

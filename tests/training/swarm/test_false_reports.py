@@ -27,7 +27,7 @@ from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.node import tokens
 from training.swarm.node.metrics import believable
 from training.swarm.peers import progress as progress_module
-from training.swarm.peers.progress import Progress, RefreshSeconds
+from training.swarm.peers.progress import Progress
 from training.swarm.peers.table import Peers
 from training.swarm.run.lineage import Lineage, Word, choose
 from training.swarm.state import download
@@ -90,8 +90,8 @@ def seconds_of_epochs(monkeypatch, lie, n, *, members_only):
 
     def make(peer):
         table = Peers(accounts(n, members_only=members_only), clock=lambda: now[0])
-        return Progress(dht=board.node(peer), prefix="run", target_batch_size=TARGET, lively_seconds=30.0, peers=table,
-                        refresh=RefreshSeconds(least=1.0, most=1.0, alone=1.0))  # fmt: skip
+        return Progress(dht=board.node(peer), prefix="run", target_batch_size=TARGET, matchmaking_seconds=5.0,
+                        peers=table)  # fmt: skip
 
     honest = {peer: make(peer) for peer in HONEST}
     for peer, progress in honest.items():

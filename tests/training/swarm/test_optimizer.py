@@ -13,8 +13,9 @@ from training.swarm.engine.codecs import BlockwiseCodec
 from training.swarm.engine.process import DHT
 from training.swarm.epoch.powersgd import PowerSgd
 from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates
-from training.swarm.optimizer import LIVELY_WINDOWS, SwarmOptimizer
+from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.progress import Progress
+from training.swarm.peers.times import LIVELY_WINDOWS
 from training.swarm.round.averager import Averager
 
 DEMO = load_recipe("demo")
@@ -90,7 +91,7 @@ def test_the_wait_at_an_epochs_end_is_not_taken_for_a_micro_batch(optimizer_with
 def test_a_peer_that_finds_no_state_of_a_newer_epoch_trains_on_and_asks_again_later(is_known, optimizer_with, node):
     """The other one reports it, and offers no state; whether or not it has averaged with this one before."""
     theirs = DHT(initial_peers=[str(address) for address in node.get_visible_maddrs()], start=True)
-    settings = {"target_batch_size": DEMO.swarm.target_batch_size, "lively_seconds": 300.0}
+    settings = {"target_batch_size": DEMO.swarm.target_batch_size, "matchmaking_seconds": 50.0}
     prefix = f"overtaken_{is_known}"
     own, other = (Progress(dht=dht, prefix=prefix, **settings) for dht in (node, theirs))
     other.start()
@@ -106,7 +107,7 @@ def test_a_peer_that_finds_no_state_of_a_newer_epoch_trains_on_and_asks_again_la
             made.step()
         assert downloads == [True] and made.gradients.samples == 8 and made.local_epoch == 0
         assert made.alignment.drifted  # it is no witness that the run is no further
-        made.progress._doubted_until = 0.0
+        made.progress.peers._doubted_until = 0.0
         made.progress._global = made.progress._combine(made.progress._look())
         made.step()
         assert len(downloads) == 2
@@ -119,13 +120,13 @@ def test_a_peer_that_finds_no_state_of_a_newer_epoch_trains_on_and_asks_again_la
 def test_parameters_are_averaged_as_often_as_the_recipe_says(optimizer_with):
     made, due = optimizer_with(average_state_every=3), []
     made.updates.begin = lambda epoch, *, average_parameters, expected_peers: due.append(average_parameters)
-    made.progress._global = made.progress._sum([], 0.0, num_peers=2)
+    made.progress._global = replace(made.progress._global, num_peers=2)
     for epoch in range(7):
         made._begin_update(epoch)
     assert due == [False, False, True, False, False, True, False]
     made.exchange.parameters_wanted_at = 8
     made._begin_update(7)
-    made.progress._global = made.progress._sum([], 0.0, num_peers=1)
+    made.progress._global = replace(made.progress._global, num_peers=1)
     made._begin_update(8)
     assert due[7:] == [True, False], "for a newcomer's sake, and not without others"
 

@@ -8,27 +8,19 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 
-from hivemind.p2p import PeerID
-
 from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.config import SwarmConfig
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.waiting import LeftBehindError, NobodyElseError, await_group
 from training.swarm.peers.epochs import EpochEnd
+from training.swarm.peers.estimate import agreed_epoch
 from training.swarm.peers.groups import Announcement, AveragedGroup, RoundReport
-from training.swarm.peers.progress import Progress, agreed_epoch
-from training.swarm.peers.standing import Standing
+from training.swarm.peers.progress import Progress
+from training.swarm.peers.table import id_bytes
+from training.swarm.peers.times import LATE_ANSWER_SHARE, LOOK_SHARE, POLL_SECONDS, SILENT_SHARE
 from training.swarm.round.averager import AveragingFailedError, Round
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event, Minorities
-
-LOOK_SHARE, SILENT_SHARE, LATE_ANSWER_SHARE = 0.25, 0.5, 0.3
-"""Shares of a window of matchmaking: the pause between two rounds of pings while a peer looks for a group; the silence
-after which it pings a peer; the time after which an answer is late if most others answer much sooner. Without this a
-group would wait for a dead peer through all its windows, in every epoch."""
-
-STRANGERS_LOOK_SECONDS = 0.05
-"""Pause between two looks of a peer that waits for a group of strangers."""
 
 
 class Exchange:
@@ -39,7 +31,6 @@ class Exchange:
         averager: Of the gradients.
         progress: Who trains.
         alignment: Told what an average shows of this peer.
-        standing: Who has spoiled averages.
         epochs_apart: See `Strategy.epochs_apart`.
     """
 
@@ -50,11 +41,10 @@ class Exchange:
         progress: Progress,
         alignment: AlignmentState,
         *,
-        standing: Standing,
         epochs_apart: int,
     ):
         self._swarm, self.averager, self._progress, self._alignment = swarm, averager, progress, alignment
-        self._epochs_apart, self._standing = epochs_apart, standing
+        self._epochs_apart = epochs_apart
         self._search: Round | None = None
         self._running: Round | None = None
         self._present = 0
@@ -117,7 +107,7 @@ class Exchange:
         while self._search is not None and self._search.stage is Stage.SEARCHING and not self._search.done():
             if time.monotonic() >= deadline:
                 break
-            time.sleep(STRANGERS_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return self.has_group
 
     def begin_epoch(self) -> None:
@@ -128,7 +118,6 @@ class Exchange:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
         # That round may be under way until the epoch ends with which it began.
         is_due = self.parameters_wanted_at >= epoch
-        self._standing.refresh()
         self._present = min(self._progress.lively_peers, self._swarm.max_group_size)
         expected = self.expected_peers
         search = self.averager.look_for_group(
@@ -226,7 +215,7 @@ class Exchange:
             group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
             epoch_end.round = group.report
             self._average_ended = now = time.monotonic()
-            self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
+            self._note_delays(group.report, waited=now - began, cycle=now - before)
             self._note_who_brought(group, epoch_end)
             self._note_faults(group, epoch_end)
             self._note_announcements(group, epoch_end)
@@ -239,7 +228,7 @@ class Exchange:
             round_.cancel()
         finally:
             self._running = None
-            self._tell_who_is_left_out(epoch_end)
+            epoch_end.notes += self._progress.peers.take_news()
 
     def _await(self, round_: Round, epoch_end: EpochEnd) -> AveragedGroup:
         """Returns the group's average, and tells the progress which peers were lost."""
@@ -307,8 +296,11 @@ class Exchange:
         except TimeoutError:
             return False
 
-    def _tell_who_is_left_out(self, epoch_end: EpochEnd) -> None:
-        epoch_end.notes += self._standing.take_news()
+    def _note_delays(self, report: RoundReport, *, waited: float, cycle: float) -> None:
+        """While the trainer computes, as with delayed gradients, a slow peer costs it nothing."""
+        for peer, delay in report.delays.items():
+            seconds = min(delay.seconds, waited)
+            self._progress.peers.delayed(id_bytes(peer), seconds, brought=delay.share, cycle=max(cycle, waited))
 
     def _note_who_brought(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
         """Notes the samples that each groupmate has brought: they give it a voice and scale its reports."""
@@ -316,7 +308,7 @@ class Exchange:
         # A peer that averages no part sees nobody's samples: then it is enough to have been there to the end.
         samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.told}
         samples.pop(own.to_bytes(), None)
-        lost = [PeerID.from_base58(peer).to_bytes() for peer in group.report.lost]
+        lost = [id_bytes(peer) for peer in group.report.lost]
         self._progress.note_average(epoch_end.reports, samples, lost)
 
     # -- what an average shows -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.peers.groups import AveragedGroup, RoundReport
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.averager import Round
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event
@@ -21,9 +22,6 @@ from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager
 
 logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.1
-"""Pause between two looks, while the trainer waits, at whether a round of parameters still has a chance."""
 
 
 class Updates:
@@ -113,7 +111,7 @@ class Updates:
         """
         while pending := {job for job in (self._updating, self._averaging) if job is not None and not job.done()}:
             self._give_up_idle_search()
-            wait(pending, LOOK_SECONDS)
+            wait(pending, POLL_SECONDS)
         self.apply()
 
     def take_reports(self) -> list[RoundReport]:

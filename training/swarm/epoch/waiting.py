@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 from training.errors import TrainingError
 from training.swarm.peers.groups import AveragedGroup
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.averager import Round
 from training.swarm.round.pipe import Stage
 
-LOOK_SECONDS = 0.5
-"""A peer without a group checks this often whether it has one."""
 LOOKS = 2
 """Looks at the others' progress during the usual time of a wait, and the pace after it. All peers answer each look, so
 more looks could fill a slow link for which the group waits."""
@@ -53,7 +52,7 @@ def await_group(
     began, looks = time.monotonic(), 0
     while True:
         try:
-            return round_.result(timeout=LOOK_SECONDS)
+            return round_.result(timeout=POLL_SECONDS)
         except TimeoutError:
             waited = time.monotonic() - began
             if round_.done() or waited >= timeout_seconds:  # a round may itself have failed with a TimeoutError

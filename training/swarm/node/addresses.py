@@ -20,7 +20,7 @@ from training.storage.whole import write_whole
 MOST_CHARACTERS = 300
 """Longest address. The time to read a peer's id grows with the square of its length: six seconds for 200 kB."""
 REACH_SECONDS = 5.0
-"""Longest wait for an initial peer to accept a connection."""
+"""Longest wait for a peer to accept a connection."""
 FREE_SECONDS = 10.0
 """The network daemon of a killed program releases its port within this time."""
 _ANY_PORT = re.compile(r"/tcp/0(?=/|$)")

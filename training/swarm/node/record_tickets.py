@@ -19,6 +19,7 @@ from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import Admission, admission_of
 from training.swarm.node.protocol import DHTProtocol
+from training.swarm.node.slow_nodes import NODE_SECONDS
 from training.swarm.node.voices import Accounts
 from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
@@ -27,8 +28,6 @@ BEGIN, END = b"[ticket:", b"]"
 """Around a ticket, which has no brackets itself."""
 MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
 """Most bytes that a ticket adds to a record."""
-NODE_SECONDS = 5.0
-"""Longest wait for this peer's own node."""
 LOOK_SECONDS = 1.0
 """A node looks this often whether it has to forget records, such as those of a banned peer."""
 

@@ -1,4 +1,4 @@
-"""Slow nodes, which answer late or not at all: searches and stores do not wait for them, and ask them again later.
+"""Nodes that answer late or not at all: searches and stores do not wait for them, and ask them again later.
 
 hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
 searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
@@ -16,8 +16,9 @@ import asyncio
 import math
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -30,10 +31,10 @@ from training.swarm.engine.process import DHT
 Answer = TypeVar("Answer")
 
 TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
-"""A node is slow if it takes this multiple of the median of all nodes, and longer than these seconds. So no node is
-slow if this peer's own full link delays all answers alike."""
+"""A node is slow if it takes so many times as long as the median of all nodes, and longer than this. So if this peer's
+own link is full, which delays all answers alike, none is slow."""
 ENOUGH_NODES = 3
-"""Nodes that must answer in time before this peer stops waiting for slow ones: it needs a way to the records."""
+"""As long as fewer others answer in time, this peer waits for each node: it knows no other way to the records."""
 REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
 """A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
 is doubled, at most so often."""
@@ -41,11 +42,24 @@ LATE_TIMES = 2
 """Late answers in a row after which a peer is neither followed nor waited for. One alone may be chance: on a busy
 machine each process stands still for a moment now and then."""
 MEMORY_SECONDS = 60.0
-"""An answer says something of its node for so long."""
+"""An answer, and a failure, says something of its node for so long."""
 PINGS_AT_ONCE = 32
 """Most pings at a time; more would be lost among the other messages of a slow link."""
-EXTRA_SECONDS = 5.0
-"""Time that the node's process may take on top of the pings; it may be busy."""
+NODE_SECONDS = 5.0
+"""A node's process that has not answered its peer by then is busy; that says nothing of the others."""
+
+
+@dataclass(slots=True)
+class _Node:
+    answered_at: float = -math.inf
+    took: float = 0.0
+    """Seconds that its last answer took."""
+    late: int = 0
+    """Late answers in a row."""
+    failures: int = 0
+    """Since its last answer."""
+    rests_until: float = -math.inf
+    """It is not asked until then."""
 
 
 class SlowNodes:
@@ -57,68 +71,67 @@ class SlowNodes:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._answers: dict[PeerID, tuple[float, float]] = {}
-        """Time of each node's last answer, and the seconds that it took."""
-        self._late_until: dict[PeerID, float] = {}
-        self._dead_until: dict[PeerID, float] = {}
-        self._failures: Counter[PeerID] = Counter()
-        """Failures of each node since its last answer."""
-        self._late_in_a_row: Counter[PeerID] = Counter()
+        self._nodes: defaultdict[PeerID, _Node] = defaultdict(_Node)
         self._late: set[asyncio.Task] = set()
 
     @classmethod
     def of(cls, node: DHTNode) -> SlowNodes:
-        """Returns a node's record of the others; an empty one for a node of hivemind's."""
+        """What a node knows of the others; nothing if it is one of hivemind's."""
         return getattr(node.protocol, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
-        """Returns True if a node is not asked now, because it was late or dead and others do answer.
+        """Whether this node is better not asked now, because it was late or dead and others do answer.
 
         A peer whose link is cut takes all others for dead. It goes on asking them, so it knows at once when they are
         back.
         """
-        least = 1 if self._dead_until.get(peer, 0.0) > self._clock() else ENOUGH_NODES
-        return self._is_resting(peer) and self._others(peer) >= least
+        known = self._nodes.get(peer, _Node())
+        return self._rests(known) and len(self._prompt(peer)) >= (1 if known.failures else ENOUGH_NODES)
 
-    def _is_resting(self, peer: PeerID) -> bool:
-        return max(self._late_until.get(peer, 0.0), self._dead_until.get(peer, 0.0)) > self._clock()
+    def _rests(self, known: _Node) -> bool:
+        return known.rests_until > self._clock()
 
-    def _others(self, peer: PeerID) -> int:
-        """Number of other nodes that answer in time."""
-        return sum(other != peer and not self._is_resting(other) for other in self._answers)
+    def _answered(self) -> dict[PeerID, _Node]:
+        """Those that have answered lately."""
+        since = self._clock() - MEMORY_SECONDS
+        return {peer: known for peer, known in self._nodes.items() if known.answered_at > since}
 
-    def patience(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float | None:
-        """Seconds after which a node counts as slow, `least` or more; None: never."""
-        if self._others(peer) < ENOUGH_NODES:
-            return None
-        return max(TIMES_MEDIAN * statistics.median(took for _, took in self._answers.values()), least)
+    def _prompt(self, peer: PeerID) -> list[PeerID]:
+        """The other nodes that answer in time."""
+        return [other for other, known in self._answered().items() if other != peer and not self._rests(known)]
+
+    def may_wait_seconds(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float:
+        """Seconds after which a node counts as slow, `least` or more; infinite if too few others answer."""
+        if len(self._prompt(peer)) < ENOUGH_NODES:
+            return math.inf
+        return max(TIMES_MEDIAN * statistics.median(known.took for known in self._answered().values()), least)
 
     def lags(self, peer: PeerID) -> bool:
-        """Returns True if a node was late several times in a row."""
-        return self._late_in_a_row[peer] >= LATE_TIMES
+        """Whether a node was late several times in a row."""
+        return self._nodes.get(peer, _Node()).late >= LATE_TIMES
 
     def note(self, peer: PeerID, seconds: float, *, least: float = LATE_AFTER_SECONDS) -> None:
-        """A node has taken so long for an answer; see `patience` on whether that is late."""
-        patience = self.patience(peer, least)
-        self._late_in_a_row[peer] = self._late_in_a_row[peer] + 1 if patience is not None and seconds > patience else 0
-        self._answers[peer] = self._clock(), seconds
-        self._failures.pop(peer, None)
-        self._dead_until.pop(peer, None)
+        """A node has taken so long for an answer; see `may_wait_seconds` on whether that is late."""
+        is_late, known = seconds > self.may_wait_seconds(peer, least), self._nodes[peer]
+        known.late = known.late + 1 if is_late else 0
+        known.answered_at, known.took = self._clock(), seconds
+        known.failures, known.rests_until = 0, -math.inf
 
     def _note_failure(self, peer: PeerID) -> None:
-        self._dead_until[peer] = self._clock() + REST_SECONDS * 2 ** min(self._failures[peer], MOST_DOUBLINGS)
-        self._failures[peer] += 1
+        known = self._nodes[peer]
+        known.rests_until = self._clock() + REST_SECONDS * 2 ** min(known.failures, MOST_DOUBLINGS)
+        known.failures += 1
 
     async def ask(self, peer: PeerID, call: Awaitable[Answer | None]) -> Answer | None:
         """A node's answer; None if there is none, or none in time. A late answer is noted when it comes."""
         self._forget()
-        began, patience = self._clock(), self.patience(peer)
+        began, may_wait = self._clock(), self.may_wait_seconds(peer)
         task = asyncio.ensure_future(call)
-        done, _ = await asyncio.wait({task}, timeout=patience)
+        done, _ = await asyncio.wait({task}, timeout=may_wait if math.isfinite(may_wait) else None)
         if done:
             self._note_outcome(peer, began, task.result())
             return task.result()
-        self._late_until[peer] = math.inf
+        self._nodes[peer].rests_until = math.inf
         self._late.add(task)  # asyncio itself keeps no reference to it
         task.add_done_callback(lambda late: self._note_late(peer, began, late))
         return None
@@ -131,40 +144,38 @@ class SlowNodes:
 
     def _note_late(self, peer: PeerID, began: float, task: asyncio.Task) -> None:
         self._late.discard(task)
-        self._late_until[peer] = self._clock() + REST_SECONDS
         failed = task.cancelled() or task.exception() is not None
         self._note_outcome(peer, began, None if failed else task.result())
+        self._nodes[peer].rests_until = max(self._nodes[peer].rests_until, self._clock() + REST_SECONDS)
 
     def _forget(self) -> None:
-        now = self._clock()
-        self._answers = {peer: answer for peer, answer in self._answers.items() if now - answer[0] < MEMORY_SECONDS}
-        self._late_until = {peer: until for peer, until in self._late_until.items() if until > now}
-        self._dead_until = {peer: until for peer, until in self._dead_until.items() if until > now - MEMORY_SECONDS}
-        self._failures = Counter({peer: count for peer, count in self._failures.items() if peer in self._dead_until})
-        self._late_in_a_row = Counter({peer: count for peer, count in self._late_in_a_row.items() if count})
+        since = self._clock() - MEMORY_SECONDS
+        for peer, known in list(self._nodes.items()):
+            if max(known.answered_at, known.rests_until) <= since:
+                del self._nodes[peer]
 
 
 def silent_peers(
     dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
 ) -> frozenset[bytes]:
-    """Returns the peers that do not answer, or answer several times in a row much later than most.
+    """Those of the peers that do not answer, or again and again much later than most.
 
     Args:
         dht: A running node.
         peers: Ids of peers that accept connections.
         seconds: Longest wait for an answer.
-        slow_seconds: An answer that takes longer is late, unless most nodes take as long.
+        slow_seconds: An answer that takes longer is late, unless most nodes take as long (`slow_nodes`).
 
     Raises:
-        TimeoutError: If this peer's own node does not answer.
+        TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
     """
     rounds = -(-len(peers) // PINGS_AT_ONCE)
     asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds, slow_seconds), return_future=True)
-    return asked.result(timeout=rounds * seconds + EXTRA_SECONDS)
+    return asked.result(timeout=rounds * seconds + NODE_SECONDS)
 
 
 def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
-    """Returns True if any of the peers with these ids answers in time.
+    """Whether any of the peers with these ids answers within so many seconds.
 
     Raises:
         TimeoutError: As `silent_peers` does.
@@ -177,7 +188,7 @@ def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """Returns the peers that lag behind."""
+    """Those of the peers that lag behind."""
     nodes = SlowNodes.of(node)
     return {peer for peer in peers if nodes.lags(peer)}
 

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import math
+import statistics
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from training.swarm.node.voices import Accounts, by_voice
-from training.swarm.peers.times import LEAST_SHARE_BROUGHT, MEETINGS, MOST_PEERS
+from training.swarm.peers.times import (
+    FORGOTTEN_SECONDS,
+    LEAST_SHARE,
+    LEAST_SHARE_BROUGHT,
+    LEFT_OUT_SECONDS,
+    LONGEST_LEFT_OUT_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    MEETINGS,
+    MOST_FAULTS,
+    MOST_PEERS,
+    PAUSE_SECONDS,
+    RETRY_SECONDS,
+    ROUNDS_COMPARED,
+)
+
+
+def id_bytes(peer: str) -> bytes:
+    """The id of a peer, from its base58 form, which reports of averages carry."""
+    return PeerID.from_base58(peer).to_bytes()
 
 
 class Fault(Enum):
     """How a peer has failed."""
 
     LOST = auto()
-    """It was lost in an average, or answers no ping: it counts as dead until it is heard again."""
+    """It was lost in an average: it counts as dead until it is heard again."""
+    SILENT = auto()
+    """It answers no ping: the same, and it is asked again."""
     MISSED = auto()
     """It was in no average with this peer, and should have been."""
 
 
 @dataclass(slots=True)
 class _Peer:
+    reported_at: float = -math.inf
+    """The time in its last record, by its own clock."""
+    is_ahead: bool = False
+    """Whether that is the first record of this peer, by a clock that is ahead."""
     heard_at: float = -math.inf
     lost_at: float = -math.inf
     is_silent: bool = False
@@ -33,6 +61,14 @@ class _Peer:
     share: float = 1.0
     """How much of the samples that it reports counts."""
     missed: float = 0.0
+    faults: float = 0.0
+    """Averages that it has spoiled."""
+    spoiled_at: float = -math.inf
+    """When it did so last."""
+    out_until: float = -math.inf
+    """Groups leave it out until then."""
+    costs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_COMPARED))
+    """What the last averages with it cost, and what it brought to them, as shares."""
 
 
 _UNKNOWN = _Peer()
@@ -41,8 +77,11 @@ _UNKNOWN = _Peer()
 class Peers:
     """What this peer knows of the others; see the package for the rules.
 
-    Events come in by `heard`, `failed` and `brought`; all other methods are questions. Threads may share it:
-    an event replaces single values, and a question reads each of them once.
+    Events come in by `heard`, `answered`, `failed`, `brought`, `spoiled` and `delayed`; all other methods are
+    questions. Threads may share it: an event replaces single values, and a question reads each of them once.
+
+    The trainer owns the table. The averagers' processes report who has spoiled averages, and get the peers that are
+    left out with each search for a group (`training.swarm.round.pipe`).
 
     Args:
         accounts: Of the peers that have shown tickets.
@@ -50,7 +89,7 @@ class Peers:
 
     >>> peers = Peers(clock=lambda: 100.0)
     >>> peers.heard(b"ada", 99.0), peers.heard(b"eve", 99.0)
-    (None, None)
+    (True, True)
     >>> peers.brought(b"ada", 20.0, reported=22.0), peers.brought(b"eve", 4.0, reported=64.0)
     (None, None)
     >>> peers.counted_samples(b"ada", 20.0), peers.counted_samples(b"eve", 64.0), peers.counted_samples(b"new", 64.0)
@@ -61,35 +100,58 @@ class Peers:
         self._clock = clock
         self._peers: dict[bytes, _Peer] = {}
         self._accounts: Accounts = accounts or {}
+        self._doubted_until, self._retry_seconds = -math.inf, RETRY_SECONDS
+        self._news: list[str] = []
+        self._judging = threading.Lock()
+        """Both averagers report faults, each in a thread of its own."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def heard(self, peer: bytes, at: float | None = None) -> None:
-        """A record or an answer of this peer has come; it was made at this time, or now."""
+    def heard(self, peer: bytes, at: float, *, may_be_ahead: float = math.inf) -> bool:
+        """A record of this peer has come. Returns whether it counts.
+
+        The DHT keeps a record whose time is ahead long after it has become wrong: the others would wait for a peer that
+        is gone, or follow it to an epoch that it has reached alone. Such a record counts once it is renewed, because
+        then the peer is there, and this peer's own clock may be behind.
+
+        Args:
+            peer: Its id.
+            at: The time in the record.
+            may_be_ahead: Seconds by which clocks may differ.
+        """
         now, one = self._clock(), self._of(peer)
-        at = now if at is None else at
-        # A time by a clock that was ahead does not hide what is heard later.
-        one.heard_at = max(at, one.heard_at) if one.heard_at <= now else at
-        if not at <= one.lost_at <= now:
-            one.lost_at, one.is_silent = -math.inf, False
+        if at == one.reported_at:
+            return not one.is_ahead
+        one.is_ahead = at > now + may_be_ahead and one.reported_at == -math.inf
+        one.reported_at, at = at, min(at, now + may_be_ahead)
+        if not one.is_ahead:
+            # A time by a clock that was ahead does not hide what is heard later.
+            one.heard_at = max(at, one.heard_at) if one.heard_at <= now else at
+            if not at <= one.lost_at <= now:
+                one.lost_at, one.is_silent = -math.inf, False
+        return not one.is_ahead
+
+    def answered(self, peer: bytes) -> None:
+        """This peer has answered a ping."""
+        one = self._of(peer)
+        one.heard_at, one.lost_at, one.is_silent = self._clock(), -math.inf, False
 
     def note_accounts(self, accounts: Accounts) -> None:
         """These peers have shown tickets."""
         self._accounts = {**self._accounts, **accounts} if len(self._accounts) < MOST_PEERS else dict(accounts)
 
-    def failed(self, peer: bytes, fault: Fault, weight: float = 1.0, *, is_silent: bool = False) -> None:
+    def failed(self, peer: bytes, fault: Fault, weight: float = 1.0) -> None:
         """This peer has failed.
 
         Args:
             peer: Its id.
             fault: How.
             weight: How much that counts.
-            is_silent: It was lost because it answers no ping, so it is asked again.
         """
         one = self._of(peer)
         match fault:
-            case Fault.LOST:
-                one.lost_at, one.is_silent = self._clock(), is_silent
+            case Fault.LOST | Fault.SILENT:
+                one.lost_at, one.is_silent = self._clock(), fault is Fault.SILENT
             case Fault.MISSED:
                 one.missed += weight
 
@@ -109,8 +171,59 @@ class Peers:
             # A share that has fallen rises slowly: else every second report could be false.
             one.share = min(1.0 if share >= LEAST_SHARE_BROUGHT else share, 2 * one.share)
 
+    def spoiled(self, peer: bytes, weight: float = 1.0, deed: str = "has spoiled averages and") -> None:
+        """This peer has cost its group an average; from the second time on, groups leave it out.
+
+        Once may be an accident. The time doubles with each further fault. Each peer goes by what it has seen itself, so
+        that nobody can talk the others into leaving an honest peer out. Groupmates see the same faults.
+
+        Args:
+            peer: Its id.
+            weight: 1 for a fault that is beyond doubt.
+            deed: What it did, for a sentence that goes on with "is left out".
+        """
+        with self._judging:
+            one, now = self._of(peer), self._clock()
+            if now < one.out_until:  # an average that was begun before
+                return
+            if now - max(one.spoiled_at, one.out_until) > FORGOTTEN_SECONDS:
+                one.faults = 0.0
+            one.faults, one.spoiled_at = one.faults + weight, now
+            if one.faults >= MOST_FAULTS:
+                doublings = min(int(one.faults) - MOST_FAULTS, 20)
+                seconds = min(LEFT_OUT_SECONDS * 2.0**doublings, LONGEST_LEFT_OUT_SECONDS)
+                one.out_until = now + seconds
+                self._news.append(f"{PeerID(peer)} {deed} is left out of groups for {seconds:.0f} s")
+
+    def delayed(self, peer: bytes, seconds: float, *, brought: float, cycle: float) -> None:
+        """An average has waited for this peer; it is left out if the others lose more by that than it brings.
+
+        Args:
+            peer: Its id.
+            seconds: That this peer's training stood still for it.
+            brought: Its share of the samples.
+            cycle: Seconds between two averages.
+        """
+        one = self._of(peer)
+        one.costs.append((seconds / cycle if seconds >= PAUSE_SECONDS else 0.0, brought))
+        cost, share = (statistics.fmean(column) for column in zip(*one.costs, strict=True))
+        if len(one.costs) == ROUNDS_COMPARED and cost > max(share, LEAST_SHARE):
+            one.costs.clear()
+            deed = f"costs the others {cost:.0%} of their time and brings {share:.0%} of the samples, so it"
+            self.spoiled(peer, max(MOST_FAULTS - one.faults, 1.0), deed)
+
+    def doubt_reports(self) -> None:
+        """No state was found of the epoch that others report: their reports of newer epochs do not count for a while.
+
+        The pause doubles each time, until a state has come (`trust_reports`).
+        """
+        self._doubted_until = self._clock() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, LONGEST_RETRY_SECONDS)
+
     def trust_reports(self) -> None:
-        """The others have ended an epoch that this peer did not take for ended: what they report counts again."""
+        """A state of the others has come. They have ended an epoch that this peer did not take for ended: what they
+        report counts again."""
+        self._doubted_until, self._retry_seconds = -math.inf, RETRY_SECONDS
         for one in list(self._peers.values()):
             one.share, one.missed = 1.0, 0.0
 
@@ -118,7 +231,8 @@ class Peers:
         known = self._peers.get(peer)
         if known is None:
             if len(self._peers) >= MOST_PEERS:
-                del self._peers[min(list(self._peers), key=lambda one: self._peers[one].heard_at)]
+                last_news = {one: max(it.heard_at, it.spoiled_at, it.out_until) for one, it in self._peers.items()}
+                del self._peers[min(last_news, key=last_news.get)]
             known = self._peers[peer] = _Peer()
         return known
 
@@ -143,6 +257,29 @@ class Peers:
         missed = int(self._peers.get(peer, _UNKNOWN).missed)
         return missed & (missed - 1) == 0
 
+    def is_left_out(self, peer: bytes) -> bool:
+        """Whether groups leave it out, and its reports do not count."""
+        return self._is_out(self._peers.get(peer, _UNKNOWN))
+
+    def left_out(self) -> frozenset[bytes]:
+        """All that are left out now."""
+        return frozenset(peer for peer, one in list(self._peers.items()) if self._is_out(one))
+
+    def _is_out(self, one: _Peer) -> bool:
+        left = one.out_until - self._clock()
+        return 0 < left <= LONGEST_LEFT_OUT_SECONDS  # more is left if the clock was ahead then
+
+    def take_news(self) -> list[str]:
+        """Sentences on the peers that were left out since the last call, and for how long."""
+        with self._judging:
+            news, self._news = self._news, []
+        return news
+
+    @property
+    def are_doubted(self) -> bool:
+        """Whether reports of newer epochs do not count now; see `doubt_reports`."""
+        return self._clock() < self._doubted_until
+
     def has_voice(self, peer: bytes) -> bool:
         """Whether it has a say in the run's epoch and state."""
         return self._has_brought(peer) or self._accounts.get(peer, ("", False))[1]
@@ -157,10 +294,6 @@ class Peers:
 
     def _has_brought(self, peer: bytes) -> bool:
         return self._peers.get(peer, _UNKNOWN).has_brought
-
-    def any_voice(self, peers: Iterable[bytes]) -> bool:
-        """Whether any of these has a voice."""
-        return any(map(self.has_voice, peers))
 
     def counted_samples(self, peer: bytes, reported: float) -> float:
         """How many of the samples that it reports count towards the end of an epoch."""

@@ -14,7 +14,7 @@ The exchange with a groupmate fails if
 - it sends or answers nothing for `chunk_seconds`, or twice as long as a reducer, which waits for senders itself;
 - its stream ends before all parts or answers have come;
 - it sends what cannot be read, or answers with numbers that are not finite;
-- it answers no ping (`vigil`), or is much slower than the others (`patience`).
+- it answers no ping, or is much slower than the others (`liveness`).
 
 Then this peer gives the whole all-reduce up at once and says so to all others, which give it up as well: nobody uses
 averages in which some parts lack a sender. The group decides what follows (`agreement`).
@@ -39,16 +39,14 @@ from training.swarm.engine.calls import first_of
 from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.parts import divide, empty_updates, shortened_part_bytes
 from training.swarm.peers.groups import AllReduceError, Delay, Group, Misconduct, RoundReport
-from training.swarm.peers.patience import NEARLY, Late, Patience
+from training.swarm.peers.liveness import NEARLY, Late, SlowSenders
+from training.swarm.peers.times import PAUSE_SECONDS
 from training.swarm.round.agreement import Verdict
 from training.swarm.round.guard import AllReduceGuard, RoundGuard
 from training.swarm.round.reducer import Reducer, Reduction
 
 FEWEST_TO_COMPARE = 3
 """Peers of a group in which a slow one can be told from the others."""
-LINGER_SECONDS = 1.0
-"""Seconds that streams stay open after this peer has given up, so that others read its message. A stream that breaks
-without it would make this peer look like the cause."""
 
 Data = averaging_pb2.AveragingData
 Call = Callable[[PeerID, AsyncIterator[Data]], Awaitable[AsyncIterator[Data]]]
@@ -127,8 +125,8 @@ class AllReduce:
         travel: Codec, reduction and part sizes.
         call: Opens a stream of parts to a reducer.
         guard: Watches all messages; None: nobody does.
-        patience_seconds: A peer that is much slower than the others is given up after so long (`patience`); None:
-        never. on_fault: Called when this peer's result can no longer be whole.
+        late_seconds: A peer that is much slower than the others is given up after so long (`liveness`); None: never.
+        on_fault: Called when this peer's result can no longer be whole.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class AllReduce:
         travel: Travel,
         call: Call,
         guard: RoundGuard | None = None,
-        patience_seconds: float | None = None,
+        late_seconds: float | None = None,
         on_fault: Callable[[], None] = lambda: None,
     ):
         self.own, self.group, self.weight = own, group, weight
@@ -166,7 +164,7 @@ class AllReduce:
         if guard is not None:
             self.guard = guard.begin(group.group_id, self.parts, unvouched=group.unvouched)
         self.mates = {peer: _Groupmate() for peer in group.peers if peer != own}
-        self.patience = Patience(len(self.mates), patience_seconds, self.late, on_overdue=self._note_overdue)
+        self.slow = SlowSenders(len(self.mates), late_seconds)
         self.bytes_sent = self.bytes_received = 0
         self._began = time.monotonic()
         self._given_up = asyncio.get_running_loop().create_future()
@@ -196,7 +194,8 @@ class AllReduce:
             for task in self._tasks:
                 task.cancel()
 
-        asyncio.get_running_loop().call_later(LINGER_SECONDS, end)
+        # Until then others learn from its message that it is not the cause; a stream that merely breaks looks like one.
+        asyncio.get_running_loop().call_later(PAUSE_SECONDS, end)
 
     # -- as a sender -----------------------------------------------------------------------------------------------
 
@@ -367,7 +366,7 @@ class AllReduce:
         """A groupmate does not even answer a ping, or is banned."""
         self._note(peer, Trouble.FAULTY)
 
-    def _note_overdue(self, peers: frozenset[PeerID]) -> None:
+    def note_overdue(self, peers: frozenset[PeerID]) -> None:
         """The all-reduce has waited for these for too long."""
         for peer in peers:
             self._note(peer, Trouble.FAULTY)
@@ -389,7 +388,7 @@ class AllReduce:
         least = Trouble.BROKEN if is_repetition and len(self.group.peers) > 2 else Trouble.FAULTY
         whole, named = fault is None and not self.is_torn, self.in_trouble(least)
         if not (whole or named):
-            named = self.patience.overdue(NEARLY)
+            named = self.slow.overdue(NEARLY)
             for peer in named:
                 self.mates[peer].trouble = Trouble.FAULTY
         return Verdict(whole=whole, faulty=named)
@@ -417,7 +416,9 @@ class AllReduce:
         return {peer: mate.answers for peer, mate in self.mates.items() if mate.answers < len(self.parts[peer])}
 
     def late(self) -> Late:
-        """See `Patience`."""
+        """For whom it waits; for nobody when it has given up, since nobody sends during the agreement."""
+        if self._given_up.done():
+            return Late({}, reduce=False)
         mates = self.mates.items()
         if senders := self._late_senders():
             first = {peer: mate.first_part for peer, mate in mates if mate.first_part is not None}

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -22,6 +22,8 @@ from training.errors import ProcessEnded, TrainingError
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
 from training.swarm.peers.groups import AveragedGroup, Contribution
+from training.swarm.peers.table import Peers, id_bytes
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.gathering import Words
 from training.swarm.round.pipe import (
     AveragerSettings,
@@ -31,7 +33,6 @@ from training.swarm.round.pipe import (
     Ended,
     Fewer,
     Given,
-    LeaveOut,
     MakeDonor,
     Offer,
     Reached,
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """Longest start of an averager's process."""
-LOOK_SECONDS = 0.5
-"""While the tensors are being averaged, the trainer checks this often whether the process is alive."""
 SHUTDOWN_SECONDS = 2.0
 """A process that has not ended by then is killed."""
 
@@ -143,10 +142,8 @@ class Averager:
         self.dht, self.settings = dht, settings
         self.bandwidth: float | None = None
         """Bandwidth of this peer's link in Mbit/s, if known; groups give peers with slow links less to average."""
-        self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
-        """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
-        self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
-        """Gets peers that have lied as reducers, or evade checks (see `pipe.Caught`)."""
+        self.peers = Peers()
+        """Told which peers spoil averages; says whom groups leave out. The averagers of a trainer share its table."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
         self._make_donor, self._give = donor, give
@@ -209,14 +206,10 @@ class Averager:
         number = next(self._numbers)
         # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)
-        self._send(Begin(number, packed, seconds, expected_peers))
+        self._send(Begin(number, packed, seconds, expected_peers, self.peers.left_out()))
         if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this one
             self._end_rounds()
         return round_
-
-    def leave_out(self, peers: frozenset[str]) -> None:
-        """Keeps these peers out of this peer's groups from now on."""
-        self._send(LeaveOut(peers))
 
     def offer_state(self, priority: float | None) -> None:
         """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""
@@ -225,7 +218,7 @@ class Averager:
     @contextmanager
     def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """The tensors; no round reads or changes them within this context."""
-        while not (held := self._lock.acquire(timeout=LOOK_SECONDS)):
+        while not (held := self._lock.acquire(timeout=POLL_SECONDS)):
             if self._has_ended.is_set():  # the process was killed while it held the lock: nobody will release it
                 break
         try:
@@ -284,10 +277,11 @@ class Averager:
             case Reached(number, stage):
                 self._rounds[number].stage = stage
             case Ended(number, group, fault, spoiled_by):
-                self.note_spoilers(spoiled_by)
+                for peer, weight in spoiled_by.items():  # also if the trainer has cancelled the round
+                    self.peers.spoiled(id_bytes(peer), weight)
                 self._rounds.pop(number).end(group, fault)
             case Caught(peer, weight, deed):
-                self.note_caught(peer, weight, deed)
+                self.peers.spoiled(id_bytes(peer), weight, deed)
             case Wanted(number, what):
                 self._giver.submit(self._answer, number, what)
 

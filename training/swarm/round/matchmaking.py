@@ -119,7 +119,7 @@ class Matchmaking:
         self._settings, self._window = settings, settings.matchmaking_seconds
         self._key, self._admission = announcements_key(settings.prefix), admission_of(dht)
         self.left_out: frozenset[PeerID] = frozenset()
-        """Peers that this one neither leads nor follows; see `standing`."""
+        """Peers that this one neither leads nor follows."""
         self._search: Search | None = None
         self._one_search = asyncio.Lock()
 

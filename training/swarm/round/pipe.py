@@ -1,14 +1,13 @@
 """Messages between the trainer and an averager's process.
 
 trainer (`averager`)                      averager's process (`service`)
-begin_round()    -- Begin ------------->  looks for a group
+begin_round()    -- Begin ------------->  looks for a group without the peers that `peers.table` leaves out
 round.start()    -- Start ------------->  averages with the group, as soon as it has one
 round.expect_fewer() -- Fewer --------->  waits for fewer peers
 round.cancel()   -- Cancel ------------>  gives the round up
 round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
-note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
-leave_out()      -- LeaveOut ---------->  meets these peers no more
+peers.spoiled()  <- Caught -------------  a peer has lied as a reducer, or evades checks
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 give             <- Wanted ------------  another peer asks for something that the trainer has: its state
                  -- Given ------------->
@@ -85,6 +84,8 @@ class Begin:
     """Seconds after which the round looks for no new group."""
     expected_peers: int
     """Number of peers that the group should have; 0: unknown."""
+    left_out: frozenset[bytes] = frozenset()
+    """Peers that this one neither leads nor follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,6 @@ class Cancel:
     """The trainer does not want the round any more."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveOut:
-    """Whom this peer's groups leave out from now on; see `standing`."""
-
-    peers: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,14 @@ from hivemind.proto import averaging_pb2
 
 from training.swarm.node.slow_nodes import ping
 from training.swarm.peers.groups import AllReduceError, Contribution, Group, RoundReport
-from training.swarm.peers.patience import limit_of
-from training.swarm.peers.vigil import Vigil
+from training.swarm.peers.liveness import Liveness, limit_of
+from training.swarm.peers.times import LOOK_SECONDS, POLL_SECONDS
 from training.swarm.round.agreement import Agreement, Decision
 from training.swarm.round.allreduce import AllReduce, Travel, Trouble
 from training.swarm.round.guard import RoundGuard
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
-LOOK_SECONDS = 0.1
-"""A peer that waits for news of a group looks this often whether there are any."""
-BANS_LOOK_SECONDS = 0.5
-"""Pause between two looks, during an all-reduce, at whether one of its peers is banned."""
 DOUBT = 0.75
 """Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
 _AGREEMENTS_KEPT = 8
@@ -194,7 +190,7 @@ class AllReduces:
                 callers.add(caller)
                 self._spread_news()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._news.wait(), POLL_SECONDS)
         return group_id in self._begun
 
     async def begun(self, group_id: bytes, caller: PeerID) -> AllReduce | None:
@@ -245,7 +241,7 @@ class AllReduces:
             travel=travel,
             call=self._send_parts,
             guard=self._guard,
-            patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
+            late_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
             on_fault=over.set,
         )
         agreement = self._begin(group, one, on_bad_verdict=over.set, is_repetition=is_repetition)
@@ -299,12 +295,19 @@ class AllReduces:
 
         async def cut_the_banned() -> None:
             while True:
-                await asyncio.sleep(BANS_LOOK_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS)
                 for peer in filter(self._is_banned, group.peers):
                     note_gone(peer)
 
-        vigil = Vigil(answers, lambda: (one.late_peers() & called) | {agreement.asked} - {None}, note_gone)
-        watches = [asyncio.create_task(watch) for watch in (vigil.watch(), cut_the_banned())]
+        liveness = Liveness(
+            answers,
+            late=one.late,
+            asked=lambda: (one.late_peers() & called) | {agreement.asked} - {None},
+            slow=one.slow,
+            on_overdue=one.note_overdue,
+            on_gone=note_gone,
+        )
+        watches = [asyncio.create_task(watch) for watch in (liveness.watch(), cut_the_banned())]
         try:
             yield
         finally:
@@ -327,7 +330,7 @@ class AllReduces:
 
 async def _run(one: AllReduce, over: asyncio.Event) -> Exception | None:
     """Runs an all-reduce until this peer has all results, or anybody's has failed; returns the fault."""
-    running, watch = asyncio.create_task(one.run()), asyncio.create_task(one.patience.watch())
+    running = asyncio.create_task(one.run())
     running.add_done_callback(lambda _: over.set())
     fault: Exception | None = AllReduceError("a peer was lost")
     try:
@@ -335,7 +338,6 @@ async def _run(one: AllReduce, over: asyncio.Event) -> Exception | None:
         if running.done():
             fault = running.exception()
     finally:  # also if the round is cancelled because it has lasted too long
-        watch.cancel()  # during the agreement nobody sends
         if fault is not None:
             one.give_up()
             running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it

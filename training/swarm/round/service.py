@@ -31,6 +31,7 @@ from training.swarm.engine.engine import open_connection
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import Guest, admission_of
 from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.allreduce import Travel
 from training.swarm.round.gathering import FormedGroup, Words, shares
 from training.swarm.round.matchmaking import Matchmaking, schema_of
@@ -42,7 +43,6 @@ from training.swarm.round.pipe import (
     Ended,
     Fewer,
     Given,
-    LeaveOut,
     MakeDonor,
     Offer,
     Reached,
@@ -51,7 +51,7 @@ from training.swarm.round.pipe import (
     Start,
     Wanted,
 )
-from training.swarm.round.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
+from training.swarm.round.rounds import AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
 
 LOCK_LOOK_SECONDS = 0.01
 """While the trainer holds the tensors, a round looks this often whether they are free."""
@@ -216,8 +216,6 @@ class Service(ServicerBase):
             case Cancel(number):
                 if number in self._pending and not self._pending[number].averages:
                     self._pending[number].task.cancel()
-            case LeaveOut(peers):
-                self.matchmaking.left_out = frozenset(map(PeerID.from_base58, peers))
             case Offer(priority):
                 self._donor.offer(priority)
             case Given(number, answer):
@@ -251,7 +249,7 @@ class Service(ServicerBase):
                 if get_dht_time() >= deadline:
                     raise
                 # A search may fail at once, for example without a node: without a pause this would keep a core busy.
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
         begin, number = pending.begin, pending.begin.number
@@ -259,6 +257,7 @@ class Service(ServicerBase):
         with self.rounds.expecting_a_group():
             gone = pending.gone + sum(weight >= 1 for weight in pending.faults.values())
             expected = max(begin.expected_peers - gone, 0)
+            self.matchmaking.left_out = frozenset(map(PeerID, begin.left_out))
             formed = await self.matchmaking.find_group(
                 begin.told, deadline=deadline, expected_peers=expected, faults=pending.faults
             )

@@ -14,6 +14,7 @@ from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import WrongClock, check_clock
 from training.swarm.node.dht import UnknownRun, answering, check_recipe, start_dht
 from training.swarm.node.identity import Identity
+from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.run.address_book import AddressBook
 from training.swarm.run.redial import Pace, Redial
 from training.swarm.run.servers import Servers
@@ -22,7 +23,6 @@ FIRST_CALL_SECONDS = 20.0
 """Longest wait for the first answers of peers that a node has met before."""
 COMPANY_SECONDS = 120.0
 """Longest wait for any of them or a server to answer; a server that reboots is back by then."""
-LOOK_SECONDS = 0.5
 
 
 def go_online(
@@ -122,7 +122,7 @@ def _await_company(redial: Redial, error: TrainingError, tell: Callable[[str], N
         if not told:
             told = True
             tell(f"None of them answers. Calling all of them, and the servers, for {COMPANY_SECONDS:.0f} s.")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if not redial.reachability().peers:
         redial.stop()
         raise TrainingError(
@@ -146,4 +146,4 @@ def _check_clock(redial: Redial, tell: Callable[[str], None]) -> None:
                     f"The clock of the only peer that answers differs from this one by {abs(disputed):.0f} s. Waiting "
                     f"for another peer, which decides, for {COMPANY_SECONDS:.0f} s."
                 )
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)

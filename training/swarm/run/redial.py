@@ -25,16 +25,15 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from training.errors import TrainingError
+from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
-from training.swarm.node.addresses import id_of, place_of, reach_of
+from training.swarm.node.addresses import REACH_SECONDS, id_of, place_of, reach_of
 from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock
 from training.swarm.run.address_book import AddressBook
 from training.swarm.run.servers import Servers, ask_site
 
-ACCEPT_SECONDS, CONNECT_SECONDS, SEARCH_SECONDS = 5.0, 10.0, 10.0
-"""Longest wait for a TCP connection, for an encrypted one, and for the search for neighbours."""
-ANSWER_SECONDS = 60.0
-"""Longest wait for the node's process, on a loaded machine."""
+CALL_SECONDS = 10.0
+"""Longest wait for an encrypted connection, and for the search for neighbours."""
 CALLS_AT_ONCE = 8
 """Acquaintances called at a time. One answer is enough, since it leads to all others."""
 NOTED_AT_ONCE = 32
@@ -296,7 +295,7 @@ class Redial:
         return max(0.1, min([self._pace.look_seconds, *(moment - time.monotonic() for moment in due)]))
 
     def _run(self, coroutine: Callable[[DHT, DHTNode], Awaitable[Result]]) -> Result:
-        return self.dht.run_coroutine(coroutine, return_future=True).result(timeout=ANSWER_SECONDS)
+        return self.dht.run_coroutine(coroutine, return_future=True).result(timeout=NODE_SECONDS)
 
 
 # What follows runs in the node's process.
@@ -341,7 +340,7 @@ async def _call(peers: Mapping[str, tuple[str, ...]], new: bool, _dht: DHT, node
         _forget_former_ids(node)
         searches = [node.node_id, DHTID.generate(), DHTID.generate()]
         with suppress(TimeoutError):
-            await asyncio.wait_for(node.find_nearest_nodes(searches), SEARCH_SECONDS)
+            await asyncio.wait_for(node.find_nearest_nodes(searches), CALL_SECONDS)
     return answered
 
 
@@ -360,7 +359,7 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
             if not maddrs:
                 return False
             request = p2pd_pb2.ConnectRequest(peer=peer.to_bytes(), addrs=maddrs)
-            await asyncio.wait_for(_ask_daemon(node, p2pd_pb2.Request.CONNECT, connect=request), CONNECT_SECONDS)
+            await asyncio.wait_for(_ask_daemon(node, p2pd_pb2.Request.CONNECT, connect=request), CALL_SECONDS)
         uid = await node.protocol.call_ping(peer)
         if uid is None:
             return False
@@ -377,7 +376,7 @@ async def _accepts(address: str) -> bool:
     if place is None:
         return True
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*place), ACCEPT_SECONDS)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(*place), REACH_SECONDS)
     except OSError:
         return False
     writer.close()

@@ -14,7 +14,7 @@ from training.swarm.engine.process import DHT
 from training.swarm.node.dht import WORD_SECONDS
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, of_voices, read_believable
-from training.swarm.peers.progress import progress_validator
+from training.swarm.peers.records import progress_validator
 from training.swarm.run.lineage import (
     BRANCH_FILE,
     PATIENCE_SECONDS,

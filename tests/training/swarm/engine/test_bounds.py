@@ -320,7 +320,7 @@ def test_nobody_speaks_for_another_peer_of_a_lineage(node, ada, tmp_path):
     eve, key = Identity(tmp_path), f"{run_prefix('demo', node.lineage)}_progress"
     record = {"peer_id": ada.peer_id.to_bytes(), "epoch": 70, "samples_accumulated": 1, "samples_per_second": 1.0}
     record |= {"time": get_dht_time(), "client_mode": False}
-    settings = {"prefix": run_prefix("demo", node.lineage), "target_batch_size": 64, "lively_seconds": 5.0}
+    settings = {"prefix": run_prefix("demo", node.lineage), "target_batch_size": 64, "matchmaking_seconds": 5.0 / 6}
     assert send(node, [signed(eve, key, record)]) == [[True]]
     progress = Progress(dht=node.dht, private_key=ada.private_key, **settings)
     assert (progress.global_epoch, progress.num_peers) == (0, 0)
@@ -345,7 +345,7 @@ def test_a_record_that_a_node_took_before_it_knew_better_hides_no_other(node, ad
         where = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "initial_peers": full_addresses(node.dht)[:1]}
         dht, identity = start_dht(RUN, carol, client_mode=True, **where), carol
     try:
-        settings = {"prefix": prefix, "target_batch_size": 64, "lively_seconds": 60.0}
+        settings = {"prefix": prefix, "target_batch_size": 64, "matchmaking_seconds": 10.0}
         assert Progress(dht=dht, private_key=identity.private_key, **settings).look_around() == (70, 1)
     finally:
         if not own:

@@ -86,4 +86,4 @@ def test_nobody_is_left_out_who_does_not_lie(peers_of):
     for _ in range(5):
         average_once(peers)
     assert peers.group() == list(range(COUNT))
-    assert all(not one.standing.take_news() for one in peers.members)
+    assert all(not one.peers.take_news() for one in peers.members)

@@ -13,9 +13,8 @@ from training.swarm.engine.process import DHT
 from training.swarm.epoch.exchange import Exchange
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.peers.epochs import EpochEnd
-from training.swarm.peers.groups import Announcement
+from training.swarm.peers.groups import Announcement, Delay
 from training.swarm.peers.progress import Progress
-from training.swarm.peers.standing import Standing
 from training.swarm.peers.table import Peers
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import MOMENTS_UPDATES, TRANSITIONS, Alignment, AlignmentState, Event
@@ -94,8 +93,7 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         give_up_the_silent=lambda *seconds, **slow: None,
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
-    standing = Standing(lambda peers: None)
-    exchange = Exchange(SWARM, averager, progress or played, alignment, standing=standing, epochs_apart=epochs_apart)
+    exchange = Exchange(SWARM, averager, progress or played, alignment, epochs_apart=epochs_apart)
     return exchange, averager, alignment
 
 
@@ -231,7 +229,7 @@ def test_an_average_with_those_who_have_no_weight_is_one():
 def test_a_groupmate_that_knew_nothing_of_the_group_is_not_taken_for_dead(lives, node):
     """It lives, and looks for a group: the next one is with it. Without an answer it is not waited for."""
     other = PeerID(b"other")
-    progress = Progress(lively_seconds=60, dht=node, prefix="run", target_batch_size=64)
+    progress = Progress(matchmaking_seconds=10.0, dht=node, prefix="run", target_batch_size=64)
     facts = {"epoch": 7, "samples_accumulated": 32, "samples_per_second": 10.0, "client_mode": False}
     told = {"peer_id": other.to_bytes(), "time": get_dht_time() - 1, **facts}
     records = {"other": ValueWithExpiration(value=told, expiration_time=get_dht_time() + 30)}
@@ -313,3 +311,10 @@ def test_an_average_knows_how_much_time_it_is_worth():
     exchange, averager, _ = exchange_of(averaged(), epochs_apart=1)
     average(exchange, 7)
     assert averager.rounds[0].free == averager.rounds[0].cycle == EPOCH_SECONDS
+
+
+def test_a_slow_peer_costs_no_more_than_the_time_that_the_training_stood_still():
+    """With delayed gradients peers compute while they average."""
+    slow = averaged(delays={str(PeerID(b"1")): Delay(4.0, 0.01)})
+    exchange, _, _ = exchange_of(*[slow] * 9)
+    assert not any("costs" in " ".join(average(exchange).notes) for _ in range(9))

@@ -289,7 +289,7 @@ def test_nobody_believes_a_record_of_the_uninvited(world, kind):
     # A member's own record through the uninvited is one that a member has made.
     assert {name: believed(member) for name, member in (("ada", world.ada), ("bob", world.bob))} == before
     assert str(eve.id) not in {word.signer for word in posted_lineages(world.ada.dht, "demo")}
-    settings = {"prefix": PREFIX, "target_batch_size": 64, "lively_seconds": 5.0}
+    settings = {"prefix": PREFIX, "target_batch_size": 64, "matchmaking_seconds": 5.0 / 6}
     if kind == UNINVITED[0]:
         progress = Progress(dht=eve.dht, private_key=eve.identity.private_key, **settings)
         progress.start()

@@ -1,16 +1,19 @@
-"""For how long an all-reduce waits for groupmates that are much slower than the others."""
+"""Which groupmates an all-reduce stops waiting for: those that answer no ping, and those that are much slower."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.peers import patience
+from training.swarm.peers import liveness
 from training.swarm.peers.groups import Contribution
-from training.swarm.peers.patience import LOOK_SECONDS, NEARLY, REDUCER_FACTOR, Late, Patience, limit_of
+from training.swarm.peers.liveness import NEARLY, Late, Liveness, SlowSenders, limit_of
+from training.swarm.peers.times import LOOK_SECONDS, REDUCER_FACTOR
 
 ADA, ALAN, GRACE, MALLORY = "ada", "alan", "grace", "mallory"
-LIMIT = 6.0
+LIMIT, LOOKS = 6.0, 12
+NOBODY = Late({}, reduce=False)
 QUICK = {ADA: 0.1, ALAN: 0.1, GRACE: 0.1, MALLORY: 0.1}
 
 
@@ -36,13 +39,24 @@ def given_up(late, *, others=3, seconds=LIMIT, until=40.0, stall_at=None):
                 raise asyncio.CancelledError
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(patience.asyncio, "sleep", sleep)
-            one = Patience(others, seconds, lambda: late(now[0]), on_overdue=given.append, clock=lambda: now[0])
-            try:
+            patch.setattr(liveness.asyncio, "sleep", sleep)
+
+            def give_up(peers):
+                given.append((set(peers), now[0]))
+                raise asyncio.CancelledError
+
+            one = Liveness(
+                ping=None,
+                late=lambda: late(now[0]),
+                asked=lambda: (),
+                slow=SlowSenders(others, seconds),
+                on_overdue=give_up,
+                on_gone=None,
+                clock=lambda: now[0],
+            )
+            with suppress(asyncio.CancelledError):
                 await one.watch()
-            except asyncio.CancelledError:
-                return None
-        return (set(given[0]), now[0]) if given else None
+        return given[0] if given else None
 
     return wait_for_result(play())
 
@@ -121,10 +135,10 @@ def test_a_peer_whose_link_is_very_much_slower_is_given_up_when_it_has_cost_more
 
 
 def test_honest_peers_that_hear_of_a_failure_name_the_same_peer():
-    one = Patience(3, LIMIT, lambda: sends(MALLORY)(0), on_overdue=print)
-    one._look(NEARLY * LIMIT - 0.1)
+    one, late = SlowSenders(3, LIMIT), sends(MALLORY)(0)
+    one.note(late, NEARLY * LIMIT - 0.1)
     assert not one.overdue(NEARLY)
-    one._look(0.2)
+    one.note(late, 0.2)
     assert one.overdue(NEARLY) == {MALLORY} and not one.overdue()
 
 
@@ -137,3 +151,88 @@ def test_a_peer_is_worth_its_share_of_the_time_between_two_averages():
     assert limit(8.0, 4) == 5.0  # no sooner than a peer that sends nothing
     assert limit(600.0, 4, free=600.0) == 750.0
     assert limit(None, 4) is limit(8.0, 4, chunk=None) is None
+
+
+# -- those that are gone ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_waits(monkeypatch):
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)
+
+
+def gone_among(late, answers):
+    """Who is found gone within twelve looks, each a second after the one before.
+
+    Args:
+        late: For whom the all-reduce waits at a look, by the look's number.
+        answers: Whether a peer answers a ping that was sent at a look, by the peer and the look's number; None: it
+            never says anything.
+    """
+
+    async def play():
+        now, gone, at_once = [0], [], []
+
+        async def ping(peer, seconds):
+            at_once.append(len(watching._pings))
+            answer = answers(peer, now[0])
+            if answer is None:
+                await asyncio.sleep(60)
+            return answer
+
+        def late_now():
+            now[0] += 1
+            return late(now[0])
+
+        watching = Liveness(
+            ping,
+            late=lambda: NOBODY,
+            asked=late_now,
+            slow=SlowSenders(1, None),
+            on_overdue=None,
+            on_gone=gone.append,
+            clock=lambda: float(now[0]),
+        )
+        watch = asyncio.create_task(watching.watch())
+        while now[0] < LOOKS:
+            await asyncio.sleep(0.01)
+        watch.cancel()
+        await asyncio.wait([watch])
+        return gone, max(at_once, default=0)
+
+    return wait_for_result(play())
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("answer", [None, False], ids=["says nothing", "refuses connections"])
+def test_who_answers_no_ping_is_gone_and_who_is_only_slow_is_not(answer):
+    gone, _ = gone_among(lambda look: {"dead", "slow"}, lambda peer, look: peer == "slow" or answer)
+    assert gone == ["dead"]
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_who_misses_a_ping_now_and_then_is_not_gone():
+    gone, _ = gone_among(lambda look: {"ada"}, lambda peer, look: look % 3 == 0)
+    assert gone == []
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_an_old_ping_does_not_count_against_who_is_late_again():
+    gone, _ = gone_among(lambda look: {"ada"} if look in (1, 2) or look >= 10 else set(), lambda peer, look: False)
+    assert gone == []
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_who_is_not_waited_for_is_not_asked():
+    asked = set()
+    gone, _ = gone_among(lambda look: {"late"}, lambda peer, look: asked.add(peer) or True)
+    assert asked == {"late"} and gone == []
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_of_many_late_peers_some_are_asked_at_once_and_all_that_are_gone_are_found(monkeypatch):
+    monkeypatch.setattr(liveness, "PINGS_AT_ONCE", 4)
+    peers = {f"peer {number}" for number in range(10)}
+    gone, at_once = gone_among(lambda look: peers, lambda peer, look: False)
+    assert set(gone) == peers and at_once <= 4

@@ -1,0 +1,195 @@
+"""How far all peers have come together, by the records that one of them sees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from training.swarm.peers.records import PeerProgress
+from training.swarm.peers.table import Peers
+
+ENDLESS_SECONDS = 1e9
+"""No epoch takes so long: nobody computes. A rate that is not measured yet is tiny, not 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalProgress:
+    """How far all have come, as this peer sees it."""
+
+    epoch: int
+    """The newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
+    reported: int
+    """The same, of all peers as long as none of them has a voice. It is a reason to look for a state, no more."""
+    of_most: int
+    """The newest of those reports that no fewer peers make than do not, this one included; see `begun_by_most`."""
+    has_voices: bool
+    """Whether any of the others has a voice."""
+    samples: float
+    """Samples of this epoch that count: this peer's, and those of peers that bring theirs to averages."""
+    num_peers: int
+    """Peers with a record, this one included; 0 if it finds none, not even its own."""
+    epoch_seconds: float
+    """How long an epoch takes; `ENDLESS_SECONDS` or more if nobody computes."""
+    ends_at: float
+    """DHT time at which the epoch's samples will be there."""
+    full_at: float
+    """DHT time at which they would be there if newcomers' samples counted; a group is looked for by that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """The epoch that this peer is in."""
+
+    number: int
+    began: float
+    """DHT time at which this peer began it."""
+    target_batch_size: int
+
+    def samples_of(self, record: PeerProgress, epoch: int, at: float) -> float:
+        """How many samples of an epoch a peer should have at a time; with those of all, the epoch ends.
+
+        A peer that is ahead has ended the epoch. It has computed since this peer began it, first for this epoch and
+        then for the next.
+        """
+        samples, rate = record.samples_accumulated, record.samples_per_second
+        if record.epoch > epoch == self.number:
+            samples = max(0.0, (record.time - self.began) * rate - samples)
+        elif record.epoch == epoch:
+            samples += max(0.0, at - record.time) * rate
+        else:
+            samples = 0.0
+        return min(samples, self.target_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """The records of a moment, and what this peer knows of those that posted them."""
+
+    now: float
+    """DHT time."""
+    others: Sequence[PeerProgress]
+    own: PeerProgress
+    """This peer's record."""
+    num_peers: int
+    """Records that were found."""
+    epoch: Epoch
+    """The epoch that this peer is in."""
+    peers: Peers
+    lively_seconds: float
+
+    def is_lively(self, peer: bytes) -> bool:
+        """Whether a peer has reported lately."""
+        return self.peers.is_alive(peer, self.lively_seconds)
+
+    def leaders(self) -> list[PeerProgress]:
+        """The others that can lead a group.
+
+        Those count that live and have trained, if there are any: a newcomer at epoch 0 does not know better.
+        """
+        leaders = [record for record in self.others if not record.client_mode]
+        leaders = [record for record in leaders if self.is_lively(record.peer_id)] or leaders
+        return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
+
+    def sources(self, epoch: int, counts: Callable[[bytes, float], float]) -> list[Source]:
+        """Where the epoch's samples come from.
+
+        Args:
+            epoch: Peers at older ones count for the rate, since they soon catch up.
+            counts: How many of a peer's samples count.
+        """
+        counted = [(self.own, float), *((record, partial(counts, record.peer_id)) for record in self.others)]
+        return [
+            Source(
+                reported=count(self.epoch.samples_of(record, epoch, record.time)),
+                have=count(self.epoch.samples_of(record, epoch, self.now)),
+                rate=count(record.samples_per_second),
+                most=count(self.epoch.target_batch_size),
+            )
+            for record, count in counted
+        ]
+
+    def progress(self) -> GlobalProgress:
+        """What the records say together; without any, this peer's own progress counts."""
+        leaders, peers, own = self.leaders(), self.peers, self.epoch.number
+        voices = peers.voices({} if peers.are_doubted else {one.peer_id: one.epoch for one in leaders})
+        has_voices = any(peers.has_voice(one.peer_id) for one in leaders)
+        reported = max(own, agreed_epoch(voices))
+        epoch = reported if has_voices else own
+        counted = self.sources(epoch, peers.counted_samples)
+        expected = self.sources(epoch, peers.expected_samples)
+        target = self.epoch.target_batch_size
+        rates = [replace(source, have=0.0) for source in (counted if has_voices else expected)]
+        return GlobalProgress(
+            epoch=epoch,
+            reported=reported,
+            of_most=max(own, begun_by_most(voices)),
+            has_voices=has_voices,
+            samples=sum(source.reported for source in counted),
+            num_peers=self.num_peers,
+            epoch_seconds=seconds_until(target, rates),
+            ends_at=self.now + seconds_until(target, counted),
+            full_at=self.now + seconds_until(target, expected),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where samples come from: one peer."""
+
+    have: float
+    """Samples that it should have by now."""
+    rate: float
+    """Samples a second."""
+    most: float
+    """Samples that it can have in an epoch."""
+    reported: float = 0.0
+    """Samples in its record."""
+
+    def seconds_until_full(self) -> float:
+        """When it has as many samples as it can have."""
+        return (self.most - self.have) / self.rate
+
+
+def seconds_until(target: float, sources: Sequence[Source]) -> float:
+    """When the sources together have as many samples as wanted; infinite if none of them computes.
+
+    >>> seconds_until(60, [Source(have=10, rate=2, most=60), Source(have=0, rate=1e7, most=20)])
+    15.0
+    >>> seconds_until(60, [Source(have=10, rate=0, most=60)])
+    inf
+    """
+    rising = sorted((one for one in sources if one.rate > 0), key=Source.seconds_until_full)
+    rates = list(itertools.accumulate(source.rate for source in reversed(rising)))[::-1]
+    have, now = sum(source.have for source in sources), 0.0
+    for source, rate in zip(rising, rates, strict=True):  # this one and those after it are not full yet
+        full_at = source.seconds_until_full()
+        if source is rising[-1] or target <= have + (full_at - now) * rate:
+            return now + max(target - have, 0.0) / rate
+        have, now = have + (full_at - now) * rate, full_at
+    return 0.0 if have >= target else math.inf
+
+
+def agreed_epoch(epochs: Sequence[int]) -> int:
+    """The newest epoch that more of the other peers report than may lie: fewer than a third of all, this one included.
+
+    With one other peer nobody can tell who is right, so its report counts. Of two, one may lie.
+
+    >>> agreed_epoch([7, 7, 10**9]), agreed_epoch([7, 10**9]), agreed_epoch([7]), agreed_epoch([])
+    (7, 7, 7, 0)
+    """
+    liars = 0 if len(epochs) < 2 else max(1, len(epochs) // 3)
+    return sorted(epochs, reverse=True)[liars] if epochs else 0
+
+
+def begun_by_most(epochs: Sequence[int]) -> int:
+    """The newest epoch that no fewer of all peers have begun than have not, by what the others report.
+
+    A peer that asks has not begun it. So with two others ahead and two beside it, most have not.
+
+    >>> begun_by_most([8, 8, 7, 7]), begun_by_most([8, 8, 7]), begun_by_most([8, 8, 8, 7]), begun_by_most([8])
+    (7, 8, 8, 8)
+    """
+    return sorted(epochs, reverse=True)[len(epochs) // 2] if epochs else 0

@@ -1,0 +1,34 @@
+"""Pauses between the reports of a peer."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+
+class PacedEvent(threading.Event):
+    """An event whose waiting thread goes on only when a pause has passed since the last time, unless there is a hurry.
+
+    Args:
+        pause: Gives the length of the pause at this moment, in seconds.
+    """
+
+    def __init__(self, pause: Callable[[], float]):
+        super().__init__()
+        self._pause, self._seen, self._hurried = pause, -math.inf, threading.Event()
+
+    def hurry(self) -> None:
+        """Sets the event, and ends the pause: the waiting thread goes on now."""
+        self._hurried.set()
+        self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Event`; the pause comes on top of the timeout."""
+        came = super().wait(timeout)
+        if came:
+            self._hurried.wait(max(self._seen + self._pause() - time.monotonic(), 0.0))
+        self._hurried.clear()
+        self._seen = time.monotonic()
+        return came
