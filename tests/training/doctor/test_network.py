@@ -70,7 +70,7 @@ def servers(tmp_path_factory, manifest):
 
 @pytest.fixture
 def probed():
-    """Check -> what a real visit finds; it takes place in the tests' own process to save its start."""
+    """Findings of a real probe by check; it takes place in the tests' own process to save its start."""
     prepare_environment()
 
     def examine(**asked):

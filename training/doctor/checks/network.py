@@ -105,7 +105,7 @@ LARGE_VALUES = 65_536
 
 
 def examine(facts: Facts, answer: Answer) -> None:
-    """Answers all checks that need hivemind, those of a visit to the run among them."""
+    """Answers all checks that need hivemind, those that probe the run among them."""
     import torch
 
     torch.set_num_threads(1)
@@ -163,7 +163,7 @@ def check_port(host_maddrs: Sequence[str]) -> Finding:
 
 
 def probe_run(facts: Facts, answer: Answer) -> None:
-    """Visits the run, and says of each step of `training.swarm.run.probe` what it means."""
+    """Probes the run, and judges each step of `training.swarm.run.probe`."""
     from training.swarm.run.probe import probe
     from training.swarm.run.servers import Servers
 
@@ -187,7 +187,7 @@ def probe_run(facts: Facts, answer: Answer) -> None:
 
 
 class _Judge:
-    """Gets the steps of a visit, and answers the checks that they stand for."""
+    """Judge of the steps of a probe: answers the checks that they stand for."""
 
     def __init__(self, facts: Facts, answer: Answer):
         self._facts, self._answer = facts, answer

@@ -1,7 +1,7 @@
-"""A short visit to a run, for the doctor: what of the network works, told step by step, without training.
+"""Probe of a run's network for the doctor: step by step, without training.
 
 The probe's node listens, so that others can be asked to connect back to it, but it enters no routing table: it asks
-the DHT as a client does. Each step is told as soon as it is known, because a later one may take too long.
+the DHT as a client does. It reports each step as soon as it is known, because a later one may take too long.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ DIAL_BACK_SECONDS = 6.0
 NODE_SECONDS = 8.0
 """Longest wait for the network node; half a second is usual."""
 FIND_SECONDS = 5.0
-"""How long the run is looked for among its peers."""
+"""Longest search for the run among its peers."""
 
 Whom = Callable[[], tuple[RunConfig | None, Sequence[str]]]
-"""Returns the recipe and the addresses of peers; may take long."""
+"""Function that returns the recipe and the addresses of peers; it may take long."""
 Tell = Callable[..., None]
-"""Is called with the name of a step and its facts."""
+"""Function that takes the name of a step and its facts."""
 
 
 async def probe(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell) -> None:
-    """Starts a node, and looks at a run with it.
+    """Starts a node, and probes a run with it.
 
     Args:
         host_maddrs: Addresses to listen on.
-        folder: Empty; for the probe's identity.
+        folder: Empty folder for the probe's identity.
         whom: See `Whom`.
         tell: See `Tell`. Steps: `node`, `peers`, `clock`, `dial-back`, `recipe`, `tokens`.
     """
@@ -74,7 +74,7 @@ async def probe(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
 
 
 async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: Tell) -> None:
-    """The steps behind `node`."""
+    """Takes the steps after `node`."""
     run, addresses = await asyncio.to_thread(whom)
     if not addresses:
         return
@@ -90,7 +90,7 @@ async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: 
 
 
 async def _fault(daemon: Client, address: str) -> str | None:
-    """Why no peer of this id can be reached at an address; None if one can."""
+    """Returns why no peer of this id can be reached at an address; None if one can."""
     place, _, peer = address.rpartition("/p2p/")
     try:
         await asyncio.wait_for(daemon.connect(PeerID.from_base58(peer), [Multiaddr(place)]), CONNECT_SECONDS)
@@ -169,7 +169,7 @@ def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
 
 
 class _Reader:
-    """What reads of a `DHT`, on a node of this process; call it from another thread than the event loop's."""
+    """Reader with the interface of `DHT`, on a node of this process; for other threads than the event loop's."""
 
     def __init__(self, node: RunNode, loop: asyncio.AbstractEventLoop):
         self._node, self._loop = node, loop
