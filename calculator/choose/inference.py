@@ -11,6 +11,7 @@ True
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from calculator.choose.stored import stored_bytes
 from calculator.errors import BadSetup
 from calculator.families.lengths import most_tokens
 from calculator.families.registry import family_of
-from calculator.models.architecture import Architecture
+from calculator.models.architecture import Architecture, LayerCache
 from calculator.models.architectures import from_config
 from calculator.step.add_up import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
 from calculator.step.resolve import resolve
@@ -68,43 +69,34 @@ def model_of(setup: Setup) -> Architecture:
     return resolve(Setup(model=setup.model)) if setup.config is None else from_config(setup.config)
 
 
-def cache_values_per_token(architecture: Architecture) -> int:
-    """Values that one layer caches for each token; latent attention caches the latent and the rotated channels."""
+def layer_cache(architecture: Architecture, kind: str) -> LayerCache:
+    """What a layer of a kind caches; latent attention caches the latent and the rotated channels."""
+    if architecture.listing:
+        return architecture.listing.layer(kind).cache
+    if "linear" in kind:
+        own = architecture.linear
+        # The state has 32 bits whatever the weights have (transformers, torch_chunk_gated_delta_rule).
+        state = own.value_heads * own.key_dim * own.value_dim
+        return LayerCache(state_values=own.channels * own.kernel_size, precise_values=state)
+    values = 2 * architecture.key_heads * architecture.head_dim
     if architecture.latent_dim:
-        return architecture.latent_dim + architecture.rotary_dim
-    return 2 * architecture.key_heads * architecture.head_dim
+        values = architecture.latent_dim + architecture.rotary_dim
+    return LayerCache(values_per_token=values, window=architecture.sliding_window if "sliding" in kind else 0)
 
 
-def cached_tokens(architecture: Architecture, kind: str, length: int, block: int = 1) -> int:
-    """Tokens of a sequence that a layer caches, in whole blocks: all, those in its window, or 0 if it is linear.
+def cached_tokens(cache: LayerCache, length: int, block: int = 1) -> int:
+    """Tokens of a sequence that a layer caches, in whole blocks: all, or those in its window.
 
     Args:
-        architecture: The model.
-        kind: The layer's kind; see `Architecture.attention_kind`.
+        cache: What the layer caches.
         length: Tokens so far.
         block: Tokens of a block, which is reserved as a whole.
     """
-    if "linear" in kind:
-        return 0
     # transformers keeps the last (window - 1) tokens for the next one. With a window of 1, it keeps all, since Python
     # reads [-0:] as all (cache_utils.py, DynamicSlidingWindowLayer.update).
-    if "sliding" in kind and architecture.sliding_window > 1:
-        length = min(length, architecture.sliding_window)
+    if cache.window > 1:
+        length = min(length, cache.window)
     return -(-length // block) * block
-
-
-def state_bytes(architecture: Architecture, itemsize: int = 2) -> int:
-    """Bytes that all layers of linear attention keep of a sequence of any length: for a convolution, and as a state.
-
-    The state has 32 bits whatever the weights have (transformers, torch_chunk_gated_delta_rule). Beside keys and values
-    in 8 bits, what the convolution needs stays in 16: vLLM's kv-cache-dtype does not apply to it.
-    """
-    own = architecture.linear
-    if own is None:
-        return 0
-    layers = sum("linear" in architecture.attention_kind(layer) for layer in range(architecture.num_layers))
-    state = own.value_heads * own.key_dim * own.value_dim
-    return layers * (own.channels * own.kernel_size * max(itemsize, 2) + state * 4)
 
 
 def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize: int = 2, block: int = 1) -> int:
@@ -121,10 +113,14 @@ def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize
         BadSetup: If the model does not generate text with one stack.
     """
     _check_generates(architecture)
-    kinds = [architecture.attention_kind(layer) for layer in range(architecture.num_layers)]
-    tokens = sum(cached_tokens(architecture, kind, length, block) * kinds.count(kind) for kind in dict.fromkeys(kinds))
-    per_token = cache_values_per_token(architecture) * itemsize
-    return batch * (tokens * per_token + state_bytes(architecture, itemsize))
+    kinds = Counter(architecture.attention_kind(layer) for layer in range(architecture.num_layers))
+    total = 0
+    for kind, layers in kinds.items():
+        cache = layer_cache(architecture, kind)
+        # Beside keys and values in 8 bits, states stay in 16: vLLM's kv-cache-dtype does not apply to them.
+        states = cache.state_values * max(itemsize, 2) + cache.precise_values * 4
+        total += layers * (cached_tokens(cache, length, block) * cache.values_per_token * itemsize + states)
+    return batch * total
 
 
 def inference_memory(

@@ -4,6 +4,7 @@
   experts have one byte a value, and a 32-bit scale for each square of 128 x 128 values.
 - In 4 bits as bitsandbytes makes them (NF4 with double quantization; see `calculator.parts.adapters.quantized_parts`):
   the linear layers. Experts stay whole, because transformers keeps those of a layer in one tensor.
+- In MXFP4 as gpt-oss is published: the experts have 4 bits a value, and an 8-bit scale for each 32 values.
 
 Embeddings, norms, biases, the router of experts and the output head stay in 16 bits.
 """
@@ -23,8 +24,10 @@ from calculator.tape.autograd import allocated_bytes
 
 WHOLE = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of a value of weights that are not quantized, by the name of their type."""
-FP8, NF4 = "fp8", "nf4"
-STORED = (*WHOLE, FP8, NF4)
+FP8, NF4, MXFP4 = "fp8", "nf4", "mxfp4"
+STORED = (*WHOLE, FP8, NF4, MXFP4)
+MXFP4_BLOCK = 32
+"""Values that share a scale of 8 bits (Open Compute Project, Microscaling Formats 1.0, section 5.2)."""
 SQUARE = 128
 """Rows and columns that share a scale (transformers 5.23, FineGrainedFP8Config.weight_block_size)."""
 
@@ -54,6 +57,8 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
 
 def can_be_stored(architecture: Architecture, kind: str) -> bool:
     """Returns True if a model's weights can be of a kind in `STORED`."""
+    if kind == MXFP4:
+        return architecture.listing is not None and architecture.listing.mxfp4
     family = family_of(architecture)
     # FP8 looks for nn.Linear; a model whose weights are (in, out) has transformers' Conv1D in its place.
     return kind in WHOLE or (family.generates and not (kind == FP8 and family.input_first))
@@ -71,6 +76,9 @@ def _parts(tensor: ParameterTensor, kind: str, itemsize: int) -> Iterator[tuple[
     linear = _is_linear(tensor)
     if kind == NF4 and linear:
         yield from quantized_parts(tensor.count)
+    elif kind == MXFP4 and _is_of_experts(tensor):
+        yield tensor.count // 2, 1
+        yield tensor.count // MXFP4_BLOCK, 1
     elif kind == FP8 and (linear or _is_of_experts(tensor)):
         *experts, rows, columns = tensor.shape
         yield tensor.count, 1

@@ -68,6 +68,51 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerCache:
+    """What one layer keeps of a sequence while text is generated."""
+
+    values_per_token: int = 0
+    """Values cached for each token."""
+    window: int = 0
+    """The most tokens that are cached; 0: all."""
+    state_values: int = 0
+    """Values of a state of constant size, in the precision of the model."""
+    precise_values: int = 0
+    """Values of a state of constant size, in 32 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedLayer:
+    """A kind of layer of a model whose training is not counted: its parameters and its cache."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes of its parameters; the names follow `calculator.parts.parameters.part_of`."""
+    cache: LayerCache = LayerCache()
+    buffers: int = 0
+    """32-bit values of its tables that are not trained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """Parameters and caches of a model whose training is not counted, as its reader lists them."""
+
+    outside: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes of the parameters outside of the layers."""
+    layers: tuple[tuple[str, ListedLayer], ...]
+    """The kinds of layers, by their names in `Architecture.attention_cycle`."""
+    rotations: int = 1
+    """Sets of frequencies of rotary embeddings."""
+    scales: int = 0
+    """Single numbers that are stored in the precision of the model."""
+    mxfp4: bool = False
+    """Whether its experts are published in MXFP4 (gpt-oss)."""
+
+    def layer(self, kind: str) -> ListedLayer:
+        """The layer of a kind."""
+        return dict(self.layers)[kind]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """The sizes that decide a model's memory."""
 
@@ -123,6 +168,8 @@ class Architecture:
     """Whether there is a mask for "full" layers, too, though all are "sliding" (Qwen2, Qwen3, SmolLM3)."""
     linear: LinearAttention | None = None
     """The attention of "linear" layers (Qwen3-Next, Qwen3.5)."""
+    listing: Listing | None = None
+    """Parameters and caches of a model whose training is not counted; None: its family counts them."""
     dropout: float = 0.1
     """The model's own probability in the residual stream."""
     attention_dropout: float = 0.1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture
 from calculator.models.config_values import activation_of, flag, head_width, share, size, switched_off, tied
-from calculator.models.decoders import DECODER_READERS, DECODER_SIGNS, DECODERS
-from calculator.models.diffusion_models import DIFFUSION_MODELS, DIFFUSION_READERS, DIFFUSION_SIGNS
+from calculator.models.decoders import DECODER_READERS, DECODERS
+from calculator.models.diffusion_models import DIFFUSION_MODELS, DIFFUSION_READERS
 from calculator.models.hybrid_models import HYBRID_READERS, HYBRIDS_WITH_PICTURES
-from calculator.models.picture_models import PICTURE_MODELS, PICTURE_READERS, PICTURE_SIGNS
+from calculator.models.listed_models import LISTED_READERS
+from calculator.models.picture_models import PICTURE_MODELS, PICTURE_READERS
 
 LARGEST_GRID = 512
 """Largest side of the square of image tokens: pictures of 4096 pixels with a codec that reduces them 8 times. Masks are
@@ -198,7 +198,7 @@ PRESETS: dict[str, Architecture] = {
 
 
 def from_config(config: Mapping[str, object]) -> Architecture:
-    """A model from its Hugging Face `config.json`.
+    """A model from its Hugging Face `config.json`; of a model that reads pictures or sounds too, its text model.
 
     Raises:
         BadSetup: If the family is not supported or a size is missing or wrong.
@@ -206,7 +206,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     if not isinstance(config, Mapping):
         raise BadSetup("config is the object of a Hugging Face config.json.")
     key = "model_type" if config.get("model_type") or not config.get("_class_name") else "_class_name"
-    kind = config.get(key)
+    kind, text = config.get(key), config.get("text_config")
     readers = {
         "bert": _bert_config,
         "t5": _t5_config,
@@ -215,14 +215,22 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "text-to-image": _recipe_config,
         **DECODER_READERS,
         **HYBRID_READERS,
+        **LISTED_READERS,
         **PICTURE_READERS,
         **DIFFUSION_READERS,
     }
+    if isinstance(text, Mapping) and kind not in READS_TEXT_CONFIG:
+        inner = text.get("model_type") or USUAL_TEXT_MODELS.get(str(kind))
+        if inner in (*DECODER_READERS, *HYBRID_READERS, *LISTED_READERS):
+            # Options such as tied embeddings may stand beside the text model's sizes.
+            return from_config({**_beside(config, text), **text, "model_type": inner})
     if not isinstance(kind, str) or kind not in readers:
-        trained = ", ".join(name for name in readers if name not in HYBRID_READERS)
-        raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {trained}.")
-    if isinstance(config.get("text_config"), Mapping) and kind not in ("gemma3", *HYBRIDS_WITH_PICTURES):
-        raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
+        untrained = (*HYBRID_READERS, *LISTED_READERS)
+        trained = ", ".join(name for name in readers if name not in untrained)
+        raise BadSetup(
+            f"{key} {kind!r:.60} is not supported, and no supported family is like it. Supported: {trained}; for "
+            f"inference also {', '.join(untrained)}."
+        )
     return readers[kind](config)
 
 
@@ -238,48 +246,19 @@ def quantization_of(config: Mapping[str, object] | None) -> str | None:
     return f"{told.get('quant_method') or 'in a way that it does not name'}"[:40]
 
 
-_SIGNS = (
-    ("t5", ("d_kv", "num_decoder_layers")),
-    ("llama", ("num_key_value_heads", "rms_norm_eps", "rope_theta")),
-    ("gpt2", ("n_embd", "n_positions")),
-    ("bert", ("type_vocab_size", "hidden_dropout_prob")),
-)
-"""For each family, keys that only configs like its own have; the first family with one of its keys is the nearest."""
-_SIMILAR = {
-    # Rotary embeddings, and attention beside a feed-forward block without a gate.
-    **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "codegen", "falcon", "phi", "stablelm_alpha"), "gptj"),
-    # Attention, then such a block.
-    **dict.fromkeys(("opt", "bloom", "mpt", "gpt_neo", "gpt_bigcode", "xglm", "starcoder2"), "gpt2"),
-    **dict.fromkeys(("roberta", "xlm-roberta", "distilbert", "electra", "camembert"), "bert"),
-    **dict.fromkeys(("deepseek_v2", "kimi_k2"), "deepseek_v3"),
+READS_TEXT_CONFIG = ("gemma3", *HYBRIDS_WITH_PICTURES)
+"""Models whose own readers read the sizes of their text model in `text_config`."""
+USUAL_TEXT_MODELS = {
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), "llama"),
+    "mistral3": "mistral",
 }
-"""Families whose keys do not tell which one is the nearest."""
-_UNLIKE = "mamba|rwkv|xlstm|recurrent|jamba|zamba|hyena|unet|autoencoder|whisper|wav2vec|clip|swin|convnext|resnet"
-"""In the names of models that are like none of the supported ones: they have no attention, or other parts beside."""
+"""The model_type of a text model that its config may omit (transformers 5.23, models/*/configuration_*.py)."""
 
 
-def _instead(config: Mapping[str, object], kind: object) -> str:
-    """What to do with the config of an unsupported family, after "... is not supported"."""
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        return (
-            ". The sizes of its text model are in its text_config: paste that object with the model_type "
-            f"{_nearest(text)} to estimate a similar model."
-        )
-    if re.search(_UNLIKE, str(kind).lower()):
-        return ", and no supported family is like it."
-    nearest = _SIMILAR.get(str(kind)) or _nearest(config)
-    return f"; the nearest is {nearest} (give the sizes under its keys)."
-
-
-def _nearest(config: Mapping[str, object]) -> str:
-    """The supported model_type whose models resemble that of an unsupported config the most.
-
-    >>> _nearest({"model_type": "olmo", "hidden_size": 2048, "num_key_value_heads": 16})
-    'llama'
-    """
-    signs = (*DECODER_SIGNS, *PICTURE_SIGNS, *DIFFUSION_SIGNS, *_SIGNS)
-    return next((name for name, keys in signs if any(config.get(key) is not None for key in keys)), "llama")
+def _beside(config: Mapping[str, object], text: Mapping[str, object]) -> dict[str, object]:
+    """Values beside `text_config` that hold for the text model."""
+    names = ("tie_word_embeddings", "quantization_config")
+    return {name: config.get(name) for name in names if config.get(name) is not None and text.get(name) is None}
 
 
 def _bert_config(config: Mapping[str, object]) -> Architecture:

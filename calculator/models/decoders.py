@@ -490,10 +490,3 @@ DECODER_READERS: dict[str, Callable[[Mapping[str, object]], Architecture]] = {
     "deepseek_v3": deepseek_config,
 }
 """For each `model_type`, the function that reads its config."""
-DECODER_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("deepseek_v3", ("kv_lora_rank", "n_routed_experts")),
-    ("qwen3_moe", ("moe_intermediate_size", "num_experts")),
-    ("mixtral", ("num_local_experts", "num_experts_per_tok")),
-    ("gemma3_text", ("query_pre_attn_scalar", "final_logit_softcapping")),
-)
-"""See `calculator.models.architectures._SIGNS`: these are looked at before the families with fewer keys."""

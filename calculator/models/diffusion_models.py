@@ -171,8 +171,3 @@ DIFFUSION_READERS: dict[str, Callable[[Mapping[str, object]], Architecture]] = {
     "SD3Transformer2DModel": sd3_config,
 }
 """For each class of diffusers, which its config names as `_class_name`, the function that reads its config."""
-DIFFUSION_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("FluxTransformer2DModel", ("num_single_layers", "axes_dims_rope")),
-    ("SD3Transformer2DModel", ("caption_projection_dim", "joint_attention_dim", "pooled_projection_dim")),
-)
-"""See `calculator.models.architectures._SIGNS`."""

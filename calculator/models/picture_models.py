@@ -127,5 +127,3 @@ def sides(config: Mapping[str, object], usual: int) -> tuple[int, int]:
 
 PICTURE_READERS: dict[str, Callable[[Mapping[str, object]], Architecture]] = {"vit": vit_config}
 """For each `model_type`, the function that reads its config."""
-PICTURE_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (("vit", ("patch_size", "num_channels")),)
-"""See `calculator.models.architectures._SIGNS`."""

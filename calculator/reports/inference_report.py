@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 from calculator.choose.devices import device_named
 from calculator.choose.inference import ITEMSIZES, PROMPT, inference_memory, largest_batch, longest_context, model_of
 from calculator.choose.names import gpu_of
-from calculator.choose.stored import FP8, NF4, STORED, can_be_stored
+from calculator.choose.stored import FP8, MXFP4, NF4, STORED, can_be_stored
 from calculator.errors import BadSetup
 from calculator.families.lengths import beyond_training
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
 from calculator.models.names import Named, named
 from calculator.reports.units import show_bytes
-from calculator.step.setups import Setup
+from calculator.step.setups import Setup, sees_pictures
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +67,10 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
     model = model_of(setup)
     name = named(setup.model) if setup.model else None
-    flags["weights"] = flags["weights"] or usual_weights(model, name)
+    flags["weights"] = flags["weights"] or usual_weights(model, name, setup.config)
     answer = answered(model, gpu, **flags)
     beyond = beyond_training(model, max(answer["length"], answer.get("longest_context", 0)))
-    answer["notes"] = [*notes(setup.config, name), *filter(None, [beyond])]
+    answer["notes"] = [*notes(setup, flags["weights"]), *filter(None, [beyond])]
     return json.dumps(answer) if as_json else _report(answer)
 
 
@@ -93,26 +93,28 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
     }
 
 
-def usual_weights(architecture: Architecture, name: Named | None) -> str:
-    """The type of weights if no other is given: as a quantized copy's name says, as far as that is counted."""
-    quantized = {4: NF4, 8: FP8}.get(name.bits) if name else None
-    return quantized if quantized and can_be_stored(architecture, quantized) else "bf16"
+def usual_weights(architecture: Architecture, name: Named | None, config: Mapping[str, object] | None) -> str:
+    """The type of weights if no other is given: as a quantized copy's name or config says, if that is counted."""
+    said = {4: NF4, 8: FP8}.get(name.bits) if name else {"mxfp4": MXFP4, "fp8": FP8}.get(quantization_of(config))
+    return said if said and can_be_stored(architecture, said) else "bf16"
 
 
-def notes(config: Mapping[str, object] | None, name: Named | None = None) -> list[str]:
-    """Sentences about the prompt, and about quantized weights."""
+def notes(setup: Setup, weights: str) -> list[str]:
+    """Sentences about the prompt, about quantized weights, and about parts that are not counted."""
     found = [PROMPT]
+    name = named(setup.model) if setup.model else None
     if name and name.quantization:
-        counted = {4: f"as {NF4}", 8: f"as {FP8}"}.get(name.bits, "as bf16")
         found.append(
-            f"The name says that its weights are quantized ({name.quantization}): they count {counted} unless "
-            "--weights says otherwise."
+            f"The name says that its weights are quantized ({name.quantization}): they count as {weights}; --weights "
+            "counts others."
         )
-    if method := quantization_of(config):
+    if method := quantization_of(setup.config):
         found.append(
-            f"The config says that its weights are quantized ({method}). That is not read: they count as "
-            "--weights says."
+            f"The config says that its weights are quantized ({method}): they count as {weights}; --weights counts "
+            "others."
         )
+    if sees_pictures(setup):
+        found.append("Only the text model is counted, not what reads pictures or sounds for it.")
     return found
 
 

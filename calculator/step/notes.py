@@ -71,7 +71,7 @@ def _model_notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
             f"is asked for{bits}."
         )
     if sees_pictures(setup):
-        notes.append("Only the text model is counted, not the vision tower that is published with it.")
+        notes.append("Only the text model is counted, not what reads pictures or sounds for it.")
     if family.attention_note and (family.own_trainer or setup.attention == "eager"):
         notes.append(family.attention_note)
     if architecture.reversible if setup.reversible is None else setup.reversible:

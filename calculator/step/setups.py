@@ -165,7 +165,7 @@ WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
 
 
 def sees_pictures(setup: Setup) -> bool:
-    """Returns True if the published model has a vision tower beside the text model that is counted."""
+    """Returns True if the published model reads pictures or sounds with parts that are not counted."""
     return preset_of(setup.model) in WITH_PICTURES or "text_config" in (setup.config or {})
 
 

@@ -40,7 +40,13 @@ SHARDING = {
 }
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 GENERATING = {
-    "weights": {"bf16": "bfloat16", "fp32": "float32", "fp8": "8 bits (FP8)", "nf4": "4 bits (bitsandbytes)"},
+    "weights": {
+        "bf16": "bfloat16",
+        "fp32": "float32",
+        "fp8": "8 bits (FP8)",
+        "nf4": "4 bits (bitsandbytes)",
+        "mxfp4": "4 bits (MXFP4, gpt-oss)",
+    },
     "cache": {"bf16": "bfloat16", "fp32": "float32", "fp8": "8 bits (FP8)"},
 }
 """Types of weights and of cached keys and values for generating text, the usual one first."""

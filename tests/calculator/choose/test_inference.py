@@ -168,7 +168,7 @@ def test_command_line_says_what_fits(capsys, tmp_path):
         json.dumps({"model_type": "llama", **CASES["llama"], "quantization_config": {"quant_method": "awq"}})
     )
     assert main(["inference", "--config", str(path), "--length", "30"]) == 0
-    assert "its weights are quantized (awq). That is not read: they count as --weights says." in capsys.readouterr().out
+    assert "quantized (awq): they count as bf16" in capsys.readouterr().out
     assert main(["inference", "llama-3.2-3b", "--length", "4096", "--gpu", "apple-16gb", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["overhead"] == 0 and answer["total"] == answer["weights"] + answer["cache"]  # it has no CUDA

@@ -88,5 +88,5 @@ def test_weights_in_4_bits_equal_those_of_bitsandbytes(kind, tmp_path):
 def test_what_is_not_quantized_is_refused_in_a_sentence():
     with pytest.raises(BadSetup, match=r"gpt2 has no linear layers that fp8 quantizes; choose bf16 or nf4\."):
         stored_bytes(PRESETS["gpt2"], "fp8")
-    with pytest.raises(BadSetup, match="weights is one of fp32, bf16, fp16, fp8, nf4, not 'int3'"):
+    with pytest.raises(BadSetup, match="weights is one of fp32, bf16, fp16, fp8, nf4, mxfp4, not 'int3'"):
         stored_bytes(PRESETS["gpt2"], "int3")

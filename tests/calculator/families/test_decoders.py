@@ -129,37 +129,6 @@ def test_a_wrong_config_is_refused_in_a_sentence(sentence, values):
     assert str(refused.value).endswith(".")
 
 
-@pytest.mark.parametrize(
-    ("keys", "nearest"),
-    [
-        ({"hidden_size": 2048, "num_key_value_heads": 16, "rms_norm_eps": 1e-5}, "llama"),
-        ({"num_key_value_heads": 4, "query_pre_attn_scalar": 256}, "gemma3_text"),
-        ({"num_key_value_heads": 4, "num_experts": 64, "moe_intermediate_size": 512}, "qwen3_moe"),
-        ({"num_key_value_heads": 4, "num_local_experts": 8}, "mixtral"),
-        ({"kv_lora_rank": 512, "n_routed_experts": 64, "num_experts_per_tok": 6}, "deepseek_v3"),
-        ({"n_embd": 768, "n_layer": 12}, "gpt2"),
-        ({"hidden_size": 768, "type_vocab_size": 2}, "bert"),
-        ({"d_model": 512, "d_kv": 64}, "t5"),
-    ],
-)
-def test_an_unknown_family_is_refused_with_the_nearest_one(keys, nearest):
-    with pytest.raises(BadSetup, match=f"model_type 'new' is not supported; the nearest is {nearest} "):
-        from_config({"model_type": "new", **keys})
-
-
-@pytest.mark.parametrize(
-    ("kind", "nearest", "parameters"),
-    # Of Pythia-6.9B and OPT-6.7B, as their authors publish them: with the nearest family's name you get about these.
-    [("gpt_neox", "gptj", 6_857_302_016), ("opt", "gpt2", 6_658_473_984)],
-)
-def test_the_nearest_family_gives_about_the_size_of_the_model(kind, nearest, parameters):
-    config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048}
-    config |= {"model_type": kind, "vocab_size": 50_432 if kind == "gpt_neox" else 50_272}
-    with pytest.raises(BadSetup, match=rf"the nearest is {nearest} \(give the sizes under its keys\)"):
-        from_config(config)
-    assert estimate(Setup(config=config | {"model_type": nearest})).parameters == pytest.approx(parameters, rel=0.01)
-
-
 def test_kinds_of_layers_are_the_shortest_cycle():
     assert cycle_of(["full"] * 4) == ()
     assert cycle_of(["sliding"] * 4) == ("sliding",)

@@ -1,0 +1,451 @@
+"""Models from a Hugging Face `config.json` whose weights and cache are counted, but not their training.
+
+A reader lists the parameters of the model and of each kind of its layers, and what a layer caches; the family `listed`
+counts them. Sizes and defaults are those of transformers 5.23 (models/*/configuration_*.py, modeling_*.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from calculator.errors import BadSetup
+from calculator.models.architecture import Architecture, LayerCache, ListedLayer, Listing
+from calculator.models.config_values import even, flag, head_width, size, tied, trained_length
+from calculator.models.decoders import (
+    USUAL_LENGTH,
+    cycle_of,
+    grouped_heads,
+    layer_types,
+    numbers_of_experts,
+    rotated_channels,
+    sparse_layers,
+)
+
+Config = Mapping[str, object]
+NOTHING = LayerCache()
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _linear(name: str, rows: int, columns: int, biased: bool = False) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (rows, columns)}
+    return shapes | {f"{name}.bias": (rows,)} if biased else shapes
+
+
+def _norm(name: str, *shape: int, biased: bool = False) -> Shapes:
+    return {f"{name}.norm": shape} | ({f"{name}.norm.bias": shape} if biased else {})
+
+
+def _gated(name: str, width: int, inner: int, biased: bool = False) -> Shapes:
+    """The parameters of a gated feed-forward."""
+    shapes = _linear(f"{name}.gate", inner, width, biased) | _linear(f"{name}.in", inner, width, biased)
+    return shapes | _linear(f"{name}.out", width, inner, biased)
+
+
+def _experts(number: int, width: int, inner: int) -> Shapes:
+    """The parameters of gated experts and of their router."""
+    experts = {"experts.in": (number, 2 * inner, width), "experts.out": (number, width, inner)}
+    return {"router.weight": (number, width), **experts}
+
+
+class _Attention:
+    """Sizes of grouped attention, as a config says."""
+
+    def __init__(self, config: Config, heads: int, keys: int, hidden: int, head_dim: int | None = None):
+        self.hidden_size = size(config, hidden, "hidden_size")
+        self.num_heads, self.key_heads = grouped_heads(config, heads, keys)
+        own = config.get("head_dim", head_dim) is not None
+        self.head_dim = even(config, head_dim, "head_dim") if own else head_width(self.hidden_size, self.num_heads)
+
+    def shapes(self, *, biased: bool = False, out_biased: bool = False) -> Shapes:
+        """The parameters of the four projections."""
+        inner, narrow = self.num_heads * self.head_dim, self.key_heads * self.head_dim
+        shapes = _linear("attention.query", inner, self.hidden_size, biased)
+        shapes |= _linear("attention.key", narrow, self.hidden_size, biased)
+        shapes |= _linear("attention.value", narrow, self.hidden_size, biased)
+        return shapes | _linear("attention.out", self.hidden_size, inner, out_biased)
+
+    def cache(self, window: int = 0) -> LayerCache:
+        """Keys and values of all tokens, or of those in a window."""
+        return LayerCache(values_per_token=2 * self.key_heads * self.head_dim, window=window)
+
+    def head_norms(self) -> Shapes:
+        """Norms of queries and keys, head by head."""
+        return _norm("attention.query", self.head_dim) | _norm("attention.key", self.head_dim)
+
+
+def _layer(shapes: Shapes, cache: LayerCache, buffers: int = 0) -> ListedLayer:
+    return ListedLayer(shapes=tuple(shapes.items()), cache=cache, buffers=buffers)
+
+
+def _model(
+    config: Config,
+    attention: _Attention,
+    kinds: list[str],
+    layers: Mapping[str, ListedLayer],
+    *,
+    vocabulary: int,
+    positions: int,
+    is_tied: bool | None = None,
+    norm: Shapes | None = None,
+    rotary_dim: int | None = None,
+    experts: int = 0,
+    **listing: object,
+) -> Architecture:
+    """A model with a token embedding, layers, a last norm and an output head."""
+    width, words = attention.hidden_size, size(config, vocabulary, "vocab_size")
+    is_tied = tied(config, False) if is_tied is None else is_tied
+    outside = {"embedding.tokens": (words, width)} | (norm or _norm("last", width))
+    if not is_tied:
+        outside["head.weight"] = (words, width)
+    longest = trained_length(config, positions)
+    used = tuple((kind, layer) for kind, layer in layers.items() if kind in kinds)
+    return Architecture(
+        name=f"config ({config.get('model_type')})",
+        family="listed",
+        hidden_size=width,
+        num_layers=len(kinds),
+        num_heads=attention.num_heads,
+        num_key_value_heads=attention.key_heads,
+        head_dim=attention.head_dim,
+        intermediate_size=0,
+        vocab_size=words,
+        sequence_length=min(longest, USUAL_LENGTH),
+        max_positions=longest,
+        tied_embeddings=is_tied,
+        rotary_dim=attention.head_dim if rotary_dim is None else rotary_dim,
+        num_experts=experts,
+        attention_cycle=cycle_of(kinds),
+        listing=Listing(outside=tuple(outside.items()), layers=used, **listing),
+    )
+
+
+def _windows(config: Config, layers: int, every: int) -> list[bool]:
+    """Which layers see a window: as the config lists them; without a list, all but every `every`-th."""
+    listed = layer_types(config, layers)
+    return [kind == "sliding" for kind in listed] or [(layer + 1) % every != 0 for layer in range(layers)]
+
+
+def gpt_oss_config(config: Config) -> Architecture:
+    """Reads a config of gpt-oss."""
+    a = _Attention(config, 64, 8, 2880, 64)
+    layers, d, inner = size(config, 36, "num_hidden_layers"), a.hidden_size, size(config, 2880, "intermediate_size")
+    number, _ = numbers_of_experts(config, 128, 4)
+    biased = flag(config, True, "attention_bias")
+    shapes = a.shapes(biased=biased, out_biased=biased) | {"attention.sinks": (a.num_heads,)}
+    shapes |= {"router.weight": (number, d), "router.bias": (number,)}
+    shapes |= {"experts.in": (number, d, 2 * inner), "experts.in.bias": (number, 2 * inner)}
+    shapes |= {"experts.out": (number, inner, d), "experts.out.bias": (number, d)}
+    shapes |= _norm("attention", d) | _norm("feed_forward", d)
+    window = size(config, 128, "sliding_window")
+    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
+    kinds = ["window" if slides else "whole" for slides in _windows(config, layers, 2)]
+    return _model(config, a, kinds, made, vocabulary=201_088, positions=131_072, experts=number, mxfp4=True)
+
+
+def glm4_moe_config(config: Config) -> Architecture:
+    """Reads a config of GLM-4.5, without the layers that predict further tokens."""
+    a = _Attention(config, 96, 8, 4096)
+    layers, d = size(config, 46, "num_hidden_layers"), a.hidden_size
+    shapes = a.shapes(biased=flag(config, False, "attention_bias"))
+    shapes |= (a.head_norms() if flag(config, False, "use_qk_norm") else {}) | _norm("attention", d)
+    shapes |= _norm("feed_forward", d)
+    number = size(config, 128, "n_routed_experts", "num_local_experts")
+    inner, shared = size(config, 1408, "moe_intermediate_size"), size(config, 1, "n_shared_experts")
+    dense = 0 if config.get("first_k_dense_replace") == 0 else size(config, 1, "first_k_dense_replace")
+    sparse = _experts(number, d, inner) | _gated("shared", d, shared * inner)
+    made = {
+        "experts": _layer(shapes | sparse, a.cache(), buffers=number),  # the router's corrections
+        "dense": _layer(shapes | _gated("feed_forward", d, size(config, 10_944, "intermediate_size")), a.cache()),
+    }
+    kinds = ["dense" if layer < dense else "experts" for layer in range(layers)]
+    return _model(
+        config, a, kinds, made, vocabulary=151_552, positions=131_072, experts=number,
+        rotary_dim=rotated_channels(config, a.head_dim, 0.5))  # fmt: skip
+
+
+def qwen2_moe_config(config: Config) -> Architecture:
+    """Reads a config of Qwen2-MoE."""
+    a = _Attention(config, 16, 16, 2048)
+    layers, d = size(config, 24, "num_hidden_layers"), a.hidden_size
+    shapes = a.shapes(biased=flag(config, True, "qkv_bias")) | _norm("attention", d) | _norm("feed_forward", d)
+    number, _ = numbers_of_experts(config, 60, 4)
+    shared = size(config, 5632, "shared_expert_intermediate_size")
+    sparse = _experts(number, d, size(config, 1408, "moe_intermediate_size"))
+    sparse |= _gated("shared", d, shared) | {"shared.share.weight": (1, d)}
+    dense = _gated("feed_forward", d, size(config, 5632, "intermediate_size"))
+    slides = flag(config, False, "use_sliding_window") and bool(config.get("sliding_window", 4096))
+    window = size(config, 4096, "sliding_window") if slides else 0
+    made = {
+        f"{seen} {kind}": _layer(shapes | own, a.cache(window if seen == "window" else 0))
+        for seen in ("window", "whole")
+        for kind, own in (("experts", sparse), ("dense", dense))
+    }
+    first = 0 if config.get("max_window_layers") == 0 else size(config, 28, "max_window_layers")
+    seen = [slides and layer < first and layer % 2 == 0 for layer in range(layers)]
+    if config.get("layer_types") is not None:
+        seen = _windows(config, layers, 1)
+    kinds = [
+        f"{'window' if near else 'whole'} {'experts' if many else 'dense'}"
+        for near, many in zip(seen, sparse_layers(config, layers), strict=True)
+    ]
+    return _model(config, a, kinds, made, vocabulary=151_936, positions=32_768, experts=number)
+
+
+def olmo_config(config: Config) -> Architecture:
+    """Reads a config of OLMo 2 or 3."""
+    a = _Attention(config, 32, 0, 4096)
+    layers, d, newer = size(config, 32, "num_hidden_layers"), a.hidden_size, config.get("model_type") == "olmo3"
+    biased = flag(config, False, "attention_bias")
+    shapes = a.shapes(biased=biased, out_biased=biased)
+    shapes |= _norm("attention.query", a.num_heads * a.head_dim) | _norm("attention.key", a.key_heads * a.head_dim)
+    shapes |= _norm("attention", d) | _norm("feed_forward", d)
+    shapes |= _gated("feed_forward", d, size(config, 11_008, "intermediate_size"))
+    window = size(config, 4096, "sliding_window") if newer else 0
+    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
+    near = _windows(config, layers, 4) if newer else [False] * layers
+    kinds = ["window" if slides else "whole" for slides in near]
+    rotations = len(set(kinds)) if newer else 1
+    return _model(config, a, kinds, made, vocabulary=50_304, positions=2048, rotations=rotations)
+
+
+def starcoder2_config(config: Config) -> Architecture:
+    """Reads a config of StarCoder2."""
+    a = _Attention(config, 24, 2, 3072)
+    layers, d, inner = size(config, 30, "num_hidden_layers"), a.hidden_size, size(config, 12_288, "intermediate_size")
+    biased = flag(config, True, "use_bias")
+    shapes = a.shapes(biased=biased, out_biased=biased)
+    shapes |= _linear("feed_forward.in", inner, d, biased) | _linear("feed_forward.out", d, inner, biased)
+    shapes |= _norm("attention", d, biased=True) | _norm("feed_forward", d, biased=True)
+    window = 0 if config.get("sliding_window") is None else size(config, None, "sliding_window")
+    made = {"whole": _layer(shapes, a.cache(window))}
+    last = _norm("last", d, biased=True)
+    return _model(
+        config, a, ["whole"] * layers, made, vocabulary=49_152, positions=4096, is_tied=tied(config, True), norm=last
+    )
+
+
+def gemma_config(config: Config) -> Architecture:
+    """Reads a config of the first Gemma."""
+    a = _Attention(config, 16, 16, 3072, 256)
+    layers, d = size(config, 28, "num_hidden_layers"), a.hidden_size
+    biased = flag(config, False, "attention_bias")
+    shapes = a.shapes(biased=biased, out_biased=biased) | _norm("attention", d) | _norm("feed_forward", d)
+    shapes |= _gated("feed_forward", d, size(config, 24_576, "intermediate_size"))
+    made = {"whole": _layer(shapes, a.cache())}
+    return _model(
+        config, a, ["whole"] * layers, made, vocabulary=256_000, positions=8192, is_tied=tied(config, True), scales=1
+    )
+
+
+def cohere_config(config: Config) -> Architecture:
+    """Reads a config of Command R (Cohere) or Command R7B (Cohere 2)."""
+    a = _Attention(config, 64, 0, 8192)
+    layers, d, newer = size(config, 40, "num_hidden_layers"), a.hidden_size, config.get("model_type") == "cohere2"
+    biased = flag(config, False, "attention_bias")
+    shapes = a.shapes(biased=biased, out_biased=biased) | _norm("attention", d)
+    if not newer and flag(config, False, "use_qk_norm"):
+        shapes |= _norm("attention.query", a.num_heads, a.head_dim) | _norm("attention.key", a.key_heads, a.head_dim)
+    shapes |= _gated("feed_forward", d, size(config, 22_528, "intermediate_size"))
+    every = size(config, 4, "sliding_window_pattern") if newer else 1
+    window = size(config, 4096, "sliding_window") if newer else 0
+    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
+    kinds = ["window" if slides else "whole" for slides in _windows(config, layers, every)]
+    return _model(config, a, kinds, made, vocabulary=256_000, positions=8192, is_tied=tied(config, True))
+
+
+class _Mamba:
+    """Sizes of a state-space mixer (Mamba 2): its state has a constant size."""
+
+    def __init__(self, inner: int, heads: int, groups: int, state: int, kernel: int):
+        if inner % heads:
+            raise BadSetup(f"In config, {heads} state-space heads do not divide the inner width {inner}.")
+        self.inner, self.heads, self.state, self.kernel = inner, heads, state, kernel
+        self.channels = inner + 2 * groups * state
+
+    def shapes(self, width: int, *, biased: bool, conv_biased: bool, out_biased: bool, normed: bool = True) -> Shapes:
+        """The parameters of the mixer."""
+        shapes = {"attention.convolution.weight": (self.channels, 1, self.kernel)}
+        shapes |= {"attention.convolution.bias": (self.channels,)} if conv_biased else {}
+        shapes |= _linear("attention.in", self.projected, width, biased)
+        shapes |= _linear("attention.out", width, self.inner, out_biased)
+        shapes |= dict.fromkeys(("attention.decay.rate", "attention.decay.bias", "attention.direct"), (self.heads,))
+        return shapes | (_norm("attention.inner", self.inner) if normed else {})
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the first matrix: gate, what is convolved, and time steps."""
+        return self.inner + self.channels + self.heads
+
+    def cache(self, attention: LayerCache = NOTHING, *, precise: bool) -> LayerCache:
+        """The last tokens before the convolution, and the state, beside an attention's keys and values."""
+        kept, state = self.channels * self.kernel, self.inner * self.state
+        values = attention.values_per_token
+        if precise:
+            return LayerCache(values_per_token=values, state_values=kept, precise_values=state)
+        return LayerCache(values_per_token=values, state_values=kept + state)
+
+
+def falcon_h1_config(config: Config) -> Architecture:
+    """Reads a config of Falcon-H1, whose layers have attention beside a state-space mixer."""
+    a = _Attention(config, 32, 8, 4096)
+    layers, d = size(config, 32, "num_hidden_layers"), a.hidden_size
+    inner = size(config, 1024, "mamba_d_ssm")
+    if "mamba_d_ssm" in config and config.get("mamba_d_ssm") is None:
+        inner = int(size(config, 2, "mamba_expand") * d)
+    mixer = _Mamba(
+        inner, size(config, 128, "mamba_n_heads"), size(config, 1, "mamba_n_groups"),
+        size(config, 256, "mamba_d_state"), size(config, 4, "mamba_d_conv"),
+    )  # fmt: skip
+    biased = flag(config, False, "attention_bias")
+    shapes = {f"attention.state_space.{name}": shape for name, shape in mixer.shapes(
+        d, biased=flag(config, False, "mamba_proj_bias"), conv_biased=flag(config, True, "mamba_conv_bias"),
+        out_biased=flag(config, False, "projectors_bias"), normed=flag(config, False, "mamba_rms_norm"),
+    ).items()}  # fmt: skip
+    shapes |= a.shapes(biased=biased, out_biased=biased) | _norm("attention", d) | _norm("feed_forward", d)
+    shapes |= _gated("feed_forward", d, size(config, 14_336, "intermediate_size"), flag(config, False, "mlp_bias"))
+    made = {"whole": _layer(shapes, mixer.cache(a.cache(), precise=True), buffers=mixer.projected)}
+    return _model(config, a, ["whole"] * layers, made, vocabulary=128_000, positions=8192)
+
+
+def granite_hybrid_config(config: Config) -> Architecture:
+    """Reads a config of Granite 4, most of whose layers have a state-space mixer in place of attention."""
+    a = _Attention(config, 32, 0, 4096)
+    layers, d = size(config, 32, "num_hidden_layers"), a.hidden_size
+    mixer = _Mamba(
+        int(size(config, 2, "mamba_expand") * d), size(config, 128, "mamba_n_heads"), size(config, 1, "mamba_n_groups"),
+        size(config, 256, "mamba_d_state"), size(config, 4, "mamba_d_conv"),
+    )  # fmt: skip
+    shared = size(config, 1024, "shared_intermediate_size")
+    shapes = _linear("shared.in", 2 * shared, d) | _linear("shared.out", d, shared)
+    shapes |= _norm("attention", d) | _norm("feed_forward", d)
+    number = 0 if config.get("num_local_experts") == 0 else size(config, 8, "num_local_experts")
+    shapes |= _experts(number, d, size(config, 11_008, "intermediate_size")) if number else {}
+    biased, mixed = flag(config, False, "attention_bias"), flag(config, False, "mamba_proj_bias")
+    own = mixer.shapes(d, biased=mixed, conv_biased=flag(config, True, "mamba_conv_bias"), out_biased=mixed)
+    made = {
+        "state": _layer(shapes | own, mixer.cache(precise=True)),
+        "whole": _layer(shapes | a.shapes(biased=biased, out_biased=biased), a.cache()),
+    }
+    rotated = config.get("position_embedding_type") == "rope"
+    return _model(
+        config, a, _state_kinds(config, layers, ["state"] * layers), made, vocabulary=32_000, positions=2048,
+        experts=number, rotary_dim=a.head_dim if rotated else 0)  # fmt: skip
+
+
+def _state_kinds(config: Config, layers: int, usual: list[str]) -> list[str]:
+    """The kinds of layers under `layer_types`, or under the older name `layers_block_type`."""
+    names = {
+        "mamba": "state", "linear_attention": "state", "attention": "whole", "full_attention": "whole", "mlp": "dense",
+        "moe": "experts", "conv": "conv",
+    }  # fmt: skip
+    given = config.get("layer_types") or config.get("layers_block_type")
+    if given is None:
+        return usual
+    if not isinstance(given, list) or len(given) != layers or not all(isinstance(x, str) and x in names for x in given):
+        raise BadSetup(f"layer_types in config is a list of {', '.join(names)} for each of the {layers} layers.")
+    return [names[kind] for kind in given]
+
+
+def nemotron_h_config(config: Config) -> Architecture:
+    """Reads a config of Nemotron-H, each of whose layers is a state-space mixer, attention, or a feed-forward."""
+    a = _Attention(config, 32, 8, 4096, 128)
+    d, pattern = a.hidden_size, config.get("hybrid_override_pattern")
+    given = config.get("layer_types") or config.get("layers_block_type")
+    if given is None and isinstance(pattern, str):
+        signs = {"M": "state", "*": "whole", "-": "dense", "E": "experts"}
+        if not pattern or set(pattern) - set(signs):
+            raise BadSetup(f"hybrid_override_pattern in config has only {' '.join(signs)}, not {pattern!r:.60}.")
+        kinds = [signs[sign] for sign in pattern]
+    else:
+        kinds = _state_kinds(
+            config, len(given) if isinstance(given, list) else 4, ["state", "experts", "whole", "dense"]
+        )
+    heads = size(config, 128, "mamba_num_heads")
+    mixer = _Mamba(
+        heads * size(config, 64, "mamba_head_dim"), heads, size(config, 8, "n_groups", "mamba_n_groups"),
+        size(config, 128, "ssm_state_size"), size(config, 4, "conv_kernel", "mamba_d_conv"),
+    )  # fmt: skip
+    biased, inner_biased = flag(config, False, "use_bias"), flag(config, False, "mlp_bias")
+    conv_biased = flag(config, flag(config, True, "mamba_conv_bias"), "use_conv_bias")
+    made = {
+        "state": _layer(
+            mixer.shapes(d, biased=biased, conv_biased=conv_biased, out_biased=biased), mixer.cache(precise=True)
+        ),
+        "whole": _layer(a.shapes(), a.cache()),
+        "dense": _layer(_plain(d, size(config, 21_504, "intermediate_size"), inner_biased), NOTHING),
+    }
+    number = 0
+    if "experts" in kinds:
+        number = size(config, 8, "n_routed_experts", "num_local_experts")
+        made["experts"] = _nemotron_experts(config, d, number, inner_biased)
+    made = {
+        kind: ListedLayer(shapes=(*layer.shapes, *_norm(kind, d).items()), cache=layer.cache, buffers=layer.buffers)
+        for kind, layer in made.items()
+    }
+    # transformers does not tie its embeddings, whatever the config says.
+    return _model(
+        config, a, kinds, made, vocabulary=131_072, positions=4096, experts=number, rotary_dim=0, is_tied=False
+    )
+
+
+def _plain(width: int, inner: int, biased: bool, name: str = "feed_forward") -> Shapes:
+    return _linear(f"{name}.in", inner, width, biased) | _linear(f"{name}.out", width, inner, biased)
+
+
+def _nemotron_experts(config: Config, width: int, number: int, biased: bool) -> ListedLayer:
+    """Experts without a gate, which may compute in a narrower space, and one that computes every token."""
+    inner, narrow = size(config, 7688, "moe_intermediate_size"), width
+    shapes = _plain(width, size(config, 7688, "moe_shared_expert_intermediate_size"), biased, "shared")
+    if config.get("moe_latent_size") is not None:
+        narrow = size(config, None, "moe_latent_size")
+        shapes |= _plain(width, narrow, biased, "shared.latent")
+    shapes |= {"experts.in": (number, inner, narrow), "experts.out": (number, narrow, inner)}
+    return _layer(shapes | {"router.weight": (number, width)}, NOTHING, buffers=number)
+
+
+def lfm2_config(config: Config) -> Architecture:
+    """Reads a config of LFM2, most of whose layers have a short convolution in place of attention."""
+    a = _Attention(config, 32, 8, 2560)
+    layers, d = size(config, 32, "num_hidden_layers"), a.hidden_size
+    inner = size(config, 12_288, "block_ff_dim", "intermediate_size")
+    if flag(config, True, "block_auto_adjust_ff_dim"):
+        multiple, factor = size(config, 256, "block_multiple_of"), config.get("block_ffn_dim_multiplier", 1.0)
+        if factor is not None:
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 100:
+                raise BadSetup(f"block_ffn_dim_multiplier in config is a number above 0, not {factor!r:.60}.")
+            inner = -(-int(factor * int(2 * inner / 3)) // multiple) * multiple
+        else:
+            inner = int(2 * inner / 3)
+    kernel, biased = size(config, 3, "conv_L_cache"), flag(config, False, "conv_bias")
+    shared = _gated("feed_forward", d, inner) | _norm("attention", d) | _norm("feed_forward", d)
+    mixer = {"attention.convolution.weight": (d, 1, kernel)} | ({"attention.convolution.bias": (d,)} if biased else {})
+    mixer |= _linear("attention.in", 3 * d, d, biased) | _linear("attention.out", d, d, biased)
+    made = {
+        "conv": _layer(shared | mixer, LayerCache(state_values=d * kernel)),
+        "whole": _layer(shared | a.shapes() | a.head_norms(), a.cache()),
+    }
+    whole = config.get("full_attn_idxs")
+    if whole is not None and (not isinstance(whole, list) or not all(isinstance(layer, int) for layer in whole)):
+        raise BadSetup(f"full_attn_idxs in config is a list of numbers of layers, not {whole!r:.60}.")
+    usual = ["whole" if whole is None or layer in whole else "conv" for layer in range(layers)]
+    is_tied = flag(config, tied(config, True), "tie_embedding")
+    return _model(
+        config, a, _state_kinds(config, layers, usual), made, vocabulary=65_536,
+        positions=128_000, is_tied=is_tied,
+    )  # fmt: skip
+
+
+LISTED_READERS: dict[str, Callable[[Config], Architecture]] = {
+    "gpt_oss": gpt_oss_config,
+    "glm4_moe": glm4_moe_config,
+    "qwen2_moe": qwen2_moe_config,
+    **dict.fromkeys(("olmo2", "olmo3"), olmo_config),
+    "starcoder2": starcoder2_config,
+    "gemma": gemma_config,
+    **dict.fromkeys(("cohere", "cohere2"), cohere_config),
+    "falcon_h1": falcon_h1_config,
+    "granitemoehybrid": granite_hybrid_config,
+    "nemotron_h": nemotron_h_config,
+    "lfm2": lfm2_config,
+}
+"""For each `model_type`, the function that reads its config."""
