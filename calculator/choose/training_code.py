@@ -38,6 +38,14 @@ ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
 LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
 """What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
 own."""
+SGD_MOMENTUM = 0.9
+"""The usual momentum of SGD, whose state is counted."""
+TEXT_OF_PICTURES = {
+    "gemma3": (CAUSAL_LM, "Gemma3ForCausalLM"),
+    "mistral3": ("AutoModelForImageTextToText", "MistralForCausalLM"),
+    "llava": ("AutoModelForImageTextToText", "LlamaForCausalLM"),
+}
+"""For models that read pictures too, the class that loads them, and that of their text model."""
 GPUS_OF_A_NODE = 8
 
 
@@ -75,6 +83,9 @@ class _Model:
 
 def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
     name = family_of(architecture).auto_class
+    text_class = TEXT_OF_PICTURES["gemma3"][1]
+    if setup.config is not None and sees_pictures(setup):
+        name, text_class = TEXT_OF_PICTURES[setup.config["model_type"]]
     with_adapters = setup.lora_rank is not None
     half = setup.precision in ("bf16", "fp16") or (with_adapters and setup.base_bits in (4, 16))
     dtype = _half(setup) if half else "float32"
@@ -93,15 +104,15 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
             settings.append('device_map={"": int(os.environ["LOCAL_RANK"])}')
     loaded += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in settings), ")"]
     if sees_pictures(setup):
-        imports.append("Gemma3ForCausalLM")
+        imports.append(text_class)
         loaded += [
-            "# It is loaded with its vision tower, which is not counted; only the text model is kept.",
+            "# It is loaded with what reads pictures, which is not counted; only the text model is kept.",
             'with torch.device("meta"):',
-            "    text = Gemma3ForCausalLM(model.config.text_config)",
+            f"    text = {text_class}(model.config.text_config)",
             "text.model, text.lm_head = model.model.language_model, model.lm_head",
             "model = text",
         ]
-    if name == CAUSAL_LM:
+    if family_of(architecture).auto_class == CAUSAL_LM:
         loaded.append("model.config.use_cache = False")
     return _Model(tuple(imports), tuple(loaded), _adapters(setup, architecture) if with_adapters else ())
 
@@ -248,7 +259,7 @@ def _update(accumulation_steps: int, *, scaled: bool) -> list[str]:
 def _torch_optimizer(setup: Setup) -> str:
     """The optimizer, with `Trainer`'s default learning rate and decay."""
     if setup.optimizer == "sgd":
-        return "SGD(trained, lr=5e-5, momentum=0.9, foreach=True)"
+        return f"SGD(trained, lr=5e-5, momentum={SGD_MOMENTUM}, foreach=True)"
     return f"AdamW(trained, lr=5e-5, weight_decay=0.0, {setup.optimizer_impl}=True)"
 
 
@@ -274,6 +285,8 @@ def _arguments(setup: Setup) -> list[str]:
         settings["optim_args"] = f"rank={setup.optimizer_rank or DEFAULT_RANKS[setup.optimizer]}"
         if setup.optimizer == "apollo-mini":
             settings["optim_args"] += ", scale_type=tensor, scale=128"
+    if setup.optimizer == "sgd":  # by itself, `Trainer` has none
+        settings["optim_args"] = f"momentum={SGD_MOMENTUM}"
     if setup.precision.startswith("amp-"):
         settings[setup.precision.removeprefix("amp-")] = True
     if setup.checkpointing:

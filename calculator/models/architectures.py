@@ -222,8 +222,10 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     if isinstance(text, Mapping) and kind not in READS_TEXT_CONFIG:
         inner = text.get("model_type") or USUAL_TEXT_MODELS.get(str(kind))
         if inner in (*DECODER_READERS, *HYBRID_READERS, *LISTED_READERS):
-            # Options such as tied embeddings may stand beside the text model's sizes.
-            return from_config({**_beside(config, text), **text, "model_type": inner})
+            # The whole model ties its embeddings, or not, as the outer config says.
+            outer = config.get("tie_word_embeddings")
+            tying = {} if outer is None else {"tie_word_embeddings": outer}
+            return from_config({**text, **tying, "model_type": inner})
     if not isinstance(kind, str) or kind not in readers:
         untrained = (*HYBRID_READERS, *LISTED_READERS)
         trained = ", ".join(name for name in readers if name not in untrained)
@@ -253,12 +255,6 @@ USUAL_TEXT_MODELS = {
     "mistral3": "mistral",
 }
 """The model_type of a text model that its config may omit (transformers 5.23, models/*/configuration_*.py)."""
-
-
-def _beside(config: Mapping[str, object], text: Mapping[str, object]) -> dict[str, object]:
-    """Values beside `text_config` that hold for the text model."""
-    names = ("tie_word_embeddings", "quantization_config")
-    return {name: config.get(name) for name in names if config.get(name) is not None and text.get(name) is None}
 
 
 def _bert_config(config: Mapping[str, object]) -> Architecture:

@@ -12,7 +12,7 @@ from calculator.choose.devices import Device, device_named
 from calculator.choose.fit import MORE_GPUS, Fit, Suggestion, largest_micro_batch, suggestions, verdict
 from calculator.choose.names import gpu_of
 from calculator.choose.techniques import LORA_RANK, Technique
-from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, training_code
+from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, TEXT_OF_PICTURES, training_code
 from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.models.architectures import quantization_of
@@ -66,6 +66,12 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     if source is None:
         raise BadSetup(
             f"No weights of {named['model']} are published, so there is nothing to load; give another model."
+        )
+    config = named.get("config") or {}
+    if "text_config" in config and config.get("model_type") not in TEXT_OF_PICTURES:
+        raise BadSetup(
+            "Only the text model of this config is counted, and no code loads it alone; give the config.json of a text "
+            f"model, or of one of {', '.join(TEXT_OF_PICTURES)}."
         )
     if method := quantization_of(named.get("config")):
         raise BadSetup(

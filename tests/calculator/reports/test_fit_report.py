@@ -13,7 +13,7 @@ from calculator import BadSetup, Setup, estimate
 from calculator.__main__ import main
 from calculator.choose.devices import device_named
 from calculator.choose.fit import suggestions, verdict
-from calculator.choose.training_code import training_code
+from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, training_code
 from calculator.reports.fit_report import PRECISIONS_OF_TRAINER, best, can_be_written
 from calculator.step.resolve import resolve
 from calculator.tape.autograd import rounded
@@ -36,6 +36,27 @@ SIZES = {
             "image_size": 28, "patch_size": 14,
         },
         "mm_tokens_per_image": 4,
+    },
+    "mistral3": {
+        "text_config": {
+            "model_type": "mistral", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96,
+            "max_position_embeddings": 64, "sliding_window": None,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+        },
+    },
+    "llava": {
+        "text_config": {
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 64,
+        },
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+        },
     },
     "bert": {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
@@ -64,6 +85,7 @@ def maker_of(kind):
     import transformers
 
     classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    classes |= dict.fromkeys(("mistral3", "llava"), "AutoModelForImageTextToText")
     return getattr(transformers, classes.get(kind, "AutoModelForCausalLM"))
 
 
@@ -78,6 +100,8 @@ def maker_of(kind):
         ("llama", {"lora_rank": 3, "lora_targets": "q_proj,v_proj", "attention": "eager"}),
         ("gemma3", {"precision": "bf16"}),
         ("gemma3", {"lora_rank": 3, "base_bits": 16}),
+        ("mistral3", {"precision": "bf16"}),
+        ("llava", {"lora_rank": 3, "base_bits": 16}),
         ("bert", {}),
         ("bert", {"lora_rank": 3, "base_bits": 16}),
         ("t5", {"optimizer": "sgd"}),
@@ -103,6 +127,48 @@ def test_the_code_trains_what_is_estimated(folder, changes):
     assert stored <= expected.gpu.weights <= stored + 6 * 512 * (len(list(model.parameters())) + 8)
     assert arguments.per_device_train_batch_size == 2 and arguments.bf16 == (setup.precision == "amp-bf16")
     assert arguments.gradient_checkpointing is bool(setup.checkpointing)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", *OPTIMIZERS_OF_TRAINER])
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_the_code_makes_the_optimizer_state_that_is_counted(folder, optimizer, precision):
+    """Each tensor of the state after a training, in blocks of 512 bytes, and the type of each trained parameter."""
+    torch = pytest.importorskip("torch")
+    if optimizer.startswith("apollo"):
+        pytest.importorskip("apollo_torch")
+    if optimizer == "galore":
+        pytest.importorskip("galore_torch")
+    config = json.loads((folder / "config.json").read_text())
+    setup = Setup(
+        config=config, micro_batch_size=2, sequence_length=LENGTH, embeddings_32bit=True, optimizer=optimizer,
+        precision=precision,
+    )  # fmt: skip
+    sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
+    names = {"train_dataset": [sample] * 4}
+    code = training_code(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    exec(code.replace("Trainer(model", "trainer = Trainer(model").replace(".train()", "") + "trainer.train()", names)
+    made, expected = names["trainer"].optimizer, estimate(setup)
+    trained = [one for group in made.param_groups for one in group["params"]]
+    assert sum(one.numel() for one in trained) == expected.trained_parameters
+    assert {one.dtype for one in trained} == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    kept = {one.untyped_storage().data_ptr(): one for one in _tensors_in(dict(made.state))}
+    # On a GPU, AdamW's counts of steps are numbers on the host.
+    counted = [one for one in kept.values() if not (optimizer == "adamw" and one.numel() == 1)]
+    assert sum(-(-one.nbytes // 512) * 512 for one in counted) == expected.optimizer_state_bytes
+
+
+def _tensors_in(state):
+    """Yields all tensors of an optimizer's state, those of GaLore's projectors included."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif hasattr(state, "ortho_matrix"):
+        yield state.ortho_matrix
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
