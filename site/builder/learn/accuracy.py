@@ -10,7 +10,7 @@ from statistics import median
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
 from builder.markup.tables import stacked, table
-from calculator.choose.inference import cache_bytes, state_bytes
+from calculator.choose.inference import cache_bytes
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import USUAL_LENGTH
@@ -189,7 +189,7 @@ def large_logits() -> dict[str, str | int]:
 
 def linear_states() -> str:
     """MiB that layers of linear attention keep of a sequence in Qwen3.5-27B."""
-    return f"{state_bytes(from_config(QWEN3_5_27B)) / 2**20:.0f}"
+    return f"{cache_bytes(from_config(QWEN3_5_27B), batch=1, length=0) / 2**20:.0f}"
 
 
 def _gib(size: int) -> str:
