@@ -129,7 +129,18 @@ class TextToImageRun(RunConfig):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> TextToImageRun:
-        _check_sizes(self.model, self.codec)
+        model, codec = self.model, self.codec
+        if codec.image_size % codec.downsampling or codec.image_size // codec.downsampling != model.image_grid:
+            raise ValueError(
+                f"model.image_grid is {model.image_grid}, but codec.image_size {codec.image_size} / "
+                f"downsampling {codec.downsampling} gives {codec.image_size / codec.downsampling:g}; "
+                "make them equal"
+            )
+        if codec.codebook_size != model.image_vocab_size:
+            raise ValueError(
+                f"model.image_vocab_size is {model.image_vocab_size}, but codec.codebook_size is "
+                f"{codec.codebook_size}; make them equal"
+            )
         return self
 
     @property
@@ -164,21 +175,6 @@ class LanguageRun(RunConfig):
 
 RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}
 """Task -> the class of its runs."""
-
-
-def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
-    """Raises ValueError if the codec's grid or codebook differs from the model's."""
-    if codec.image_size % codec.downsampling or codec.image_size // codec.downsampling != model.image_grid:
-        raise ValueError(
-            f"model.image_grid is {model.image_grid}, but codec.image_size {codec.image_size} / "
-            f"downsampling {codec.downsampling} gives {codec.image_size / codec.downsampling:g}; "
-            "make them equal"
-        )
-    if codec.codebook_size != model.image_vocab_size:
-        raise ValueError(
-            f"model.image_vocab_size is {model.image_vocab_size}, but codec.codebook_size is "
-            f"{codec.codebook_size}; make them equal"
-        )
 
 
 def run_of(fields: Mapping[str, Any]) -> RunConfig:
