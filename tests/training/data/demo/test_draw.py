@@ -11,6 +11,7 @@ from PIL import Image
 
 from training.data.demo.captions import BACKGROUNDS, COLOURS, NEW_PAIRS, parse_caption
 from training.data.demo.draw import draw_picture, draw_set, shape_mask
+from training.data.demo.stories import write_stories
 
 SINE = math.sin(math.pi / 5)
 AREAS = {
@@ -92,11 +93,12 @@ def test_the_same_seed_draws_the_same_set(tmp_path):
         assert Image.open(tmp_path / "a" / row["file"]).size == (64, 64)
 
 
-def test_an_interrupted_set_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("write", [draw_set, write_stories])
+def test_an_interrupted_set_leaves_nothing(tmp_path, write):
     def stop(done, total):
         if done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        draw_set(tmp_path / "set", count=9, seed=0, progress=stop)
+        write(tmp_path / "set", count=9, seed=0, progress=stop)
     assert list(tmp_path.iterdir()) == []

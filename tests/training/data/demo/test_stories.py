@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -83,16 +82,6 @@ def test_the_kinds_of_prompts_are_what_they_say(tmp_path):
     assert not set(unseen) & openings and not set(new) & openings
     assert all(len(set(asked)) == 80 for asked in (seen, unseen, new))
     assert prompts("unseen", 80, 7) == unseen != prompts("unseen", 80, 8)
-
-
-def test_an_interrupted_set_leaves_nothing(tmp_path):
-    def stop(done, total):
-        if done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_stories(tmp_path / "set", count=9, seed=0, progress=stop)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_from_the_command_to_shards_whose_words_are_single_ids(tmp_path):

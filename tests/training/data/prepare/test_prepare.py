@@ -131,7 +131,7 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(make, tmp_path, limit)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
     try:
-        with pytest.raises(TrainingError, match=f"The disk of {tmp_path} cannot be written: ") as error:
+        with pytest.raises(TrainingError, match=str(tmp_path)) as error:
             make()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -239,7 +239,7 @@ def test_two_calls_do_not_make_one_set_together(make, tmp_path):
 
     def come_second(stage, done, total):
         if stage == "Encoding":
-            with pytest.raises(BadInput, match=r"^Another `prepare` makes .*shards\. Wait for its end"):
+            with pytest.raises(BadInput, match="Another `prepare`"):
                 make()
             refused.append(done)
 
@@ -315,7 +315,7 @@ def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):
         pq.write_table(pa.table({"URL": [f"{server.url}/0.png"], "TEXT": ["a cat"]}), tmp_path / "list.parquet")
         with pytest.raises(BadInput, match="1 private address"):
             make(source=Input(urls=tmp_path / "list.parquet"))
-        with pytest.raises(BadInput, match=r"train a codec on \(1 private address\)"):
+        with pytest.raises(BadInput, match=r"codec .*1 private address"):
             prepare(Input(urls=tmp_path / "list.parquet"), tmp_path / "other", RUN)
         assert server.requests == []
 

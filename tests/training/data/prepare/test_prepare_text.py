@@ -126,7 +126,7 @@ def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkey
 
 def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
     (tmp_path / "a.jsonl").write_text('{\n{"id": 1, "content": "w1 w2"}\n')
-    with pytest.raises(BadInput, match=r"a.jsonl has the keys id, content\. Give that of the text with --text-column"):
+    with pytest.raises(BadInput, match=r"id, content.*--text-column"):
         prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
     assert not (tmp_path / "shards").exists()
 
@@ -280,16 +280,16 @@ def test_input_that_cannot_be_used_is_named(lines, tmp_path):
     tokenizer = write_tokenizer(tmp_path / "words.json")
     settings = {"path": lines, "block_length": LENGTH}
     for given in ({}, {"tokenizer": tokenizer, "vocabulary": 300}):
-        with pytest.raises(BadInput, match="Text needs a tokenizer"):
+        with pytest.raises(BadInput, match="tokenizer"):
             TextInput(**settings, **given)
-    with pytest.raises(BadInput, match="--end-of-text with --tokenizer"):
+    with pytest.raises(BadInput, match="--end-of-text"):
         TextInput(**settings, vocabulary=300, end_of_text="x")
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[END]": 1}, unk_token="a"))
     inner.save(str(tmp_path / "t.json"))
-    with pytest.raises(BadInput, match=r"has no token <\|endoftext\|> or .*--end-of-text|which would end a document"):
+    with pytest.raises(BadInput, match=r"--end-of-text|end a document"):
         TextTokenizer.from_file(tmp_path / "t.json")
     assert TextTokenizer.from_file(tmp_path / "t.json", end_of_text="[END]").end_of_text == 1
     (tmp_path / "a.jsonl").write_text('{"text": "w1 w2"}\n{\n')
-    with pytest.raises(BadInput, match=r"does not fill a block of 16 tokens .* 2 documents \(1 broken line\)"):
+    with pytest.raises(BadInput, match=r"16 tokens.* 2 documents \(1 broken line\)"):
         prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
     assert not (tmp_path / "shards").exists()

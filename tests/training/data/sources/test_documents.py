@@ -114,7 +114,7 @@ def test_a_place_without_text_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "a.pdf"):
         with pytest.raises(BadInput, match="has no text"):
             text_files(path)
-    with pytest.raises(BadInput, match=r"There is no .*none\. Give a file"):
+    with pytest.raises(BadInput, match="none"):
         text_files(tmp_path / "none")
     with pytest.raises(BadInput, match="no such file"):
         pieces(tmp_path / "none.txt")

@@ -95,7 +95,7 @@ def test_files_are_read_in_the_order_of_their_names_those_of_a_folder_first(tmp_
 @pytest.mark.parametrize("line", ["image,text", "file;caption", "a.png,a cat"])
 def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
     (tmp_path / "a.csv").write_text(f"{line}\n1.png,a cat\n")
-    with pytest.raises(BadInput, match=f"a.csv has the columns {line.split(',')[0]}.*; captions have file and caption"):
+    with pytest.raises(BadInput, match=f"columns {line.split(',')[0]}"):
         list(read_captions(tmp_path / "a.csv"))
 
 

@@ -42,10 +42,15 @@ def write_hostile(folder, *, captions, codes, schema=SCHEMA, harm=lambda content
     content = path.read_bytes()
     assert len(groups) == end - start
     path.write_bytes(content[:start] + groups + content[end:])
+    describe_again(folder)
+
+
+def describe_again(folder):
+    """Makes the manifest agree to the first shard, whatever it holds."""
 
     def change(manifest):
-        manifest["index"][NAME] = describe_shard(path).model_dump()
-        manifest["files"][NAME] = describe_file(path).model_dump()
+        manifest["index"][NAME] = describe_shard(folder / NAME).model_dump()
+        manifest["files"][NAME] = describe_file(folder / NAME).model_dump()
 
     change_manifest(folder, change)
 
@@ -80,7 +85,7 @@ def test_a_page_that_would_inflate_is_refused_before_it_does(folder, use_diction
     assert (folder / NAME).stat().st_size < 50_000
     pool = pa.default_memory_pool()
     before, most = pool.bytes_allocated(), pool.max_memory()
-    with pytest.raises(DamagedError, match=r"its pages claim \d+ bytes; there is room for"):
+    with pytest.raises(DamagedError, match="pages claim"):
         read(folder)
     assert pool.max_memory() <= max(most, before + 1_000_000)
 
@@ -105,7 +110,7 @@ def test_a_size_that_is_told_twice_is_refused_before_the_page_inflates(folder):
     write_hostile(folder, captions=huge(40_000_000), codes=PLAIN["codes"], harm=harm, **settings)
     pool = pa.default_memory_pool()
     before, most = pool.bytes_allocated(), pool.max_memory()
-    with pytest.raises(DamagedError, match="names the field 2 again"):
+    with pytest.raises(DamagedError, match="field 2"):
         read(folder)
     assert pool.max_memory() <= max(most, before + 1_000_000)
 
@@ -127,19 +132,19 @@ def test_a_header_that_claims_more_than_the_footer_is_refused(folder):
 
     captions = [f"a caption with the number {number}" * 20 for number in range(40)]
     write_hostile(folder, captions=captions, codes=PLAIN["codes"], harm=harm, use_dictionary=False)
-    with pytest.raises(DamagedError, match="its pages claim 1048575 bytes"):
+    with pytest.raises(DamagedError, match="1048575"):
         read(folder)
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"codes": [[256] + [7] * 63] * 40}, "has the code 256; the codebook has 256"),
-        ({"codes": [[65535] * 64] * 40}, "has the code 65535"),
-        ({"codes": [[7] * 63] * 40}, "have 2520 values instead of 2560"),
-        ({"codes": [[7] * 65, *[[7] * 64] * 38, [7] * 63]}, "does not have 40 samples of 64 codes"),
-        ({"codes": [None, [7] * 128, *[[7] * 64] * 38]}, "values instead of|are missing"),
-        ({"captions": [None] * 40}, "are missing"),
+        ({"codes": [[256] + [7] * 63] * 40}, "code 256"),
+        ({"codes": [[65535] * 64] * 40}, "code 65535"),
+        ({"codes": [[7] * 63] * 40}, "2520"),
+        ({"codes": [[7] * 65, *[[7] * 64] * 38, [7] * 63]}, "40 samples"),
+        ({"codes": [None, [7] * 128, *[[7] * 64] * 38]}, "values|missing"),
+        ({"captions": [None] * 40}, "missing"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(folder, changes, words):
@@ -148,17 +153,13 @@ def test_samples_that_do_not_fit_are_refused(folder, changes, words):
         read(folder)
 
 
-def test_captions_that_are_no_text_are_refused(folder):
-    binary = pa.schema({"id": pa.string(), "caption": pa.binary(), "codes": pa.list_(pa.uint16())})
-    write_hostile(folder, captions=[b"\xff\xfe"] * 40, codes=PLAIN["codes"], schema=binary)
-    with pytest.raises(DamagedError, match="has the columns"):
-        read(folder)
-
-
-def test_other_columns_are_refused(folder):
-    wide = pa.schema({"id": pa.string(), "caption": pa.string(), "codes": pa.list_(pa.uint32())})
-    write_hostile(folder, **PLAIN, schema=wide)
-    with pytest.raises(DamagedError, match="has the columns"):
+@pytest.mark.parametrize("changes", [{"caption": pa.binary()}, {"codes": pa.list_(pa.uint32())}])
+def test_other_columns_are_refused(folder, changes):
+    """Captions that are no text, and wider codes."""
+    schema = pa.schema({"id": pa.string(), "caption": pa.string(), "codes": pa.list_(pa.uint16())} | changes)
+    captions = [b"\xff\xfe"] * 40 if "caption" in changes else PLAIN["captions"]
+    write_hostile(folder, captions=captions, codes=PLAIN["codes"], schema=schema)
+    with pytest.raises(DamagedError, match="columns"):
         read(folder)
 
 
@@ -166,7 +167,7 @@ def test_texts_that_share_their_beginnings_are_refused(folder):
     """40 captions of 100 kB each in 100 kB: the size of the page does not bound that of its values."""
     encoded = {"use_dictionary": False, "column_encoding": {"caption": "DELTA_BYTE_ARRAY"}}
     write_hostile(folder, captions=["a" * 100_000] * 40, codes=PLAIN["codes"], **encoded)
-    with pytest.raises(DamagedError, match="another encoding than those of shards"):
+    with pytest.raises(DamagedError, match="encoding"):
         read(folder)
 
 
@@ -193,28 +194,14 @@ def test_a_row_group_with_other_columns_than_its_file_is_refused(folder, columns
     chunks = footer[begin + 2 : rest.start()] + b"\x26\0\0" if columns else b""
     harmed = footer[:begin] + bytes([0x19, columns << 4 | 0xC]) + chunks + footer[rest.start() :]
     path.write_bytes(content[: -8 - length] + harmed + len(harmed).to_bytes(4, "little") + b"PAR1")
-
-    def change(manifest):
-        manifest["index"][NAME] = describe_shard(path).model_dump()
-        manifest["files"][NAME] = describe_file(path).model_dump()
-
-    change_manifest(folder, change)
-    with pytest.raises(DamagedError, match=f"a row group with {columns} columns"):
+    describe_again(folder)
+    with pytest.raises(DamagedError, match=f"{columns} columns"):
         read(folder)
-
-
-def test_a_footer_of_gigabytes_is_not_read(folder):
-    def change(manifest):
-        manifest["index"][NAME]["footer_bytes"] = 2**32
-
-    change_manifest(folder, change)
-    with pytest.raises(Exception, match="no manifest of prepared shards"):
-        open_shards(folder)
 
 
 def test_a_row_group_larger_than_any_is_not_fetched(folder, monkeypatch):
     monkeypatch.setattr(blocks_module, "LARGEST_BLOCK_BYTES", 100)
-    with pytest.raises(DamagedError, match=r"claims \d+ bytes; 100 are the most"):
+    with pytest.raises(DamagedError, match=r"\b100\b"):
         read(folder)
 
 
@@ -245,12 +232,15 @@ def test_a_manifest_of_billions_of_row_groups_is_refused(folder):
         manifest["index"] = dict.fromkeys(names, entry)
 
     change_manifest(folder, change)
-    with pytest.raises(BadInput, match="more than 4194304 row groups"):
+    with pytest.raises(BadInput, match="4194304"):
         read(folder)
 
 
-@pytest.mark.parametrize("field, value", [("rows", 2**40), ("group_rows", 2**16), ("rows", 0), ("footer_sha256", "")])
+@pytest.mark.parametrize(
+    "field, value",
+    [("rows", 2**40), ("group_rows", 2**16), ("rows", 0), ("footer_sha256", ""), ("footer_bytes", 2**32)],
+)
 def test_an_index_beyond_its_bounds_is_refused(folder, field, value):
     change_manifest(folder, lambda manifest: manifest["index"][NAME].update({field: value}))
-    with pytest.raises(BadInput, match="no manifest of prepared shards"):
-        read(folder)
+    with pytest.raises(BadInput, match="manifest"):
+        open_shards(folder)

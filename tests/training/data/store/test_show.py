@@ -155,7 +155,7 @@ def test_damaged_row_groups_are_named(pictures, tmp_path):
     content = bytearray((tmp_path / "train-00000.parquet").read_bytes())
     content[100] ^= 1
     (tmp_path / "train-00000.parquet").write_bytes(content)
-    with pytest.raises(BadInput, match=r"row group 0 of train-00000\.parquet: it has SHA-256"):
+    with pytest.raises(BadInput, match=r"row group 0 of train-00000\.parquet"):
         look(str(tmp_path))
 
 
@@ -168,5 +168,5 @@ def test_a_codec_of_other_sizes_is_not_built(pictures, tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["files"]["codec.json"] = describe_file(tmp_path / "codec.json").model_dump()
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BadInput, match="draws 64 codes out of 1000000000000"):
+    with pytest.raises(BadInput, match="1000000000000"):
         look(str(tmp_path))

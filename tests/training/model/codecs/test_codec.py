@@ -82,10 +82,10 @@ def test_saved_and_loaded_it_is_the_same(codec, pictures, tmp_path):
 
 
 def test_broken_missing_or_other_files_are_refused(codec, tmp_path):
-    with pytest.raises(BadInput, match="No codec can be read"):
+    with pytest.raises(BadInput, match="codec"):
         load_codec(tmp_path, CONFIG)
     save_codec(codec, tmp_path)
-    with pytest.raises(BadInput, match="the recipe says"):
+    with pytest.raises(BadInput, match="recipe"):
         load_codec(tmp_path, CONFIG.model_copy(update={"codebook_size": 64}))
     content = bytearray((tmp_path / "codec.safetensors").read_bytes())
     content[-1] ^= 1
@@ -96,5 +96,5 @@ def test_broken_missing_or_other_files_are_refused(codec, tmp_path):
 
 @pytest.mark.parametrize("form", [torch.zeros(2, 3, 16, 16, dtype=torch.uint8), torch.zeros(2, 3, 32, 32)])
 def test_pictures_of_another_form_are_refused(form):
-    with pytest.raises(BadInput, match="give uint8"):
+    with pytest.raises(BadInput, match="uint8"):
         train_small_codec(form, CONFIG, steps=1)

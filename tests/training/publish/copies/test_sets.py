@@ -108,7 +108,7 @@ def test_files_of_another_set_are_never_taken_for_those_of_this(prepared, memory
     """Shards that are prepared again have the sizes of the old ones."""
     older = other(prepared, tmp_path)
     push_set(older, "memory://set")
-    with pytest.raises(BadInput, match=r"holds other shards\. Give another --push, or --replace"):
+    with pytest.raises(BadInput, match="--replace"):
         push_set(prepared, "memory://set")
     assert in_memory(memory)["manifest.json"] == (older / "manifest.json").read_bytes()
     for step in range(2, 20, 3):
@@ -137,7 +137,7 @@ def test_what_fails_is_tried_again_and_then_told(prepared, memory, monkeypatch, 
     assert in_memory(memory) == contents(prepared)
     memory.store.clear()
     monkeypatch.setattr(memory, "put_file", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")))
-    with pytest.raises(TrainingError, match=r"cannot be read or written at memory://set: gone") as told:
+    with pytest.raises(TrainingError, match=r"memory://set.*gone") as told:
         push_set(prepared, "memory://set")
     assert "goes on where it broke off" in told.value.told
 
@@ -145,7 +145,7 @@ def test_what_fails_is_tried_again_and_then_told(prepared, memory, monkeypatch, 
 def test_a_damaged_file_is_not_sent(prepared, memory, tmp_path):
     folder = write_numbered(tmp_path / "shards")
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"tokenizer\.json is broken"):
+    with pytest.raises(BadInput, match=r"tokenizer\.json"):
         push_set(folder, "memory://set")
 
 
@@ -178,6 +178,6 @@ def test_other_places_are_refused(prepared, address, words):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="has no prepared shards"):
+    with pytest.raises(BadInput, match="shards"):
         push_set(tmp_path, str(tmp_path / "there"))
     assert not (tmp_path / "there").exists()

@@ -85,13 +85,13 @@ def test_a_damaged_history_replaces_no_backup(history, tmp_path):
     content = bytearray((tmp_path / "history.sqlite").read_bytes())
     content[4096:] = bytes(len(content) - 4096)
     (tmp_path / "history.sqlite").write_bytes(content)
-    with pytest.raises(TrainingError, match="cannot be copied to"):
+    with pytest.raises(TrainingError, match="copied"):
         back_up_run(tmp_path, 10)
     assert [path.read_bytes() for path in backups(tmp_path)] == [good]
-    with pytest.raises(BadInput, match="is no history of a run") as caught:
+    with pytest.raises(BadInput, match="no history") as caught:
         History(tmp_path / "history.sqlite", run_id="demo", recipe_digest="d", expiration_seconds=30)
     assert f"Its newest backup is {backups(tmp_path)[-1]}" in caught.value.told
-    with pytest.raises(BadInput, match="There is no history"):
+    with pytest.raises(BadInput, match="no history"):
         back_up(tmp_path / "nothing.sqlite", tmp_path / "copy.sqlite")
 
 

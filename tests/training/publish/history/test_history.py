@@ -448,7 +448,7 @@ def test_a_full_disk_loses_one_observation_and_no_more(history):
     connection = history._connection
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(TrainingError, match="cannot be written: database or disk is full"):
+    with pytest.raises(TrainingError, match="full"):
         history.set_run_value("long", "x" * 100_000)
     connection.execute("PRAGMA max_page_count = 100000")
     history.set_run_value("long", "y")
