@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.stage import AGAIN_SECONDS, BOOTSTRAP, MONITOR, read_lines
+from tests.chaos.stage import AGAIN_SECONDS, MONITOR, read_lines
 
 RECOVERY_SECONDS = 30.0
 """A volunteer that a fault has hit counts as present again after its first epoch, at the latest after this time."""
@@ -261,8 +261,3 @@ def _read_history(path: Path, evidence: Evidence) -> None:
         evidence.totals = dict(connection.execute("SELECT name, sum(samples) FROM peers GROUP BY name"))
         with suppress(sqlite3.OperationalError):  # histories before lineages have no branches
             evidence.lineages = connection.execute("SELECT count(DISTINCT lineage) FROM branches").fetchone()[0]
-
-
-def log_paths(folder: Path, volunteers: Iterable[str]) -> dict[str, Path]:
-    """What to read if something is wrong."""
-    return {name: folder / f"{name}.log" for name in (BOOTSTRAP, MONITOR, *volunteers)}

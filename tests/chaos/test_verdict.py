@@ -99,7 +99,8 @@ def test_a_volunteer_without_an_epoch_hangs(good):
 
 def test_a_newcomer_that_never_trains_hangs(good):
     good.lives["ada"].append(Life(began=1300.0, ended=ENDED))
-    assert verdict.hangs(good) == ["ada was started at 5:00 and did not train after 100 s"]
+    (hang,) = verdict.hangs(good)
+    assert "ada" in hang and "100 s" in hang
 
 
 @pytest.mark.parametrize("kind", ["stop", "cut"])
@@ -133,14 +134,11 @@ def test_a_volunteer_that_is_left_alone_does_not_hang(good):
     assert verdict.hangs(good) == []
 
 
-def test_a_sum_that_is_not_that_of_its_senders_is_wrong(good):
-    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=149.0)
-    assert len(verdict.wrong_sums(good)) == 1 and "rounds that were wrong in silence" in wrong(good)
-
-
-def test_a_sum_that_is_said_to_be_torn_is_not_silent(good):
-    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=149.0, fault="a peer was lost")
-    assert verdict.wrong_sums(good) == []
+@pytest.mark.parametrize("fault", [None, "a peer was lost"])
+def test_a_sum_that_is_not_that_of_its_senders_is_wrong_unless_it_is_said_to_be_torn(good, fault):
+    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=149.0, fault=fault)
+    assert len(verdict.wrong_sums(good)) == (fault is None)
+    assert ("rounds that were wrong in silence" in wrong(good)) == (fault is None)
 
 
 def test_a_sender_that_reported_nothing_may_have_had_any_number_of_samples(good):

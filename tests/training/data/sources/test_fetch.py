@@ -32,10 +32,6 @@ def fetcher():
     return Fetcher(lambda address: address == "127.0.0.1")
 
 
-def test_a_picture_is_fetched(server, fetcher):
-    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
-
-
 def test_memory_does_not_grow_with_the_hosts_of_a_list():
     fetcher, held = Fetcher(), []
     tracemalloc.start()
@@ -60,14 +56,23 @@ def test_an_address_that_is_none_is_left_out_at_once(fetcher, url, monkeypatch):
         fetcher.fetch(url)
 
 
-def test_a_host_that_leads_to_no_address_is_left_out(server, fetcher):
-    def redirect(handler, name, first):
+def redirect(server, place):
+    """Sends whoever asks for the picture elsewhere."""
+
+    def fault(handler, name, first):
+        if name != "1.png":
+            return False
         handler.send_response(302)
-        handler.send_header("Location", "http://[::1/1.png")
+        handler.send_header("Location", place)
+        handler.send_header("Content-Length", "0")
         handler.end_headers()
         return True
 
-    server.fault = redirect
+    server.fault = fault
+
+
+def test_a_host_that_leads_to_no_address_is_left_out(server, fetcher):
+    redirect(server, "http://[::1/1.png")
     with pytest.raises(LeftOutError, match="no web address"):
         fetcher.fetch(f"{server.url}/1.png")
 
@@ -117,17 +122,7 @@ def test_no_connection_is_made_to_this_machine(server, host):
 
 def test_a_redirection_into_the_network_is_refused(server):
     """From a host that may be reached to one that may not; the name is looked up when the connection is made."""
-
-    def redirect(handler, name, first):
-        if name != "secret":
-            handler.send_response(302)
-            handler.send_header("Location", f"http://127.0.0.2:{server.server_port}/secret")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
-            return True
-        return False
-
-    server.fault = redirect
+    redirect(server, f"http://127.0.0.2:{server.server_port}/secret")
     with pytest.raises(LeftOutError, match="private address"):
         Fetcher(lambda address: address == "127.0.0.1").fetch(f"{server.url}/1.png")
     assert server.requests == []

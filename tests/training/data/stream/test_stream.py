@@ -97,13 +97,6 @@ def streams():
 EVERY = list(range(SAMPLES))
 
 
-def test_each_pass_has_every_sample_once_and_another_order(folder, streams):
-    found = streams.numbers(folder, 3 * SAMPLES)
-    passes = [found[at : at + SAMPLES] for at in range(0, 3 * SAMPLES, SAMPLES)]
-    assert all(sorted(one) == EVERY for one in passes)
-    assert passes[0] != passes[1] != passes[2] != passes[0]
-
-
 def test_batches_carry_text_codes_and_captions_of_the_same_samples(folder, streams):
     batch = next(streams.open(folder, batch=16))
     assert batch.text.shape == (16, MODEL.text_seq_len) and batch.codes.shape == (16, 64)
