@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs or readers at a time (1)")
     parser.add_argument("--guided", type=int, metavar="SECONDS", help="for each reader, inputs that coverage guides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which keeps its other results")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_intermixed_args(arguments)
     module = importlib.import_module(f"benchmarks.attacks.{flags.kind}")
     if flags.list:
         print(*module.SCENARIOS, sep="\n")
