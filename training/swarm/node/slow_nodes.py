@@ -1,4 +1,4 @@
-"""Nodes that answer late or not at all: searches and stores do not wait for them, and ask them again later.
+"""Slow nodes, which answer late or not at all: searches and stores do not wait for them, and ask them again later.
 
 hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
 searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
@@ -31,10 +31,10 @@ from training.swarm.engine.process import DHT
 Answer = TypeVar("Answer")
 
 TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
-"""A node is slow if it takes so many times as long as the median of all nodes, and longer than this. So if this peer's
-own link is full, which delays all answers alike, none is slow."""
+"""A node is slow if it takes this multiple of the median of all nodes, and longer than these seconds. So no node is
+slow if this peer's own full link delays all answers alike."""
 ENOUGH_NODES = 3
-"""As long as fewer others answer in time, this peer waits for each node: it knows no other way to the records."""
+"""Nodes that must answer in time before this peer stops waiting for slow ones: it needs a way to the records."""
 REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
 """A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
 is doubled, at most so often."""
@@ -57,7 +57,7 @@ class _Node:
     late: int = 0
     """Late answers in a row."""
     failures: int = 0
-    """Since its last answer."""
+    """Failures since its last answer."""
     rests_until: float = -math.inf
     """It is not asked until then."""
 
@@ -76,11 +76,11 @@ class SlowNodes:
 
     @classmethod
     def of(cls, node: DHTNode) -> SlowNodes:
-        """What a node knows of the others; nothing if it is one of hivemind's."""
+        """Returns a node's record of the others; an empty one for a node of hivemind's."""
         return getattr(node.protocol, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
-        """Whether this node is better not asked now, because it was late or dead and others do answer.
+        """Returns True if a node is not asked now, because it was late or dead and others do answer.
 
         A peer whose link is cut takes all others for dead. It goes on asking them, so it knows at once when they are
         back.
@@ -92,7 +92,7 @@ class SlowNodes:
         return known.rests_until > self._clock()
 
     def _answered(self) -> dict[PeerID, _Node]:
-        """Those that have answered lately."""
+        """Nodes that have answered lately."""
         since = self._clock() - MEMORY_SECONDS
         return {peer: known for peer, known in self._nodes.items() if known.answered_at > since}
 
@@ -107,7 +107,7 @@ class SlowNodes:
         return max(TIMES_MEDIAN * statistics.median(known.took for known in self._answered().values()), least)
 
     def lags(self, peer: PeerID) -> bool:
-        """Whether a node was late several times in a row."""
+        """Returns True if a node was late several times in a row."""
         return self._nodes.get(peer, _Node()).late >= LATE_TIMES
 
     def note(self, peer: PeerID, seconds: float, *, least: float = LATE_AFTER_SECONDS) -> None:
@@ -158,13 +158,13 @@ class SlowNodes:
 def silent_peers(
     dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
 ) -> frozenset[bytes]:
-    """Those of the peers that do not answer, or again and again much later than most.
+    """Returns the peers that do not answer, or answer several times in a row much later than most.
 
     Args:
         dht: A running node.
         peers: Ids of peers that accept connections.
         seconds: Longest wait for an answer.
-        slow_seconds: An answer that takes longer is late, unless most nodes take as long (`slow_nodes`).
+        slow_seconds: An answer that takes longer is late, unless most nodes take as long.
 
     Raises:
         TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
@@ -175,7 +175,7 @@ def silent_peers(
 
 
 def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
-    """Whether any of the peers with these ids answers within so many seconds.
+    """Returns True if any of the peers with these ids answers in time.
 
     Raises:
         TimeoutError: As `silent_peers` does.
@@ -188,7 +188,7 @@ def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """Those of the peers that lag behind."""
+    """Returns the peers that lag behind."""
     nodes = SlowNodes.of(node)
     return {peer for peer in peers if nodes.lags(peer)}
 
