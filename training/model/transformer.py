@@ -123,6 +123,7 @@ class TextToImageTransformer(nn.Module):
             self.text_positions = nn.Parameter(torch.randn(self.layout.text_len, width))
             self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
             self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
+        self._kernel_choices: dict[tuple, KernelChoice] = {}
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
 
@@ -321,10 +322,20 @@ class TextToImageTransformer(nn.Module):
         return self._patterns[key]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """Kernels of attention on the weights' device; the same for each type."""
+        """Kernels of attention in this type on the weights' device; chosen at the first call."""
         if self.attention_kernels is not None:
             return KernelChoice(kernels=self.attention_kernels, reason="as it was set")
-        return choose_kernels(self.final_norm.weight.device)
+        reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
+        key = (reference.device, dtype)
+        if key not in self._kernel_choices:
+            self._kernel_choices[key] = choose_kernels(
+                reference,
+                self.attention_kinds,
+                self.layout,
+                num_heads=config.num_heads,
+                head_dim=config.head_dim,
+            )
+        return self._kernel_choices[key]
 
     def rotation(self) -> Tensor:
         """The `rotation_table`, on the device and in the type of the weights."""
