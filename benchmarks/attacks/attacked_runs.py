@@ -291,7 +291,7 @@ def checkpoint_epochs(monitor_dir: Path) -> list[int]:
 
 
 def has_risen(updates: Sequence[dict], sizes: Sizes) -> bool:
-    """Whether the last two losses are above the lowest by `NOTICED_RISE`."""
+    """Returns True if the last two losses are above the lowest by `NOTICED_RISE`."""
     losses = [update["loss"] for update in updates]
     return len(losses) > sizes.attack_epoch and min(losses[-2:]) > min(losses) + NOTICED_RISE
 

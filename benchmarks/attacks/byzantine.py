@@ -170,7 +170,7 @@ class Case:
     attacked: range | None = None
     """Updates in which they attack; None: in all. Afterwards they send nothing."""
     momentum: bool = True
-    """Whether peers have momentum of their own, with CenteredClip."""
+    """True if peers have momentum of their own, with CenteredClip."""
 
 
 def recipe(case: Case) -> RunConfig:

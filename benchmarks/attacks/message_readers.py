@@ -70,7 +70,7 @@ def records() -> Reader:
         return bytes([number, not is_signed]) + len(place).to_bytes(2, "little") + place + body
 
     def read(raw: bytes) -> bool:
-        """Whether the record is accepted; then its readers must take it."""
+        """Returns True if the record is accepted; then its readers must take it."""
         number, end = (raw[0] if raw else 0) % len(keys), 4 + int.from_bytes(raw[2:4], "little")
         record = record_of(keys[number], raw[4:end], raw[end:])
         if raw[1:2] > b"\x00":
@@ -209,7 +209,7 @@ def words_of_leaders() -> Reader:
     one = led()
 
     async def follow(*answers: object) -> bool:
-        """Whether the peer is in a group then."""
+        """Returns True if the peer is in a group then."""
         matchmaking, search = follower_of(one, answers)
         await matchmaking._ask(search, one.leader.peer_id)
         return search.found.done()
@@ -267,7 +267,7 @@ def accusations() -> Reader:
         return framed([averaging_pb2.DownloadData(metadata=pack(facts)).SerializeToString(), *proof[1:]])
 
     def read(raw: bytes) -> bool:
-        """Whether the peer finds it a proof."""
+        """Returns True if the peer finds it a proof."""
         stream = as_aiter(*(averaging_pb2.DownloadData.FromString(one) for one in unframed(raw)))
         answer = wait_for_result(auditor.rpc_accuse(stream, SimpleNamespace(remote_id=ADA)))
         if {peer for peer, *_ in network.caught[BOB]} - {str(EVE)}:
@@ -343,7 +343,7 @@ def shown_parts() -> Reader:
     seeds = [wait_for_result(shown_by(peer)) for peer in (EVE, BOB)]
 
     def read(raw: bytes) -> bool:
-        """Whether the check was possible."""
+        """Returns True if the check was possible."""
         messages = [averaging_pb2.DownloadData.FromString(one) for one in unframed(raw)]
 
         async def rpc_show_part(_request: object) -> object:

@@ -45,7 +45,7 @@ class Peer:
     make: Callable[[Path, Path], None] | None = None
     """Writes the set in the library's own files into a folder, from the Parquet shards; None: it reads these."""
     reads_web: bool = True
-    """Whether it reads from an address with http://."""
+    """True if it reads from an address with http://."""
 
 
 def versions(peers: Sequence[Peer]) -> dict[str, str | None]:

@@ -284,6 +284,6 @@ def train_adapters(model: torch.nn.Module, setup: Setup) -> None:
 
 
 def can_run(setup: Setup, *, on_gpu: bool) -> bool:
-    """Whether the device and the installed packages are enough: Liger's kernels and FP8's run on a GPU only."""
+    """Returns True if the device and the installed packages are enough: Liger's kernels and FP8's run on a GPU only."""
     needed = [package for need, package in PACKAGES.items() if setup.loss == need or getattr(setup, need, False)]
     return all(on_gpu and importlib.util.find_spec(package) is not None for package in needed)

@@ -34,7 +34,7 @@ _UNUSED = {
 
 
 def is_installed() -> bool:
-    """Whether dalle-pytorch can be imported."""
+    """Returns True if dalle-pytorch can be imported."""
     return find_spec("dalle_pytorch") is not None
 
 

@@ -1,4 +1,4 @@
-"""Whether two peers train like one process: their losses, epoch by epoch, for each encoding of the gradients.
+"""True if two peers train like one process: their losses, epoch by epoch, for each encoding of the gradients.
 
     python benchmarks/swarm/same_run.py --json benchmarks/results/same_run.json
     python benchmarks/swarm/same_run.py --model text --json benchmarks/results/same_run_text.json

@@ -64,7 +64,7 @@ class Case:
 
     @property
     def fitted(self) -> bool:
-        """Whether a constant is fitted to this case."""
+        """True if a constant is fitted to this case."""
         usual = self.speeds == (1.0, 1.0) and self.computing_seconds == SECONDS_AN_EPOCH
         return usual and self.stack in ("awaited", "delayed")
 

@@ -36,13 +36,13 @@ class PeerTraining:
     sequence_length: int | None = None
     """T, tokens of a sample; None: as the model's configuration says."""
     reversible: bool | None = None
-    """Whether the layers are reversible; None: as the model's configuration says."""
+    """True if the layers are reversible; None: as the model's configuration says."""
     optimizer: str = "lamb8bit-demo"
     """Name of the optimizer that updates the weights on the host."""
     local_updates: bool = False
-    """Whether peers make local updates between exchanges."""
+    """True if peers make local updates between exchanges."""
     powersgd: bool = False
-    """Whether gradients travel as products of thin matrices."""
+    """True if gradients travel as products of thin matrices."""
     lora_rank: int | None = None
     """Rank of the adapters that are trained in place of the model; None: the model is trained."""
     lora_targets: str = ALL_LINEAR

@@ -41,9 +41,9 @@ class Device:
     source: str
     """The source of `usable_bytes`."""
     unified: bool = False
-    """Whether host and GPU share this memory, so that offloading frees nothing."""
+    """True if host and GPU share this memory, so that offloading frees nothing."""
     assumed: bool = False
-    """Whether only the memory is known, and `capability` is assumed."""
+    """True if only the memory is known, and `capability` is assumed."""
 
     @property
     def teraflops(self) -> float | None:
@@ -52,7 +52,7 @@ class Device:
 
     @property
     def bfloat16(self) -> bool:
-        """Whether it has bfloat16 units: NVIDIA's from Ampere (8.0) on, and the listed GPUs without CUDA."""
+        """True if it has bfloat16 units: NVIDIA's from Ampere (8.0) on, and the listed GPUs without CUDA."""
         return self.capability is None or self.capability >= (8, 0)
 
 

@@ -1,4 +1,4 @@
-"""Whether a setup fits a GPU and by how much, the largest one that fits, and the techniques that make it fit."""
+"""True if a setup fits a GPU and by how much, the largest one that fits, and the techniques that make it fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONGEST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Whether a setup fits a GPU."""
+    """True if a setup fits a GPU."""
 
     gpu: str
     fits: bool
@@ -76,7 +76,7 @@ class Suggestion:
 
 
 def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Fit:
-    """Whether a setup fits, and its margin.
+    """Returns True if a setup fits, and its margin.
 
     Args:
         setup: The setup to judge.
@@ -255,7 +255,7 @@ def _cheapest_sets(
 
 
 def _is_hopeless(setup: Setup, device: Device, offered: list, techniques: tuple[Technique | None, ...]) -> bool:
-    """Whether a set's changes of the training do not suffice even with all that leaves the training as it is.
+    """Returns True if a set's changes of the training do not suffice even with all that leaves the training as it is.
 
     This spares the estimates of hundreds of sets where a model is much too large.
     """

@@ -23,7 +23,7 @@ class Layers:
 
     count: int
     keep_some: bool
-    """Whether the model can keep the activations of some layers and recompute those of the others."""
+    """True if the model can keep the activations of some layers and recompute those of the others."""
     reversible: bool
     stored: Callable[[int, int | None, str], int]
     """Maps (samples, budget in bytes, precision) to the number of layers that keep activations; None: no limit."""
@@ -73,7 +73,7 @@ class Choice:
 
     micro_batch_size: int
     fits: bool
-    """Whether this size is advised; if none is, it is the smallest that was asked for."""
+    """True if this size is advised; if none is, it is the smallest that was asked for."""
     activation_budget_bytes: int | None
     """Bytes of activations that may be kept; None: all."""
     kept_layers: int

@@ -37,7 +37,7 @@ class Batch:
     target_length: int
     """Tokens of a sample of the decoder; 0 if there is one stack."""
     packed: bool
-    """Whether each sequence is a pack of samples."""
+    """True if each sequence is a pack of samples."""
     itemsize: int
     """Bytes of a value of the model's weights."""
 
@@ -78,41 +78,41 @@ class Family:
     """Bytes of gradients beyond the parameters' sizes; arguments: the model, the samples, the bytes of a value."""
 
     generates: bool = False
-    """Whether it continues text token by token, with one stack."""
+    """True if it continues text token by token, with one stack."""
     modules: Callable[[Architecture], Mapping[str, str]] | None = None
     """Our names of the linear modules that may have an adapter, and those of transformers or diffusers; None: LoRA is
     not counted."""
     in_4_bits: bool = False
-    """Whether its frozen weights may be in 4 bits (QLoRA)."""
+    """True if its frozen weights may be in 4 bits (QLoRA)."""
     input_first: bool = False
-    """Whether weights are stored as (in, out), as transformers' Conv1D has them."""
+    """True if weights are stored as (in, out), as transformers' Conv1D has them."""
     in_32_bits: frozenset[str] = frozenset()
     """Modules that transformers loads in 32 bits where the others are in float16 (`_keep_in_fp32_modules`)."""
     matrix_optimizers: bool = False
-    """Whether GaLore, APOLLO and Muon are counted."""
+    """True if GaLore, APOLLO and Muon are counted."""
     liger: bool = False
-    """Whether Liger computes its output head and loss in pieces."""
+    """True if Liger computes its output head and loss in pieces."""
     packs: bool = False
-    """Whether its sequences may be packs of samples."""
+    """True if its sequences may be packs of samples."""
     fp8: bool = False
-    """Whether its linear layers may multiply in FP8."""
+    """True if its linear layers may multiply in FP8."""
     offload_activations: bool = False
-    """Whether the host may keep its activations."""
+    """True if the host may keep its activations."""
     tensor_parallel: bool = False
-    """Whether GPUs may divide its matrices as torchtitan divides Llama's."""
+    """True if GPUs may divide its matrices as torchtitan divides Llama's."""
     reversible: bool = False
-    """Whether its layers may be reversible."""
+    """True if its layers may be reversible."""
     position_table: bool = False
-    """Whether positions are rows of a table, so that there are no more than `Architecture.max_positions`."""
+    """True if positions are rows of a table, so that there are no more than `Architecture.max_positions`."""
     own_trainer: bool = False
-    """Whether only this project's trainer trains it: with weights in 32 bits, and an attention of its own."""
+    """True if only this project's trainer trains it: with weights in 32 bits, and an attention of its own."""
 
     shares_tables: bool = False
-    """Whether all layers of a kind use the same rotary tables and mask."""
+    """True if all layers of a kind use the same rotary tables and mask."""
     holds_embeddings: bool = False
-    """Whether a variable of the real code keeps the first layer's input until the last layer has ended."""
+    """True if a variable of the real code keeps the first layer's input until the last layer has ended."""
     scaled_embeddings: bool = False
-    """Whether embeddings are multiplied by a 32-bit number, whose 16-bit copy backward needs."""
+    """True if embeddings are multiplied by a 32-bit number, whose 16-bit copy backward needs."""
     last_outside: tuple[str, ...] = ("head.bias", "head.weight")
     """Names, in order of preference, of the last parameter outside of the layers; a model may lack the first ones."""
     attention_note: str = ""

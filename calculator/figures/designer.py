@@ -120,7 +120,7 @@ def _impossible(sentence: str, canvas: Canvas) -> Drawn:
 
 
 def _caption(wish: Wish, made: Design) -> str:
-    """Whether the run is feasible, with the numbers; then the first limit that it reaches."""
+    """Returns True if the run is feasible, with the numbers; then the first limit that it reaches."""
     reached, limits = made.forecast, made.forecast.limits
     if not reached.works:
         first = next(limit for limit in limits if limit.stops)

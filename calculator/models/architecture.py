@@ -15,7 +15,7 @@ class ParameterGroup:
     """"layers", "encoder" or "decoder"; empty outside of the layers."""
     shapes: Mapping[str, tuple[int, ...]]
     shareable: bool = True
-    """Whether layers that share weights use the same copy."""
+    """True if layers that share weights use the same copy."""
     only: str = ""
     """A word in the kinds of the layers that have these parameters; empty: all layers have them."""
 
@@ -38,7 +38,7 @@ class ParameterTensor:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
+        """True if it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
         # Patches of a picture, and a diffusion model's inputs, are embedded by products.
         is_table = self.part == "embeddings" and self.name.startswith("embedding.")
         return is_table or "relative_bias" in self.name
@@ -59,7 +59,7 @@ class LinearAttention:
     kernel_size: int
     """Tokens that the convolution of queries, keys and values sees."""
     joined: bool
-    """Whether one matrix makes queries, keys, values and gate of the input (Qwen3-Next), not two."""
+    """True if one matrix makes queries, keys, values and gate of the input (Qwen3-Next), not two."""
 
     @property
     def channels(self) -> int:
@@ -105,7 +105,7 @@ class Listing:
     scales: int = 0
     """Single numbers that are stored in the precision of the model."""
     mxfp4: bool = False
-    """Whether its experts are published in MXFP4 (gpt-oss)."""
+    """True if its experts are published in MXFP4 (gpt-oss)."""
 
     def layer(self, kind: str) -> ListedLayer:
         """The layer of a kind."""
@@ -145,27 +145,27 @@ class Architecture:
     """The feed-forward's function: "relu", "silu", "gelu", "gelu_tanh" (one kernel each) or "gelu_new" (composed of
     separate operations)."""
     gated: bool = False
-    """Whether the feed-forward multiplies by a second projection (GEGLU, T5 v1.1)."""
+    """True if the feed-forward multiplies by a second projection (GEGLU, T5 v1.1)."""
     projection_bias: bool = False
-    """Whether the projections to queries, keys and values have a bias (Qwen2)."""
+    """True if the projections to queries, keys and values have a bias (Qwen2)."""
     output_bias: bool = False
-    """Whether the projection of the attended values has a bias."""
+    """True if the projection of the attended values has a bias."""
     feed_forward_bias: bool = False
-    """Whether the feed-forward has biases (of families where that is a choice)."""
+    """True if the feed-forward has biases (of families where that is a choice)."""
     head_norms: bool = False
-    """Whether queries and keys are normalized head by head (Qwen3)."""
+    """True if queries and keys are normalized head by head (Qwen3)."""
     softcap: bool = False
-    """Whether a tanh bounds attention scores (Gemma 2)."""
+    """True if a tanh bounds attention scores (Gemma 2)."""
     fusable: bool = True
-    """Whether the model's code has fused attention."""
+    """True if the model's code has fused attention."""
     logit_softcap: bool = False
-    """Whether a tanh bounds the logits."""
+    """True if a tanh bounds the logits."""
     joined_projections: bool = False
-    """Whether queries, keys and values come from one matrix, and gate and values of the feed-forward too (Phi-3)."""
+    """True if queries, keys and values come from one matrix, and gate and values of the feed-forward too (Phi-3)."""
     sliding_window: int = 0
     """Tokens that a "sliding" layer attends to."""
     spare_mask: bool = False
-    """Whether there is a mask for "full" layers, too, though all are "sliding" (Qwen2, Qwen3, SmolLM3)."""
+    """True if there is a mask for "full" layers, too, though all are "sliding" (Qwen2, Qwen3, SmolLM3)."""
     linear: LinearAttention | None = None
     """The attention of "linear" layers (Qwen3-Next, Qwen3.5)."""
     listing: Listing | None = None
@@ -175,7 +175,7 @@ class Architecture:
     attention_dropout: float = 0.1
     """The model's own probability on attention weights."""
     tied_embeddings: bool = True
-    """Whether the output head is the token embedding."""
+    """True if the output head is the token embedding."""
     token_types: int = 0
     """Rows of the token type embedding (BERT)."""
     rotary_dim: int = 0
@@ -201,9 +201,9 @@ class Architecture:
     value_dim: int = 0
     """Width of a head of values, if it is not `head_dim`."""
     interleaved: bool = True
-    """Whether rotation pairs neighbouring channels (DeepSeek)."""
+    """True if rotation pairs neighbouring channels (DeepSeek)."""
     scaled_choice: bool = True
-    """Whether the weights of a token's experts are divided by their sum."""
+    """True if the weights of a token's experts are divided by their sum."""
     relative_buckets: int = 0
     """Rows of the relative position bias (T5)."""
     text_length: int = 0
@@ -211,13 +211,13 @@ class Architecture:
     image_vocab_size: int = 0
     """Entries of the codebook (text-to-image)."""
     released: bool = True
-    """Whether trained weights are published, which a changed model cannot use."""
+    """True if trained weights are published, which a changed model cannot use."""
     shared_groups: int = 0
     """Distinct layer groups of the model itself; 0 where every layer has its own weights."""
     own_last_layer: bool = False
-    """Whether the last layer has its own weights in addition to the shared groups (text-to-image)."""
+    """True if the last layer has its own weights in addition to the shared groups (text-to-image)."""
     reversible: bool = False
-    """Whether the model's layers are reversible."""
+    """True if the model's layers are reversible."""
     attention_cycle: tuple[str, ...] = ()
     """Kinds of layers, repeated over all layers (text-to-image: over all but the last)."""
     last_attention: str = ""
@@ -240,7 +240,7 @@ class Architecture:
     position_grid: int = 0
     """Rows and columns of the position table, from which a picture's positions are cut (Stable Diffusion 3)."""
     guided: bool = False
-    """Whether the strength of guidance is an input (Flux-dev)."""
+    """True if the strength of guidance is an input (Flux-dev)."""
     num_labels: int = 0
     """Classes among which a model chooses (ViT)."""
     conv_kernel_size: int = 0
@@ -256,12 +256,12 @@ class Architecture:
 
     @property
     def fixed_length(self) -> bool:
-        """Whether a setup cannot choose the number of tokens, apart from those of a diffusion model's text."""
+        """True if a setup cannot choose the number of tokens, apart from those of a diffusion model's text."""
         return bool(self.text_length or self.patch_size)
 
     @property
     def diffuses(self) -> bool:
-        """Whether it is a diffusion model of the library diffusers, which reads a text beside noisy latents."""
+        """True if it is a diffusion model of the library diffusers, which reads a text beside noisy latents."""
         return bool(self.output_channels)
 
     @property

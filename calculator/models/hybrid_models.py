@@ -104,7 +104,7 @@ def _attention_kinds(config: Mapping[str, object], layers: int) -> list[str]:
 
 
 def _feed_forward_kinds(config: Mapping[str, object], kind: str, layers: int) -> list[str]:
-    """Whether each layer has "experts" or is "dense"."""
+    """Returns True if each layer has "experts" or is "dense"."""
     if kind == "qwen3_next":
         return ["experts" if sparse else "dense" for sparse in sparse_layers(config, layers)]
     return ["dense" if kind == "qwen3_5_text" else "experts"] * layers

@@ -383,7 +383,7 @@ def _sizes(gpu: str) -> set[int]:
 
 
 def _is_meant(gpu: str, text: str, rest: str) -> bool:
-    """Whether a text names this GPU, and no other of its series.
+    """Returns True if a text names this GPU, and no other of its series.
 
     A 3080 Ti is no 3080, a GTX 1080 no 1080 Ti, and the RTX 6000 of 2018 no RTX 6000 Ada.
     """

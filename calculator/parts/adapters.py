@@ -40,9 +40,9 @@ class Lora:
     rest_itemsize: int
     """Bytes of any other frozen value: embeddings, norms and head."""
     freeze_a: bool = False
-    """Whether A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
+    """True if A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
     input_first: bool = False
-    """Whether the weights are stored as (in, out)."""
+    """True if the weights are stored as (in, out)."""
     in_32_bits: frozenset[str] = frozenset()
     """Frozen modules that are in 32 bits whatever the others are."""
 

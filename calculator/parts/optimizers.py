@@ -37,13 +37,13 @@ class Moments:
     block_size: int = 256
     """Values of 8-bit state that share one 32-bit scale."""
     precise: bool = True
-    """Whether states are in 32 bits regardless of the parameter's precision."""
+    """True if states are in 32 bits regardless of the parameter's precision."""
     counter: bool = False
-    """Whether each tensor has one more 32-bit number: the update's norm, for LAMB's trust ratio, or the fused AdamW's
+    """True if each tensor has one more 32-bit number: the update's norm, for LAMB's trust ratio, or the fused AdamW's
     count of steps."""
 
     def is_8bit(self, count: int) -> bool:
-        """Whether a tensor of `count` values has 8-bit state."""
+        """Returns True if a tensor of `count` values has 8-bit state."""
         return self.min_8bit_size is not None and count >= self.min_8bit_size
 
     def bytes_of(self, count: int, itemsize: int) -> int:
@@ -78,9 +78,9 @@ class Optimizer:
     paged: Moments | None = None
     """The rule of a paged optimizer's state; states of large tensors live in memory shared by host and device."""
     step_counters: bool = False
-    """Whether the host keeps one number per tensor (torch.optim's `step`)."""
+    """True if the host keeps one number per tensor (torch.optim's `step`)."""
     whole_step: bool = False
-    """Whether the update takes the temporary memory of all tensors at once (`foreach`)."""
+    """True if the update takes the temporary memory of all tensors at once (`foreach`)."""
     kept_bytes: Callable[[ParameterTensor, int], int] = _nothing
     """The part of `step_bytes` that a loop over tensors frees only when the next tensor's update assigns the same
     local name."""

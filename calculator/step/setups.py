@@ -87,11 +87,11 @@ class Setup:
     dropout: float | None = None
     """Dropout probability everywhere; None: the model's own."""
     checkpointing: bool | int = False
-    """Whether each block is computed again in backward, or k for every k-th block."""
+    """True if each block is computed again in backward, or k for every k-th block."""
     shared_groups: int | None = None
     """Distinct layer groups of each stack; None: the model's own."""
     reversible: bool | None = None
-    """Whether layers are reversible; None: the model's own."""
+    """True if layers are reversible; None: the model's own."""
     optimizer: str = "adamw"
     """One of `calculator.parts.optimizers.OPTIMIZERS`."""
     optimizer_impl: str = "foreach"
@@ -102,19 +102,19 @@ class Setup:
     """One of `LOSSES`: whether there are all logits at once ("whole", as transformers makes them), or those of some
     tokens at a time, by Liger's fused linear cross-entropy ("liger") or as this trainer does ("trainer")."""
     packed: bool = False
-    """Whether each sequence is a pack of samples, whose positions begin anew, and which see nothing of each other."""
+    """True if each sequence is a pack of samples, whose positions begin anew, and which see nothing of each other."""
     fp8: bool = False
-    """Whether the layers' matrix products are in FP8 (torchao's `convert_to_float8_training`, without the head)."""
+    """True if the layers' matrix products are in FP8 (torchao's `convert_to_float8_training`, without the head)."""
     offload_activations: bool = False
-    """Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu)."""
+    """True if the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu)."""
     offload_optimizer: bool = False
-    """Whether the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
+    """True if the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
     delta_rule: bool = False
-    """Whether hivemind's delta rule keeps one more copy of the parameters on the host."""
+    """True if hivemind's delta rule keeps one more copy of the parameters on the host."""
     accumulation_steps: int = 1
     """Micro-batches per optimizer step on this device."""
     embeddings_32bit: bool = False
-    """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
+    """True if 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
     pcie_generation: int = 3
     """Generation of the PCIe bus between host and device, with 16 lanes: 3, 4 or 5."""
     gpus: int = 1
@@ -130,13 +130,13 @@ class Setup:
     lora_dropout: float | None = 0.0
     """Dropout probability of the adapters' inputs; None: 0."""
     lora_freeze_a: bool = False
-    """Whether only the adapters' second matrices, B, are trained."""
+    """True if only the adapters' second matrices, B, are trained."""
     base_bits: int | None = None
     """Bits of the frozen weights: 32, 16 or 4 (QLoRA: linear layers in NF4); None: those of `precision`."""
     adapter_bits: int | None = None
     """Bits of the adapters, 32 or 16; None: 16 if everything is 16-bit, else 32, as peft makes them."""
     rest_32bit: bool = False
-    """Whether a 4-bit model has its embeddings, norms and head in 32 bits, as `prepare_model_for_kbit_training` makes
+    """True if a 4-bit model has its embeddings, norms and head in 32 bits, as `prepare_model_for_kbit_training` makes
     them."""
 
 

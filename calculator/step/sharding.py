@@ -55,17 +55,17 @@ class Course:
 
     gpus: int
     reshard: bool
-    """Whether a layer's whole weights are freed after its forward ("zero-3")."""
+    """True if a layer's whole weights are freed after its forward ("zero-3")."""
     stored: int
     """Bytes of a value of the trained shards, and of the gradients that are summed over the GPUs."""
     cast: int | None
     """Bytes of a value to which FSDP2 casts what it gathers; None: everything is gathered as it is stored."""
     accumulating: bool
-    """Whether shares of the gradients are already there from an earlier micro-batch."""
+    """True if shares of the gradients are already there from an earlier micro-batch."""
     lora: Lora | None = None
     """Adapters as the shards store them; None: all parameters are trained."""
     waits: bool = False
-    """Whether the first layer's inputs need no gradient, so that its gradients are summed at the end of backward."""
+    """True if the first layer's inputs need no gradient, so that its gradients are summed at the end of backward."""
 
     def computed(self, stored: int) -> int:
         """Bytes of a gathered value."""

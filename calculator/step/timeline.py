@@ -48,13 +48,13 @@ class Options:
     reversible: bool
     accumulating: bool
     folded: bool = True
-    """Whether layers that cost the same are played once; otherwise every layer is played."""
+    """True if layers that cost the same are played once; otherwise every layer is played."""
     lora: Lora | None = None
     """Settings of the adapters; None: all parameters are trained."""
     together: int = 0
     """GPUs that compute a micro-batch together (tensor parallelism); 0: each computes its own."""
     moving: bool = False
-    """Whether the host keeps what is saved for backward."""
+    """True if the host keeps what is saved for backward."""
     loss: str = "whole"
     """See `calculator.step.setups.Setup`."""
     packed: bool = False
@@ -62,7 +62,7 @@ class Options:
     fp8: bool = False
     """The same."""
     by_tokens: bool = False
-    """Whether these also divide the tokens between their matrices."""
+    """True if these also divide the tokens between their matrices."""
 
     @property
     def lora_rank(self) -> int:

@@ -94,7 +94,7 @@ class Link:
     latency_seconds: float = 0.0
     """Delay to another peer, one way."""
     client_mode: bool = False
-    """Whether the peer accepts no connections, and so averages no part."""
+    """True if the peer accepts no connections, and so averages no part."""
 
     @property
     def slower_bytes_per_second(self) -> float:

@@ -216,7 +216,7 @@ class Limit:
     name: str
     sentence: str
     stops: bool
-    """Whether it stops the run, rather than only wasting time."""
+    """True if it stops the run, rather than only wasting time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,9 +40,9 @@ class ExchangeSettings:
     connections."""
     max_group_size: int = 256
     local_updates: bool = False
-    """Whether peers train on their own between exchanges (`mode = "diloco"`)."""
+    """True if peers train on their own between exchanges (`mode = "diloco"`)."""
     declared_links: bool = False
-    """Whether all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
+    """True if all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
     value of `join --bandwidth`, or the one that they measured while downloading the state; no recipe sets it."""
 
 

@@ -140,7 +140,7 @@ class _Timer:
         self._deadline: float | None = None
         self._rates: dict[Precision, float] = {}
         self.is_here = device is not None
-        """Whether there is a machine to measure."""
+        """True if there is a machine to measure."""
 
     def rate(self, precision: Precision) -> float:
         """FLOP/s of matrix multiplication."""

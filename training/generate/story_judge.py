@@ -29,7 +29,7 @@ class StoryVerdict:
     """Verdict on a story."""
 
     grammatical: bool
-    """Whether the grammar can make every sentence."""
+    """True if the grammar can make every sentence."""
     consistent: bool
     """No sentence contradicts those before it; False where the story is not grammatical."""
     ends: bool

@@ -53,7 +53,7 @@ class MomentOptimizer(torch.optim.Optimizer):
     title: ClassVar[str]
     """Name of the optimizer in messages."""
     corrects_start: ClassVar[bool]
-    """Whether moments are corrected for their initial zeros."""
+    """True if moments are corrected for their initial zeros."""
 
     def __init__(
         self,

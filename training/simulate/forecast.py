@@ -52,7 +52,7 @@ class Outcome:
     """Share of peers' epochs that were lost because a link was too slow for its group."""
     newcomer_seconds: float | None
     stalled: bool
-    """Whether the run stalled, so that it never ends another epoch."""
+    """True if the run stalled, so that it never ends another epoch."""
     limits: tuple[str, ...]
     """Sentences about limits, from the closed form and from the simulation."""
     events: int

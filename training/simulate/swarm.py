@@ -43,13 +43,13 @@ class Rules:
     exchange: Exchange
     costs: Costs = COSTS
     patient: bool = True
-    """Whether groups wait for the peers that they know, and start as soon as these have joined."""
+    """True if groups wait for the peers that they know, and start as soon as these have joined."""
     delay_optimizer_step: bool = True
     averaging_timeout_seconds: float = AVERAGING_TIMEOUT_SECONDS
     """Longest duration of averaging, including the search for a group."""
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     progress_limited: bool = True
-    """Whether the progress record has its limits; without them, the next limit becomes visible."""
+    """True if the progress record has its limits; without them, the next limit becomes visible."""
 
 
 @dataclass(slots=True, eq=False)

@@ -349,7 +349,7 @@ class Source(Protocol):
     """The files of a place."""
 
     is_remote: bool
-    """Whether a cache saves time."""
+    """True if a cache saves time."""
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
         """Reads `length` bytes of a file.

@@ -93,7 +93,7 @@ class SwarmConfig(Section):
 
     @property
     def updates_in_background(self) -> bool:
-        """Whether a peer computes the next epoch's first gradients while the optimizer updates."""
+        """True if a peer computes the next epoch's first gradients while the optimizer updates."""
         return self.mode != "diloco"
 
     @property

@@ -24,7 +24,7 @@ class MembershipConfig(Section):
 
     @property
     def open(self) -> bool:
-        """Whether all who know the run's address may take part."""
+        """True if all who know the run's address may take part."""
         return self.key is None
 
     @model_validator(mode="after")
@@ -40,7 +40,7 @@ class MembershipConfig(Section):
 
 
 def _is_safe(url: str) -> bool:
-    """Whether only the server itself can read what is sent to an address."""
+    """Returns True if only the server itself can read what is sent to an address."""
     parts = urlsplit(url)
     plain = not (parts.query or parts.fragment or parts.username or parts.password) and url.isprintable()
     is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")

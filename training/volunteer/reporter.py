@@ -65,7 +65,7 @@ class Reporter:
         self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
         """Lineage and result of each epoch that ended last, for a monitor that was away when it ended."""
         self._are_kept = True
-        """Whether the totals were written when the last epoch ended."""
+        """True if the totals were written when the last epoch ended."""
         self.record = _first_record(
             self._totals_file,
             name=connection.name,

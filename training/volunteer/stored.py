@@ -18,7 +18,7 @@ class Stored:
     path: Path | None = None
     """The newest checkpoint, downloaded; None if no site has sent one."""
     is_nothing: bool = False
-    """Whether a site has answered that there is no checkpoint."""
+    """True if a site has answered that there is no checkpoint."""
 
 
 def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, tell: Callable[[str], None]) -> Stored:

@@ -49,10 +49,10 @@ import torch.nn.functional as F
 
 attention_of_torch, linear_of_torch = F.scaled_dot_product_attention, F.linear
 within_linear = [False]
-"""Whether a linear layer runs. It adds its bias in place where its input does not lie side by side, but not for fake
+"""True if a linear layer runs. It adds its bias in place where its input does not lie side by side, but not for fake
 tensors (pytorch, aten/src/ATen/native/Linear.cpp)."""
 packs_samples = [False]
-"""Whether sequences are packs of samples, as their positions would say if they had values."""
+"""True if sequences are packs of samples, as their positions would say if they had values."""
 KERNELS: list[torch.library.Library] = []
 """What is registered with torch's dispatcher; it is withdrawn when nothing refers to it."""
 

@@ -43,7 +43,7 @@ class Held(TorchDispatchMode):
         self.now -= self.sizes.pop(address)
 
     def _is_on_host(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a count of steps or a number that Python has made, which an optimizer keeps on the host."""
+        """True if it is a count of steps or a number that Python has made, which an optimizer keeps on the host."""
         return self.phase == "optimizer" and not tensor.dim() and not self.steps_on_device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

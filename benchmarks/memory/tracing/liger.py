@@ -30,7 +30,7 @@ class _Torch:
         return torch.full((), value, device=device)
 
     def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether the gradient of the loss is 1, as `loss.backward()` makes it."""
+        """Returns True if the gradient of the loss is 1, as `loss.backward()` makes it."""
         return True
 
 

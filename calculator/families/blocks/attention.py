@@ -33,9 +33,9 @@ class AttentionShape:
     value_dim: int = 0
     """Width of a head of values, if it is not `head_dim`."""
     by_head: bool = False
-    """Whether queries and keys lie in memory as (B, N, T, H), because an operation has joined them so."""
+    """True if queries and keys lie in memory as (B, N, T, H), because an operation has joined them so."""
     interleaved: bool = False
-    """Whether shared keys and values have been copied for each query head (repeat_interleave)."""
+    """True if shared keys and values have been copied for each query head (repeat_interleave)."""
 
     @property
     def scores(self) -> int:
@@ -49,17 +49,17 @@ class AttentionShape:
 
     @property
     def expanded(self) -> bool:
-        """Whether all query heads use the same keys, so that repeating these is a view."""
+        """True if all query heads use the same keys, so that repeating these is a view."""
         return self.group > 1 and self.key_heads == 1 and not self.interleaved
 
     @property
     def reordered(self) -> bool:
-        """Whether (B, N, T, H) and (B, T, N, H) differ in memory."""
+        """True if (B, N, T, H) and (B, T, N, H) differ in memory."""
         return self.num_heads > 1 and self.queries > 1
 
     @property
     def copied(self) -> bool:
-        """Whether a batched product must copy transposed operands."""
+        """True if a batched product must copy transposed operands."""
         return self.batch > 1 and self.num_heads > 1
 
 

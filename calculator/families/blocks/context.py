@@ -36,7 +36,7 @@ class Context:
     target_length: int
     """Tokens per sequence of the decoder, if there are two stacks."""
     fused_attention: bool
-    """Whether attention is `scaled_dot_product_attention` rather than separate operations."""
+    """True if attention is `scaled_dot_product_attention` rather than separate operations."""
     dropout: float
     """Probability in the residual stream."""
     attention_dropout: float
@@ -45,9 +45,9 @@ class Context:
     """The 16-bit type in use, "bf16" or "fp16"; empty in fp32."""
     reversible: bool
     loss: str
-    """Whether there are all logits at once; see `calculator.step.setups.Setup`."""
+    """True if there are all logits at once; see `calculator.step.setups.Setup`."""
     packed: bool
-    """Whether each sequence is a pack of samples; see `calculator.step.setups.Setup`."""
+    """True if each sequence is a pack of samples; see `calculator.step.setups.Setup`."""
     weights: dict[str, Parameter]
     """Parameters outside of the layers."""
     stacks: dict[str, list[Layer]]

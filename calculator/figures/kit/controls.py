@@ -30,7 +30,7 @@ class Range:
     step: float = 1
     unit: str = ""
     folded: bool = False
-    """Whether it is among the folded controls, as are those that the reader drags in the drawing."""
+    """True if it is among the folded controls, as are those that the reader drags in the drawing."""
     needs: tuple[str, str] | None = None
     """A control and its value with which this one matters; with other values it is hidden. None: it always matters."""
 

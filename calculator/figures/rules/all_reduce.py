@@ -20,7 +20,7 @@ class Message:
     receiver: int
     part: int
     whole: bool
-    """Whether the part is already the sum over all peers, which replaces the receiver's; otherwise it is added."""
+    """True if the part is already the sum over all peers, which replaces the receiver's; otherwise it is added."""
 
 
 Held = tuple[tuple[frozenset[int], ...], ...]

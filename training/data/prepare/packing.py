@@ -35,7 +35,7 @@ class Packer:
     kind: np.dtype
     """Type of the tokens."""
     is_open: bool = False
-    """Whether the last document still lacks its end of text."""
+    """True if the last document still lacks its end of text."""
     parts: list[np.ndarray] = field(default_factory=list)
     """Tokens that are not taken yet."""
     starts: list[int] = field(default_factory=list)

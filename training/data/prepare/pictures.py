@@ -186,7 +186,7 @@ class _Work:
     run: RunConfig
     seed: int
     drops: bool
-    """Whether near-duplicates are left out."""
+    """True if near-duplicates are left out."""
     progress: Progress
     device: torch.device
     """Device on which the codec encodes."""

@@ -153,7 +153,7 @@ class _Note:
     """Documents by length; see `TextManifest.document_lengths`."""
     left_out: dict[str, int] = field(default_factory=dict)
     is_cut: bool = False
-    """Whether the beginning of the last document was left out; the rest of it is then left out too."""
+    """True if the beginning of the last document was left out; the rest of it is then left out too."""
     is_last: bool = False
 
     @classmethod

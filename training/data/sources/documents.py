@@ -47,9 +47,9 @@ class Piece:
     text: str
     split: Split = "train"
     begins: bool = True
-    """Whether the piece begins a document; otherwise it continues the piece before."""
+    """True if the piece begins a document; otherwise it continues the piece before."""
     goes_on: bool = False
-    """Whether another piece of the document follows."""
+    """True if another piece of the document follows."""
 
 
 def text_files(path: Path, *, but: Path | None = None) -> list[Path]:

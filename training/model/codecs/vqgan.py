@@ -38,7 +38,7 @@ class VqGanShape:
     blocks_per_level: int
     """Residual blocks of an encoder level; a decoder level has one more."""
     attention: tuple[bool, ...]
-    """Whether a level has self-attention."""
+    """True if a level has self-attention."""
     map_width: int
     """Z."""
     entry_width: int

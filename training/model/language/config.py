@@ -41,7 +41,7 @@ class AdapterConfig(Section):
     """The linear layers beside which adapters stand, by their names in transformers, such as `["q_proj", "v_proj"]`,
     or `all-linear`."""
     freeze_a: bool = False
-    """Whether only B is trained, and A stays as it is drawn from the run's seed (LoRA-FA, Zhang et al. 2023; FFA-LoRA,
+    """True if only B is trained, and A stays as it is drawn from the run's seed (LoRA-FA, Zhang et al. 2023; FFA-LoRA,
     Sun et al. 2024). Peers then exchange less than half, keep fewer activations, and the average of their B is exactly
     that of their updates B A, also after local updates."""
     frozen_bits: Literal[32, 16, 4] = 16

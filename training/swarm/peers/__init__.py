@@ -1,10 +1,10 @@
-"""What this peer knows of the others.
+"""Knowledge of this peer about the others.
 
     table.py      the table of peers: last heard, faults, samples brought, left out until; in the trainer
     times.py      all times and counts by which peers are judged
     progress.py   posts this peer's samples in the DHT and looks at the others' (records.py, estimate.py, pacing.py)
-    liveness.py   which groupmates an all-reduce stops waiting for; in the averager's process
-    groups.py     who averages together, and reports of averages
+    liveness.py   groupmates that an all-reduce stops waiting for; in the averager's process
+    groups.py     members of an average, and reports of averages
     epochs.py     the report of an epoch
 
 Two rules say what reports of other peers can do:

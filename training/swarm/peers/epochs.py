@@ -15,7 +15,7 @@ where peers notice an epoch's end late."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochReport:
-    """How the averaging of one epoch went for this peer."""
+    """Report on the averaging of one epoch at this peer."""
 
     epoch: int
     """The epoch that begins now, which equals the number of updates done."""
@@ -45,18 +45,18 @@ class EpochReport:
 
     @property
     def alone(self) -> bool:
-        """Whether the peer updated with its own gradient only, although other peers were training."""
+        """True if the peer updated with its own gradient only, although other peers were training."""
         return self.others > 0 and self.senders == 1
 
     @property
     def missed(self) -> bool:
-        """Whether the peer made no update, because the others went on without it."""
+        """True if the peer made no update, because the others went on without it."""
         return self.senders == 0
 
 
 @dataclass(kw_only=True, slots=True)
 class EpochEnd:
-    """What is known about the end of an epoch, from the last gradient to the average; filled in step by step."""
+    """Facts about the end of an epoch, from the last gradient to the average; filled in step by step."""
 
     epoch: int
     """The epoch that ends."""
@@ -69,9 +69,9 @@ class EpochEnd:
     """The average, if there was one."""
     fault: str | None = None
     left_behind: bool = False
-    """Whether the others went on without this peer."""
+    """True if the others went on without this peer."""
     in_background: bool = False
-    """Whether its average runs while the next epoch computes."""
+    """True if its average runs while the next epoch computes."""
     notes: list[str] = field(default_factory=list)
     reports: Mapping[bytes, float] = field(default_factory=dict)
     """Samples of this epoch that each of the others should have by its reports."""

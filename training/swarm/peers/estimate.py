@@ -1,4 +1,4 @@
-"""How far all peers have come together, by the records that one of them sees."""
+"""Estimate of how far all peers have come together, from the records that one of them sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDLESS_SECONDS = 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalProgress:
-    """How far all have come, as this peer sees it."""
+    """Progress of all peers, as this peer sees it."""
 
     epoch: int
     """The newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
@@ -26,13 +26,13 @@ class GlobalProgress:
     of_most: int
     """The newest of those reports that no fewer peers make than do not, this one included; see `begun_by_most`."""
     has_voices: bool
-    """Whether any of the others has a voice."""
+    """True if any of the others has a voice."""
     samples: float
     """Samples of this epoch that count: this peer's, and those of peers that bring theirs to averages."""
     num_peers: int
     """Peers with a record, this one included; 0 if it finds none, not even its own."""
     epoch_seconds: float
-    """How long an epoch takes; `ENDLESS_SECONDS` or more if nobody computes."""
+    """Duration of an epoch; `ENDLESS_SECONDS` or more if nobody computes."""
     ends_at: float
     """DHT time at which the epoch's samples will be there."""
     full_at: float
@@ -49,7 +49,7 @@ class Epoch:
     target_batch_size: int
 
     def samples_of(self, record: PeerProgress, epoch: int, at: float) -> float:
-        """How many samples of an epoch a peer should have at a time; with those of all, the epoch ends.
+        """Samples of an epoch that a peer should have at a time; with those of all, the epoch ends.
 
         A peer that is ahead has ended the epoch. It has computed since this peer began it, first for this epoch and
         then for the next.
@@ -81,7 +81,7 @@ class Look:
     lively_seconds: float
 
     def is_lively(self, peer: bytes) -> bool:
-        """Whether a peer has reported lately."""
+        """Returns True if a peer has reported lately."""
         return self.peers.is_alive(peer, self.lively_seconds)
 
     def leaders(self) -> list[PeerProgress]:
@@ -94,11 +94,11 @@ class Look:
         return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
 
     def sources(self, epoch: int, counts: Callable[[bytes, float], float]) -> list[Source]:
-        """Where the epoch's samples come from.
+        """Lists the sources of the epoch's samples.
 
         Args:
-            epoch: Peers at older ones count for the rate, since they soon catch up.
-            counts: How many of a peer's samples count.
+            epoch: The epoch. Peers at older ones count for the rate, since they soon catch up.
+            counts: Gives the samples of a peer that count.
         """
         counted = [(self.own, float), *((record, partial(counts, record.peer_id)) for record in self.others)]
         return [
@@ -112,7 +112,7 @@ class Look:
         ]
 
     def progress(self) -> GlobalProgress:
-        """What the records say together; without any, this peer's own progress counts."""
+        """Adds the records up; without any, this peer's own progress counts."""
         leaders, peers, own = self.leaders(), self.peers, self.epoch.number
         voices = peers.voices({} if peers.are_doubted else {one.peer_id: one.epoch for one in leaders})
         has_voices = any(peers.has_voice(one.peer_id) for one in leaders)
@@ -137,7 +137,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where samples come from: one peer."""
+    """Source of samples: one peer."""
 
     have: float
     """Samples that it should have by now."""
@@ -149,12 +149,12 @@ class Source:
     """Samples in its record."""
 
     def seconds_until_full(self) -> float:
-        """When it has as many samples as it can have."""
+        """Seconds until it has as many samples as it can have."""
         return (self.most - self.have) / self.rate
 
 
 def seconds_until(target: float, sources: Sequence[Source]) -> float:
-    """When the sources together have as many samples as wanted; infinite if none of them computes.
+    """Seconds until the sources together have the wanted samples; infinite if none of them computes.
 
     >>> seconds_until(60, [Source(have=10, rate=2, most=60), Source(have=0, rate=1e7, most=20)])
     15.0

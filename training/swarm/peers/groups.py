@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from hivemind.p2p import PeerID
 
 MOST_PEERS = 1024
-"""Of a group."""
+"""Most peers of a group."""
 FULL_WEIGHT = 1.0
 """Weight of a peer's parameters in their average, and the most that it can claim."""
 UNVOUCHED_SHARE = 0.25
-"""Of the weight of a member whom nobody vouches for, so much counts: many such members may be one person."""
+"""Share of the weight of a member without a voucher that counts: many such members may be one person."""
 
 
 class AllReduceError(Exception):
@@ -25,16 +25,16 @@ class Misconduct(AllReduceError):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How long a round waited for one peer when it might have gone on without it."""
+    """Time for which a round waited for one peer when it might have gone on without it."""
 
     seconds: float
     share: float
-    """Of the samples in the average, the peer's."""
+    """Share of the samples in the average that are the peer's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundReport:
-    """What one averaging round did, as seen by one peer."""
+    """Report of one peer on an averaging round."""
 
     group_size: int
     """Peers in the group, those without weight included."""
@@ -44,22 +44,22 @@ class RoundReport:
     """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
     None if this peer reduces nothing and so does not see the others' weights."""
     weight: float | None
-    """Of all tensors in the average together: the samples of the update, for gradients. None as above."""
+    """Sum of the weights in the average: for gradients, the samples of the update. None as above."""
     torn: bool
-    """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
+    """True if a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
     repeated: int = 0
-    """How often the group repeated the all-reduce because a peer was lost; the last result counts."""
+    """Repetitions of the all-reduce because a peer was lost; the last result counts."""
     lost: tuple[str, ...] = ()
     """Peers of the group that took no part in the last repetition."""
     absent: tuple[str, ...] = ()
-    """Those of the lost peers that are alive, but say that they are not in the group."""
+    """Lost peers that are alive, but say that they are not in the group."""
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
     """Peers that have cost the group a repetition, each with the weight of what speaks against it; see
     `rounds.spoilers`."""
     delays: Mapping[str, Delay] = field(default_factory=dict)
-    """Of the other peers; empty if nobody can tell who was slow."""
+    """Delays by the other peers; empty if nobody can tell who was slow."""
     brought: Mapping[str, float] = field(default_factory=dict)
-    """Samples that each of the others says it brings; without those of which this peer cannot tell."""
+    """Samples that each of the others says it brings, as far as this peer knows."""
     refused: tuple[str, ...] = ()
     """Peers that sent this one parts with numbers that are not finite, which it left out."""
     reduced_share: float = 0.0
@@ -67,7 +67,7 @@ class RoundReport:
     bytes_sent: int
     bytes_received: int
     seconds: float
-    """From the group's forming to the last part."""
+    """Seconds from the group's forming to the last part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class AveragedGroup:
     """The result of a round, beside the averaged tensors."""
 
     told: dict[PeerID, object]
-    """What each peer of the group told it, without the peers that were lost."""
+    """Messages of the group's peers, without the peers that were lost."""
     report: RoundReport
 
     @classmethod
@@ -85,23 +85,23 @@ class AveragedGroup:
 
     @property
     def announcements(self) -> list[Announcement]:
-        """What the peers of a gradients' group announce; anything malformed is left out."""
+        """Announcements of the peers of a gradients' group, without malformed ones."""
         return [one for said in self.told.values() if (one := Announcement.read(said)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a peer tells a gradients' group of itself."""
+    """Facts that a peer tells a gradients' group of itself."""
 
     epoch: int
     wants_weights: bool
-    """Whether its parameters are not those of the others yet."""
+    """True if its parameters are not those of the others yet."""
     expected_peers: int
-    """How many peers a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
+    """Peers that a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
 
     @classmethod
     def read(cls, told: object) -> Announcement | None:
-        """From what a groupmate sent; None if it is malformed.
+        """Reads a groupmate's message; None if it is malformed.
 
         >>> Announcement.read([7, False, 3])
         Announcement(epoch=7, wants_weights=False, expected_peers=3)
@@ -116,10 +116,10 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """What a peer brings to an average beside its tensors, and what it wants of it."""
+    """Weight that a peer brings to an average, and the time that the average is worth to it."""
 
     weight: float
-    """Of its tensors."""
+    """Weight of its tensors."""
     cycle_seconds: float | None = None
     """Between two averages; a late peer is waited for as long as its share of that is worth. None: no limit."""
     free_seconds: float = 0.0
@@ -128,7 +128,7 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Who takes part in an all-reduce."""
+    """Members of an all-reduce."""
 
     group_id: bytes
     peers: tuple[PeerID, ...]
@@ -153,5 +153,5 @@ class Group:
         )
 
     def shares_of(self, peers: Sequence[PeerID]) -> list[float]:
-        """How much of the weight of each of these peers counts, in a reduction that heeds that."""
+        """Share of each peer's weight that counts, in a reduction that uses shares."""
         return [UNVOUCHED_SHARE if peer in self.unvouched else 1.0 for peer in peers]

@@ -39,7 +39,7 @@ NEARLY = 0.8
 failed. Honest peers reach their limits at almost the same time; they should name the same peer."""
 
 Ping = Callable[[PeerID, float], Awaitable[bool]]
-"""Whether a peer answers within so many seconds."""
+"""Function that returns True if a peer answers within some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Late:
     """Groupmates for which one all-reduce waits at a moment."""
 
     parts: Mapping[PeerID, int]
-    """How many parts, or answers, have come of each."""
+    """Parts, or answers, that have come of each."""
     reduce: bool
-    """Whether answers are late; else parts are."""
+    """True if answers are late; else parts are."""
     first: Mapping[PeerID, float] = field(default_factory=dict)
-    """After how many seconds the first one came, of all groupmates of which one came."""
+    """Seconds after which the first part came, by groupmate."""
 
 
 class SlowSenders:
@@ -67,12 +67,12 @@ class SlowSenders:
         self._waits: dict[tuple[PeerID, bool, int], float] = {}
         """Seconds for each part that was awaited, by its sender or reducer and its number."""
         self._usual: dict[bool, float] = {}
-        """For how long a wait is usual."""
+        """Usual length of a wait."""
 
     def note(self, late: Late, seconds: float) -> None:
-        """Counts so many seconds for those that are late.
+        """Adds seconds to the waits for late peers.
 
-        If more than half of the others are late, the fault may be this peer's own link: then they count for nobody.
+        If more than half of the others are late, the fault may be this peer's own link, and nothing is added.
         """
         if 2 * len(late.parts) > self._others:
             return
@@ -83,7 +83,7 @@ class SlowSenders:
             self._waits[wait] = self._waits.get(wait, 0.0) + seconds
 
     def overdue(self, share: float = 1.0) -> frozenset[PeerID]:
-        """Those for whom the all-reduce has waited for this share of their limits."""
+        """Peers for which the all-reduce has waited for this share of their limits."""
         if self._limit is None:
             return frozenset()
         waited: Counter[PeerID] = Counter()
@@ -121,7 +121,7 @@ class Liveness:
         self._on_overdue, self._on_gone, self._clock = on_overdue, on_gone, clock
         self._pings: dict[PeerID, asyncio.Task] = {}
         self._silent_since: dict[PeerID, float] = {}
-        """When the first ping was sent that a peer has not answered; one that has answered its last is not in it."""
+        """Time of the first unanswered ping by peer; peers that have answered their last ping are not in it."""
         self._gone: set[PeerID] = set()
 
     async def watch(self) -> None:
@@ -162,11 +162,11 @@ class Liveness:
 
 
 def limit_of(contribution: Contribution, peers: int, chunk_seconds: float | None) -> float | None:
-    """Seconds for which an all-reduce waits for a late sender in a group of so many peers; None: there is no limit.
+    """Seconds for which an all-reduce waits for a late sender; None: there is no limit.
 
     Args:
-        contribution: Says how much time an average is worth.
-        peers: In the group.
+        contribution: Gives the time that an average is worth.
+        peers: Number of peers in the group.
         chunk_seconds: Longest silence of a sender; no peer is given up sooner. None: it may be silent for ever.
     """
     if contribution.cycle_seconds is None or chunk_seconds is None:

@@ -25,7 +25,7 @@ class PacedEvent(threading.Event):
         self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """See `threading.Event`; the pause comes on top of the timeout."""
+        """Waits as `threading.Event` does; the pause comes on top of the timeout."""
         came = super().wait(timeout)
         if came:
             self._hurried.wait(max(self._seen + self._pause() - time.monotonic(), 0.0))

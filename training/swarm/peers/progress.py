@@ -1,4 +1,4 @@
-"""Who trains, and how far all have come together: each peer posts its samples in the DHT, and adds up everybody's."""
+"""Progress of a run: each peer posts its samples in the DHT, and adds up those of all."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from training.swarm.peers.times import LIVELY_WINDOWS
 REPORTS_SHARE = 1 / 8
 """A peer reports its samples again after this share of the time that is left of the epoch, so more and more often."""
 LIVELY_REPORTS = 3
-"""But at least so often within the time after which it would be taken for dead."""
+"""Fewest reports within the time after which a peer would be taken for dead."""
 NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
-"""A peer looks again as early as if so many peers, or this share of all, joined in the meantime (as in hivemind)."""
+"""Peers, or share of all, that may join until the next look, which comes early enough for them (as in hivemind)."""
 
 
 class Progress:
-    """Tells the others how far this peer is, and finds out how far they are; in two threads that `start` starts.
+    """Reports this peer's progress and reads that of the others, in two threads that `start` starts.
 
     A record stays in the DHT long after its peer has died. So `num_peers` counts all records, and `lively_peers` those
     that a group should wait for. A look that finds nobody else does not prove that nobody trains: a busy node may not
     have answered. So what was known before stays valid for `lively_seconds`, unless a peer has said goodbye.
 
-    hivemind tells the swarm of each micro-batch; a fast peer far from the end of its epoch then sends more bytes of
+    hivemind reports each micro-batch; a fast peer far from the end of its epoch then sends more bytes of
     such records than of gradients. Here a pause follows each report. A record carries its peer's rate, from which the
     others estimate the samples since the report.
 
     Args:
         dht: A running node.
-        prefix: Of the run; see `lineage.run_prefix`.
+        prefix: Prefix of the run; see `lineage.run_prefix`.
         target_batch_size: Samples of all peers together for one epoch.
         private_key: Signs this peer's record; None: a key of this process.
-        client_mode: Told to the others.
+        client_mode: True if this peer accepts no connections; its record says so.
         matchmaking_seconds: A window of matchmaking. A peer that has not reported for `LIVELY_WINDOWS` is not waited
             for; the pauses between looks are shorter.
         record_seconds: A record that is not renewed disappears after this time.
-        peers: What this peer knows of the others.
+        peers: The table of peers.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Progress:
 
     @property
     def has_voices(self) -> bool:
-        """Whether any of the others has a voice; see `training.swarm.peers`."""
+        """True if any of the others has a voice; see `training.swarm.peers`."""
         return self._global.has_voices
 
     @property
@@ -126,19 +126,19 @@ class Progress:
 
     @property
     def awaited_peers(self) -> int:
-        """Those of `lively_peers` for which the next group waits, this one included; see `Peers.is_awaited`."""
+        """Number of `lively_peers` for which the next group waits, this one included; see `Peers.is_awaited`."""
         return 1 + sum(self._is_lively(one.peer_id) and self.peers.is_awaited(one.peer_id) for one in self._others)
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """Whether the epoch's samples are there, by the last look or by the rates since, or the others have gone on."""
+        """True if the epoch's samples are there, by the last look or by the rates since, or the others have gone on."""
         known = self._global
         is_full = known.samples >= self.target_batch_size or get_dht_time() >= known.ends_at
         return is_full or known.epoch > self._local.epoch
 
     @property
     def ready_with_a_group(self) -> bool:
-        """Whether the samples would be there if those of strangers counted, and all others are strangers.
+        """True if the samples would be there if those of strangers counted, and all others are strangers.
 
         Newcomers, and peers that start a run together, know nobody yet. Reports of strangers end no epoch by
         themselves; a group does that the strangers have come to.
@@ -148,18 +148,18 @@ class Progress:
 
     @property
     def epoch_seconds(self) -> float:
-        """How long an epoch takes at the rate of all; 0 if that is not known."""
+        """Seconds of an epoch at the rate of all; 0 if that is not known."""
         return self._global.epoch_seconds if self._global.epoch_seconds < ENDLESS_SECONDS else 0.0
 
     @property
     def seconds_left(self) -> float:
-        """Until the epoch ends, at the rate of all; infinite if that is not known."""
+        """Seconds until the epoch ends at the rate of all; infinite if that is not known."""
         return 0.0 if self.ready_to_update_epoch else max(self._global.full_at - get_dht_time(), 0.0)
 
     def is_behind(self, epoch: int) -> bool:
-        """Whether a peer at this epoch is so far back that ending the epoch does not bring it to where the others are.
+        """Returns True if a peer at this epoch is so far back that ending the epoch does not bring it to the others.
 
-        That is so if the first look in an epoch shows a newer one, and after that if the others are two epochs ahead.
+        It is if the first look in an epoch shows a newer one, and after that if the others are two epochs ahead.
         The first look is compared once only; `SwarmOptimizer.step` remembers the answer until the peer has caught up.
         """
         if self._has_looked and not self._has_compared:
@@ -198,7 +198,7 @@ class Progress:
     # -- what the trainer tells ------------------------------------------------------------------------------------
 
     def report(self, epoch: int, samples: int) -> None:
-        """This peer has computed so many samples of the epoch.
+        """Notes how many samples of the epoch this peer has computed.
 
         The others learn of it at once if the epoch begins or ends with them, otherwise after a while.
         """
@@ -304,7 +304,7 @@ class Progress:
                 self.peers.failed(peer, Fault.SILENT)
 
     def shutdown(self) -> None:
-        """Ends the threads and tells the others that this peer is gone."""
+        """Ends the threads, and posts that this peer is gone."""
         self._ending.set()
         self._reports.hurry()
         self._store(None)
@@ -373,7 +373,7 @@ class Progress:
             self.dht.store(self.key, subkey=self._subkey, value=record, expiration_time=expiration, return_future=True)
 
     def _look(self, timeout: float | None = NODE_SECONDS) -> dict | None:
-        """What the DHT has of all peers."""
+        """Reads the records of all peers in the DHT."""
         found = self.dht.get(self.key, latest=True, return_future=True).result(timeout=timeout)
         if not isinstance(found, ValueWithExpiration) or not isinstance(found.value, dict):
             return None
@@ -392,7 +392,7 @@ class Progress:
         return None
 
     def _combine(self, found: dict | None) -> GlobalProgress:
-        """How far all are, by their records; what was known before, if the look may not have been answered."""
+        """Estimates the progress of all from their records; keeps the last estimate if a look may have failed."""
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
         values = {subkey: entry.value for subkey, entry in (found or {}).items()}
         said_goodbye = not all(values.values())  # a peer that leaves stores None as its record

@@ -1,4 +1,4 @@
-"""Records of progress in the DHT: what each peer tells the others of the epoch that it is in."""
+"""Records of progress in the DHT: each peer's report on the epoch that it is in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PeerProgress(BaseModel):
     peer_id: conbytes(strict=True, max_length=MOST_ID_BYTES)
     epoch: conint(strict=True, ge=0, le=10**9)
     samples_accumulated: conint(strict=True, ge=0, le=10**12)
-    """Of this epoch."""
+    """Samples of this epoch."""
     samples_per_second: confloat(strict=True, ge=0, le=10**7)
     time: confloat(strict=True, ge=0, le=10**11)
     client_mode: StrictBool

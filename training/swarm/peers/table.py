@@ -36,14 +36,14 @@ def id_bytes(peer: str) -> bytes:
 
 
 class Fault(Enum):
-    """How a peer has failed."""
+    """Kind of a peer's fault."""
 
     LOST = auto()
-    """It was lost in an average: it counts as dead until it is heard again."""
+    """The peer was lost in an average: it counts as dead until it is heard again."""
     SILENT = auto()
-    """It answers no ping: the same, and it is asked again."""
+    """The peer answers no ping: it counts as dead, and is asked again."""
     MISSED = auto()
-    """It was in no average with this peer, and should have been."""
+    """The peer was missing from an average in which it should have been."""
 
 
 @dataclass(slots=True)
@@ -51,31 +51,31 @@ class _Peer:
     reported_at: float = -math.inf
     """The time in its last record, by its own clock."""
     is_ahead: bool = False
-    """Whether that is the first record of this peer, by a clock that is ahead."""
+    """True if that is the first record of this peer, by a clock that is ahead."""
     heard_at: float = -math.inf
     lost_at: float = -math.inf
     is_silent: bool = False
-    """Whether it has not answered the last ping."""
+    """True if it has not answered the last ping."""
     has_brought: bool = False
-    """Whether it has brought weight to an average with this peer."""
+    """True if it has brought weight to an average with this peer."""
     share: float = 1.0
-    """How much of the samples that it reports counts."""
+    """Share of the samples that it reports that counts."""
     missed: float = 0.0
     faults: float = 0.0
     """Averages that it has spoiled."""
     spoiled_at: float = -math.inf
-    """When it did so last."""
+    """Time of its last fault of this kind."""
     out_until: float = -math.inf
     """Groups leave it out until then."""
     costs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_COMPARED))
-    """What the last averages with it cost, and what it brought to them, as shares."""
+    """Cost of the last averages with it, and its share of their samples."""
 
 
 _UNKNOWN = _Peer()
 
 
 class Peers:
-    """What this peer knows of the others; see the package for the rules.
+    """Table of the other peers; see the package for the rules.
 
     Events come in by `heard`, `answered`, `failed`, `brought`, `spoiled` and `delayed`; all other methods are
     questions. Threads may share it: an event replaces single values, and a question reads each of them once.
@@ -84,7 +84,7 @@ class Peers:
     left out with each search for a group (`training.swarm.round.pipe`).
 
     Args:
-        accounts: Of the peers that have shown tickets.
+        accounts: Accounts of the peers that have shown tickets.
         clock: Seconds, as the records of peers count them.
 
     >>> peers = Peers(clock=lambda: 100.0)
@@ -103,7 +103,7 @@ class Peers:
         self._doubted_until, self._retry_seconds = -math.inf, RETRY_SECONDS
         self._news: list[str] = []
         self._judging = threading.Lock()
-        """Both averagers report faults, each in a thread of its own."""
+        """Held while a fault is judged: both averagers report faults, each in a thread of its own."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Peers:
         one.heard_at, one.lost_at, one.is_silent = self._clock(), -math.inf, False
 
     def note_accounts(self, accounts: Accounts) -> None:
-        """These peers have shown tickets."""
+        """Notes the accounts of peers that have shown tickets."""
         self._accounts = {**self._accounts, **accounts} if len(self._accounts) < MOST_PEERS else dict(accounts)
 
     def failed(self, peer: bytes, fault: Fault, weight: float = 1.0) -> None:
@@ -239,26 +239,26 @@ class Peers:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def heard_at(self, peer: bytes) -> float:
-        """When it was heard last."""
+        """Time at which it was last heard."""
         return self._peers.get(peer, _UNKNOWN).heard_at
 
     def is_alive(self, peer: bytes, within_seconds: float) -> bool:
-        """Whether it was heard within so many seconds, and since it was last lost."""
+        """Returns True if it was heard within the given seconds, and since it was last lost."""
         one, now = self._peers.get(peer, _UNKNOWN), self._clock()
         is_lost = one.heard_at <= one.lost_at <= now  # not if it was lost by a clock that was ahead then
         return one.heard_at >= now - within_seconds and not is_lost
 
     def is_silent(self, peer: bytes) -> bool:
-        """Whether it has not answered the last ping."""
+        """Returns True if it has not answered the last ping."""
         return self._peers.get(peer, _UNKNOWN).is_silent
 
     def is_awaited(self, peer: bytes) -> bool:
-        """Whether the next group waits for it: if it has missed 0, 1, 2, 4, 8, 16 ... averages in a row."""
+        """Returns True if the next group waits for it: if it has missed 0, 1, 2, 4, 8, 16 ... averages in a row."""
         missed = int(self._peers.get(peer, _UNKNOWN).missed)
         return missed & (missed - 1) == 0
 
     def is_left_out(self, peer: bytes) -> bool:
-        """Whether groups leave it out, and its reports do not count."""
+        """Returns True if groups leave it out, and its reports do not count."""
         return self._is_out(self._peers.get(peer, _UNKNOWN))
 
     def left_out(self) -> frozenset[bytes]:
@@ -277,11 +277,11 @@ class Peers:
 
     @property
     def are_doubted(self) -> bool:
-        """Whether reports of newer epochs do not count now; see `doubt_reports`."""
+        """True if reports of newer epochs do not count now; see `doubt_reports`."""
         return self._clock() < self._doubted_until
 
     def has_voice(self, peer: bytes) -> bool:
-        """Whether it has a say in the run's epoch and state."""
+        """Returns True if it has a say in the run's epoch and state."""
         return self._has_brought(peer) or self._accounts.get(peer, ("", False))[1]
 
     def voices(self, epochs: Mapping[bytes, int]) -> list[int]:
@@ -289,14 +289,14 @@ class Peers:
         return [max(epochs[peer] for peer in peers) for peers in self.by_voice(epochs).values()]
 
     def by_voice(self, peers: Iterable[bytes]) -> dict[bytes | str, list[bytes]]:
-        """Those of the peers that are heard, by the name in which they speak; see `training.swarm.node.voices`."""
+        """Returns the peers whose reports count, by voice; see `training.swarm.node.voices`."""
         return by_voice(peers, self._accounts, self._has_brought)
 
     def _has_brought(self, peer: bytes) -> bool:
         return self._peers.get(peer, _UNKNOWN).has_brought
 
     def counted_samples(self, peer: bytes, reported: float) -> float:
-        """How many of the samples that it reports count towards the end of an epoch."""
+        """Samples of its report that count towards the end of an epoch."""
         one = self._peers.get(peer, _UNKNOWN)
         return one.share * reported if one.has_brought else 0.0
 

@@ -162,7 +162,7 @@ class StateService(ServicerBase):
             return averaging_pb2.DownloadData(metadata=sample or b"")
 
     def _lets_in(self, request: averaging_pb2.MessageFromLeader, context: P2PContext) -> bool:
-        """Whether a request has a ticket that holds, if it needs one."""
+        """Returns True if a request has a ticket that holds, if it needs one."""
         with suppress(TicketRefused):
             if self._admission is not None:
                 self._admission.check(_ticket_in(request), str(context.remote_id), trains=True)
