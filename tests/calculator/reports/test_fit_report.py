@@ -77,7 +77,10 @@ def folder(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = transformers.AutoConfig.for_model(request.param, **SIZES[request.param], pad_token_id=0)
     maker_of(request.param).from_config(config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    yield tmp_path / "model"
+    # `Trainer` asks bitsandbytes for embeddings in 32 bits, which it then does for each first parameter of the process.
+    if (bitsandbytes := sys.modules.get("bitsandbytes")) is not None:
+        bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
 
 
 def maker_of(kind):

@@ -71,6 +71,7 @@ def test_memory_does_not_grow_with_the_folders_and_files_of_a_set(tmp_path, monk
         finally:
             tracemalloc.stop()
 
+    most(tmp_path / "00")  # what Python loads for the first one counts for none
     assert most(tmp_path) < 2 * most(tmp_path / "00")
     for name in range(100, 10_000):
         (tmp_path / "01" / f"{name}.png").touch()
