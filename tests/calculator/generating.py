@@ -88,3 +88,20 @@ def drawn_hybrid(kind: str, draw: Random) -> dict:
     if kind == "qwen3_next":
         return {"model_type": kind, **text, "decoder_sparse_step": draw.randint(1, 2)}
     return {"model_type": kind, "text_config": text}
+
+
+def kept_cache_bytes(model, *, batch: int, prompt: int) -> int:
+    """Bytes that the cache of a model of transformers holds after a prompt and one more token."""
+    import torch
+    import transformers
+
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        for tokens in (prompt, 1):
+            model(torch.zeros(batch, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+    kept = 0
+    for layer in cache.layers:
+        states = [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
+        states += [getattr(layer, "keys", None), getattr(layer, "values", None)]
+        kept += sum(one.untyped_storage().nbytes() for one in states if one is not None)
+    return kept

@@ -12,7 +12,7 @@ from calculator.choose.inference import cache_bytes, inference_memory, largest_b
 from calculator.families.lengths import most_tokens
 from calculator.models.architectures import PRESETS, from_config
 from calculator.parts.parameters import count_parameters
-from tests.calculator.generating import CASES, HYBRIDS, QWEN3_5_27B, QWEN3_NEXT, drawn_hybrid
+from tests.calculator.generating import CASES, HYBRIDS, QWEN3_5_27B, QWEN3_NEXT, drawn_hybrid, kept_cache_bytes
 
 
 @pytest.mark.parametrize("kind", [*CASES, "a window of one"])
@@ -47,14 +47,7 @@ def test_weights_and_states_of_a_hybrid_model_equal_those_of_transformers(kind, 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[bits]
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     assert "ForCausalLM" in type(model).__name__  # of a model with pictures, the text model
-    cache = transformers.DynamicCache(config=config)
-    with torch.no_grad():
-        for tokens in (prompt, 1):
-            model(torch.zeros(batch, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
-    kept = 0
-    for layer in cache.layers:
-        states = [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
-        kept += sum(x.untyped_storage().nbytes() for x in states or (layer.keys, layer.values))
+    kept = kept_cache_bytes(model, batch=batch, prompt=prompt)
     asked = {"batch": batch, "length": prompt + 1, "weights": bits, "cache": bits}
     memory = inference_memory(from_config(values), **asked)
     assert memory.cache == kept

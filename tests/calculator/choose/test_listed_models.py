@@ -15,6 +15,7 @@ from calculator.models.architectures import READS_TEXT_CONFIG, from_config
 from calculator.models.listed_models import LISTED_READERS
 from calculator.page.models import used_part
 from calculator.parts.parameters import count_parameters
+from tests.calculator.generating import kept_cache_bytes
 from tests.calculator.listed import drawn_listed
 from tests.tiers import sample
 
@@ -50,15 +51,7 @@ def test_weights_and_cache_equal_those_of_transformers(kind, seed):
     config = transformers.AutoConfig.for_model(**values)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[bits]
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    cache = transformers.DynamicCache(config=config)
-    with torch.no_grad():
-        for tokens in (prompt, 1):
-            model(torch.zeros(batch, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
-    kept = 0
-    for layer in cache.layers:
-        states = [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
-        states += [getattr(layer, "keys", None), getattr(layer, "values", None)]
-        kept += sum(x.untyped_storage().nbytes() for x in states if x is not None)
+    kept = kept_cache_bytes(model, batch=batch, prompt=prompt)
     asked = {"batch": batch, "length": prompt + 1, "weights": bits, "cache": bits}
     memory = inference_memory(from_config(values), **asked)
     assert memory.cache == kept
