@@ -210,11 +210,16 @@ def test_a_full_disk_costs_the_cache_only(server, streams, tmp_path):
     import resource
 
     shards = open_shards(server.url, cache=tmp_path / "cache")  # the tokenizer's file is kept before the disk is full
+    before = set(threading.enumerate())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         stream = streams.open_set(shards, place=Place(seed=0))
         found = drawn(stream, SAMPLES)
+        stream.close()
+        for thread in set(threading.enumerate()) - before:  # they read ahead, and would write when the disk has room
+            if thread.name == "samples":
+                thread.join()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(found) == EVERY and stream.skipped_samples == 0
