@@ -82,7 +82,7 @@ def main() -> None:
             )
         build_app()()
     except TrainingError as error:
-        print(f"Error: {error.told}", file=sys.stderr)
+        print(f"Error: {error.sentence}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         # Without a file name, the fault is most likely in the program (a socket, a process): its traceback helps.

@@ -20,7 +20,7 @@ class TrainingError(Exception):
         self.cure = cure
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """What the program prints before it exits: the message, and what to do."""
         return f"{self} {self.cure}".rstrip()
 

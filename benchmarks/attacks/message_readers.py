@@ -92,7 +92,7 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
     """Keys of a run -> what a peer stores there, and who reads what others have stored."""
     from training.swarm.node.metrics import PeerRecord, RecentEpoch
     from training.swarm.peers.records import PeerProgress
-    from training.swarm.run.lineage import Word
+    from training.swarm.run.lineage import LineageMessage
 
     peer = identity.peer_id
     record = PeerRecord(
@@ -109,7 +109,7 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
         "metrics": (record.dict(), lambda value: finite(PeerRecord.parse_obj(value).dict())),
         "recipe": ("e" * 16, functools.partial(expect, str)),
         "tokens": ("f" * 16, functools.partial(expect, str)),
-        "lineage": (f"{'a' * 16} 7", Word.read),
+        "lineage": (f"{'a' * 16} 7", LineageMessage.read),
         "site": ("https://run.example", functools.partial(expect, str)),
         "progress": (progress.dict(), lambda value: value and finite(PeerProgress.parse_obj(value).dict())),
     }
@@ -119,12 +119,12 @@ def words_of_a_group() -> Reader:
     """What members tell their group."""
 
     from training.swarm.peers.groups import Announcement
-    from training.swarm.round.gathering import NonsenseError, Words
+    from training.swarm.round.gathering import GroupMessage, NonsenseError
 
-    words = Words(mbits=50.0, client_mode=False, told=[7, False, 3], ticket="a ticket").packed()
+    words = GroupMessage(mbits=50.0, client_mode=False, announcement=[7, False, 3], ticket="a ticket").packed()
 
     def read(raw: bytes) -> None:
-        Announcement.read(Words.read(raw).told)
+        Announcement.read(GroupMessage.read(raw).announcement)
 
     return Reader(read=read, refuses=(NonsenseError,), seeds=[words], make=nested)
 
@@ -239,7 +239,7 @@ def follower_of(one: Led, answers: Sequence[object]) -> tuple[object, object]:
     stub = SimpleNamespace(rpc_join_group=AsyncMock(side_effect=lambda request: as_aiter(*answers)))
     own, servicer = SimpleNamespace(peer_id=one.peer), SimpleNamespace(get_stub=lambda *_, **__: stub)
     matchmaking = Matchmaking(own, SimpleNamespace(), servicer, AveragerSettings(prefix="demo"), schema=b"schema")
-    search = Search(words=one.words, deadline=get_dht_time() + 60, expected=2, faults={})
+    search = Search(message=one.words, deadline=get_dht_time() + 60, expected=2, faults={})
     search.window_ends = search.deadline
     return matchmaking, search
 

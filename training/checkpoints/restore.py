@@ -20,7 +20,7 @@ from training.checkpoints.facts import check_has
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
 from training.swarm.node.identity import is_in_use
-from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
+from training.swarm.run.lineage import BRANCH_FILE, Lineage, LineageMessage, keep, read_kept
 
 BOOTSTRAP_FOLDER = "bootstrap"
 """State folder of the bootstrap peer, within the run's, where `serve` and the demo have it."""
@@ -46,7 +46,7 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     ]
     for name, folder in [("monitor", run_dir / STATE_FOLDER), *(("bootstrap peer", folder) for folder in state_dirs)]:
         folder.mkdir(parents=True, exist_ok=True)
-        keep(folder, Word(lineage=branch, epoch=epoch), BRANCH_FILE)
+        keep(folder, LineageMessage(lineage=branch, epoch=epoch), BRANCH_FILE)
         if is_in_use(folder):
             said.append(f"The {name} of {folder} is running and announces it within seconds.")
         else:

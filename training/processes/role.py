@@ -87,7 +87,7 @@ def run_role(
         code = error.exit_code
         if begins_anew and isinstance(error, BeginsAnew) and not stop.asked:
             again = environment_of_next_start(environment)
-        told = f"Warning: {error} The program begins anew." if again is not None else f"Error: {error.told}"
+        told = f"Warning: {error} The program begins anew." if again is not None else f"Error: {error.sentence}"
         print(told, file=sys.stderr)
     except BaseException:  # the traceback is printed; the children must not survive
         traceback.print_exc()

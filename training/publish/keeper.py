@@ -167,7 +167,7 @@ class Keeper:
         try:
             back_up_run(self._run_dir, checkpoint_epoch(path))
         except TrainingError as error:  # the checkpoint is there, and the next one brings the next backup
-            self._warn(error.told)
+            self._warn(error.sentence)
 
     def _warn(self, text: str) -> None:
         before, told_at = self._warned

@@ -17,7 +17,7 @@ from training.publish.invitation import command_for
 from training.recipe import RunConfig
 from training.swarm.node.addresses import reach_of, settle_ports
 from training.swarm.node.admission import Admission
-from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
+from training.swarm.node.dht import DHT, MESSAGE_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_believable
 from training.swarm.run.online import go_online
@@ -146,7 +146,7 @@ def _welcome(
     while not stop.wait(LOOK_SECONDS):
         check_node(dht)
         waited += LOOK_SECONDS
-        if waited >= WORD_SECONDS / 3:
+        if waited >= MESSAGE_SECONDS / 3:
             waited = 0.0
             post_recipe(dht, run, identity)
         try:

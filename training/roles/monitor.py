@@ -42,10 +42,10 @@ from training.recipe import RunConfig, parse_recipe, read_recipe
 from training.storage.room import await_room, beginning
 from training.swarm.node.addresses import address_to_tell, id_of, settle_ports, widest
 from training.swarm.node.admission import Admission
-from training.swarm.node.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
+from training.swarm.node.dht import DHT, MESSAGE_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord, read_believable
-from training.swarm.node.tokens import check_tokens, tell_tokens
+from training.swarm.node.tokens import check_tokens, post_tokens
 from training.swarm.run.lineage import Lineage
 from training.swarm.run.online import go_online
 from training.swarm.run.redial import Redial
@@ -370,21 +370,21 @@ class _Tokens:
                     flush=True,
                 )
             print(f"Volunteers must train on the tokens {self._digest}, those of {shards}.", flush=True)
-        self._told = -WORD_SECONDS
+        self._told = -MESSAGE_SECONDS
         self.renew()
 
     def renew(self) -> None:
         """Repeats the announcements in time, before they expire in the DHT."""
-        if time.monotonic() - self._told >= WORD_SECONDS / 3:
+        if time.monotonic() - self._told >= MESSAGE_SECONDS / 3:
             self._told = time.monotonic()
             post_recipe(self._dht, self._run, self._identity)
             if self._digest:
-                tell_tokens(self._dht, self._run, self._identity, self._digest)
+                post_tokens(self._dht, self._run, self._identity, self._digest)
 
     def take_back(self) -> None:
         """Withdraws the announcement; then only those of volunteers count."""
         if self._digest:
-            tell_tokens(self._dht, self._run, self._identity, "")
+            post_tokens(self._dht, self._run, self._identity, "")
 
 
 def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: Member) -> list[PeerRecord]:

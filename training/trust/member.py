@@ -208,7 +208,7 @@ class Member:
             self._renew()
         except RefusedByRun as error:
             self.refusal = error
-            self._notices.warn(error.told)
+            self._notices.warn(error.sentence)
         except TrainingError as error:
             self._put_off(RETRY_SECONDS)
             until = when(self._ticket.ends)

@@ -213,7 +213,7 @@ class _Newcomer:
         try:
             is_loaded = path is not None and self._load(path) is not None
         except TrainingError as error:
-            self.tell(f"The weights that this peer has kept are not used: {error.told}")
+            self.tell(f"The weights that this peer has kept are not used: {error.sentence}")
             return None
         return f"the weights of epoch {epoch} that it had kept" if is_loaded else None
 

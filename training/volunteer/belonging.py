@@ -14,7 +14,7 @@ from training.swarm.node.metrics import accounts_of_records, believable, of_voic
 from training.swarm.run.lineage import (
     PATIENCE_SECONDS,
     Lineage,
-    Word,
+    LineageMessage,
     choose,
     keep,
     lineages_in,
@@ -67,7 +67,7 @@ class Belonging:
         self._dht, self._run_id = connection.dht, connection.run.run_id
         self._named = connection.named
         self._looks: list[str] = []
-        self._other: Word | None = None
+        self._other: LineageMessage | None = None
         self.resting = threading.Lock()
         """Hold it while processes are forked: a lock that the watching thread holds then is never released in them.
         The watching thread holds it while it looks."""
@@ -99,15 +99,15 @@ class Belonging:
 
         Words of others count only where no server says anything of this lineage.
         """
-        said: list[Word] = []
+        announced: list[LineageMessage] = []
         with suppress(TrainingError):
-            words = [word for word in self._posted_words() if word.lineage.id == self.lineage.id]
-            said += [word for word in words if word.signer in self._trusted] or words
+            messages = [message for message in self._posted_messages() if message.lineage.id == self.lineage.id]
+            announced += [message for message in messages if message.signer in self._trusted] or messages
         with suppress(TimeoutError):
             records = [record for record in read_records(self._dht, self._run_id) if record.lineage == self.lineage.id]
             accounts = accounts_of_records(self._dht, records)
-            said += lineages_in(believable(records, self._connection.run.schedule.total_epochs, accounts))
-        return max((word.epoch for word in said), default=0)
+            announced += lineages_in(believable(records, self._connection.run.schedule.total_epochs, accounts))
+        return max((message.epoch for message in announced), default=0)
 
     def sites(self) -> list[str]:
         """Addresses at which the run's servers may have its checkpoints."""
@@ -132,9 +132,9 @@ class Belonging:
     def remember(self, epoch: int) -> None:
         """Keeps the lineage and its epoch on disk; if the disk is full, training continues without."""
         with suppress(OSError):
-            keep(self._state_dir, Word(lineage=self.lineage, epoch=epoch))
+            keep(self._state_dir, LineageMessage(lineage=self.lineage, epoch=epoch))
 
-    def _posted_words(self) -> list[Word]:
+    def _posted_messages(self) -> list[LineageMessage]:
         total_epochs = self._connection.run.schedule.total_epochs
         return posted_lineages(self._dht, self._run_id, total_epochs=total_epochs)
 
@@ -142,13 +142,13 @@ class Belonging:
         """Chooses the lineage that a newcomer joins; begins one if no peer or server announces any."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            said = self._posted_words()
+            announced = self._posted_messages()
             with suppress(TimeoutError):
                 records = read_records(self._dht, self._run_id)
-                said += lineages_in(of_voices(records, accounts_of_records(self._dht, records)))
-            choice = choose(said, self._trusted)
+                announced += lineages_in(of_voices(records, accounts_of_records(self._dht, records)))
+            choice = choose(announced, self._trusted)
             # A server that has just begun a lineage may not have seen yet that others train one.
-            has_begun = choice is not None and (choice.epoch or not any(word.epoch for word in said))
+            has_begun = choice is not None and (choice.epoch or not any(message.epoch for message in announced))
             if (has_begun and choice.signer in self._trusted) or time.monotonic() >= deadline:
                 break
             time.sleep(0.5)
@@ -158,7 +158,7 @@ class Belonging:
         if (
             kept is not None
             and choice.signer not in self._trusted
-            and any(w.lineage.id == kept.lineage.id for w in said)
+            and any(w.lineage.id == kept.lineage.id for w in announced)
         ):
             return kept.lineage  # strangers do not move a peer from the lineage that it has trained
         if kept is not None and kept.lineage.id != choice.lineage.id:
@@ -170,17 +170,17 @@ class Belonging:
             time.sleep(LOOK_SECONDS)
             with self.resting, suppress(Exception):  # the node may have ended; the next look may succeed
                 own = str(self._connection.identity.peer_id)
-                self._look([word for word in self._posted_words() if word.signer != own])
+                self._look([message for message in self._posted_messages() if message.signer != own])
 
-    def _look(self, said: Sequence[Word]) -> None:
-        """Notes whether this peer's lineage is left; `said` are the announcements of other peers and servers."""
-        believed = [word for word in said if word.signer in self._trusted]
+    def _look(self, announced: Sequence[LineageMessage]) -> None:
+        """Notes whether this peer's lineage is left; `announced` are the announcements of other peers and servers."""
+        believed = [message for message in announced if message.signer in self._trusted]
         choice = choose(believed, self._trusted)
         if choice is None or choice.lineage.id == self.lineage.id or self.lineage.descends_from(choice.lineage.id):
             self._looks.clear()
         elif choice.lineage.descends_from(self.lineage.id):
             self._other = choice
-        elif not choice.epoch or any(word.lineage.id == self.lineage.id for word in believed):
+        elif not choice.epoch or any(message.lineage.id == self.lineage.id for message in believed):
             self._looks.clear()
         else:
             self._looks.append(choice.lineage.id)
@@ -188,7 +188,7 @@ class Belonging:
                 self._other = choice
 
 
-def _going_over(own: Lineage, epoch: int, other: Word) -> str:
+def _going_over(own: Lineage, epoch: int, other: LineageMessage) -> str:
     if other.lineage.descends_from(own.id):
         return (
             f"The run's maintainer has gone back to epoch {other.lineage.first_epoch}: this peer drops its weights of "
@@ -200,7 +200,7 @@ def _going_over(own: Lineage, epoch: int, other: Word) -> str:
     )
 
 
-def _other_lineage(kept: Word, choice: Word) -> str:
+def _other_lineage(kept: LineageMessage, choice: LineageMessage) -> str:
     if choice.lineage.descends_from(kept.lineage.id):
         return (
             f"The run has gone back to epoch {choice.lineage.first_epoch} since you left it at epoch {kept.epoch}; you "

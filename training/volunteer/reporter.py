@@ -16,11 +16,11 @@ from training.errors import reason_of
 from training.recipe import RunConfig
 from training.storage.whole import write_whole
 from training.swarm.node.clocks import time_of_day
-from training.swarm.node.dht import WORD_SECONDS, post_recipe
+from training.swarm.node.dht import MESSAGE_SECONDS, post_recipe
 from training.swarm.node.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
-from training.swarm.node.tokens import tell_tokens
+from training.swarm.node.tokens import post_tokens
 from training.swarm.peers.epochs import EpochReport
-from training.swarm.run.lineage import Word, post_lineage
+from training.swarm.run.lineage import LineageMessage, post_lineage
 from training.volunteer.belonging import Belonging
 from training.volunteer.connection import Connection
 
@@ -116,7 +116,7 @@ class Reporter:
         self._news.set()
         self._thread.join(timeout_seconds)
         with suppress(Exception):  # the network may be gone already
-            tell_tokens(self._dht, self._run, self._identity, "")
+            post_tokens(self._dht, self._run, self._identity, "")
             self.record = self.record.copy(update={"status": "leaving"})
             self._post().result(timeout=timeout_seconds)
 
@@ -139,11 +139,11 @@ class Reporter:
             with suppress(Exception):  # a record that could not be posted is posted again soon
                 self._post()
                 lineage = self._belonging.lineage
-                if time.monotonic() - renewed > WORD_SECONDS / 3 or lineage != announced:
+                if time.monotonic() - renewed > MESSAGE_SECONDS / 3 or lineage != announced:
                     post_recipe(self._dht, self._run, self._identity)
-                    tell_tokens(self._dht, self._run, self._identity, self._tokens)
-                    word = Word(lineage=lineage, epoch=self.record.epoch)
-                    post_lineage(self._dht, self._run.run_id, word, self._identity)
+                    post_tokens(self._dht, self._run, self._identity, self._tokens)
+                    message = LineageMessage(lineage=lineage, epoch=self.record.epoch)
+                    post_lineage(self._dht, self._run.run_id, message, self._identity)
                     renewed, announced = time.monotonic(), lineage
             self._news.wait(self._run.swarm.metrics_every_seconds)
             self._news.clear()

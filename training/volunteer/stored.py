@@ -31,7 +31,7 @@ def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, te
         try:
             found = fetch_latest(site, belonging.downloads, recipe=run, lineage=belonging.lineage.id, stop=stop)
         except TrainingError as error:
-            tell(f"{site} has given no checkpoint: {error.told}")
+            tell(f"{site} has given no checkpoint: {error.sentence}")
             continue
         if found is not None:
             return Stored(path=found)

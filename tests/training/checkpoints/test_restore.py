@@ -19,7 +19,7 @@ from training.errors import BadInput
 from training.model.transformer import build_model
 from training.recipe import RECIPES, parse_recipe
 from training.swarm.node.identity import Identity
-from training.swarm.run.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
+from training.swarm.run.lineage import BRANCH_FILE, Lineage, LineageMessage, keep, read_kept
 
 OLD = Lineage(id="a" * 16)
 RECIPE = (RECIPES / "demo.toml").read_text().replace("hidden_size = 128", "hidden_size = 32")
@@ -37,7 +37,7 @@ def run_dir(tmp_path, model):
     for epoch in (10, 20, 30):
         save(tmp_path, model, epoch, OLD)
     (tmp_path / STATE_FOLDER).mkdir()
-    keep(tmp_path / STATE_FOLDER, Word(lineage=OLD, epoch=30))
+    keep(tmp_path / STATE_FOLDER, LineageMessage(lineage=OLD, epoch=30))
     return tmp_path
 
 
@@ -54,7 +54,7 @@ def names(folder):
 def test_an_order_changes_nothing_but_says_who_takes_it(run_dir, tmp_path, place):
     bootstrap = tmp_path / place
     identity = Identity(bootstrap)
-    keep(bootstrap, Word(lineage=OLD, epoch=29))
+    keep(bootstrap, LineageMessage(lineage=OLD, epoch=29))
     before = names(run_dir)
     said = " ".join(order_restore(run_dir, 20, state_dirs=[bootstrap] if place == "elsewhere" else []))
     assert names(run_dir) == before and read_kept(run_dir / STATE_FOLDER).lineage == OLD

@@ -12,7 +12,6 @@ from tests.programs import run_program
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from training.processes.environment import prepare_environment
 prepare_environment()  # before torch and hivemind: it says how they share memory
 import torch
@@ -29,6 +28,7 @@ from training.swarm.state.alignment import AlignmentState
 from training.swarm.node.dht import full_addresses, start_dht
 from training.swarm.state.download import find_donors
 from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import PeerRecord
 from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.epoch.strategies import strategy_of
@@ -57,8 +57,8 @@ def fill(host, epoch, value):
             parameter.fill_(value)
 
 def report(epoch, loss):
-    return SimpleNamespace(recent=(), name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
-        samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
+    return PeerRecord.construct(recent=(), name="ada", peer_id="A", status="training", lineage=None, epoch=epoch,
+        loss=loss, samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
 from training.swarm.state import serving
 serving.DOWNLOADS_IN_A_ROW = 1000  # the donors are asked as often in seconds as in days

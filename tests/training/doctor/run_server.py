@@ -24,12 +24,12 @@ def serve(stop):
     from training.storage.whole import write_whole
     from training.swarm.node.dht import full_addresses, post_recipe, start_dht
     from training.swarm.node.identity import Identity
-    from training.swarm.node.tokens import tell_tokens
+    from training.swarm.node.tokens import post_tokens
 
     run, identity = load_recipe(recipe), Identity(folder)
     dht = start_dht(run, identity, host_maddrs=[listen])
     post_recipe(dht, run, identity)
-    tell_tokens(dht, run, identity, tokens)
+    post_tokens(dht, run, identity, tokens)
     time.sleep(0.5)  # the words are stored in the background
     write_whole(folder / "address", full_addresses(dht)[0])
     stop.listen()

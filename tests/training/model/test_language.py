@@ -416,8 +416,8 @@ def test_weights_in_several_files_and_in_16_bits_are_read(tmp_path):
 def refused(**changes) -> str:
     with pytest.raises(TrainingError) as caught:
         build_language_model(LanguageModelConfig(**{"block_length": LENGTH} | changes), seed=0)
-    assert "\n" not in caught.value.told
-    return caught.value.told
+    assert "\n" not in caught.value.sentence
+    return caught.value.sentence
 
 
 @pytest.mark.parametrize(

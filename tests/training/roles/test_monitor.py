@@ -28,7 +28,7 @@ from training.publish.history.backup import backups
 from training.recipe import RECIPES, load_recipe
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
-from training.swarm.node.dht import check_recipe, post_word, posted_words, start_dht
+from training.swarm.node.dht import check_recipe, post_message, posted_messages, start_dht
 from training.swarm.node.identity import Identity
 from training.trust.bans import BanList
 
@@ -44,7 +44,7 @@ from training.processes.role import run_role
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.node.dht import full_addresses, post_recipe, start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.run.lineage import Lineage, Word, post_lineage, run_prefix
+from training.swarm.run.lineage import Lineage, LineageMessage, post_lineage, run_prefix
 from training.swarm.node.metrics import MetricsBoard, PeerRecord
 from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.round.pipe import AveragerSettings
@@ -58,7 +58,7 @@ def role(stop):
     dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     post_recipe(dht, run, identity)
     lineage = Lineage(id="feedfacefeedface")
-    post_lineage(dht, run.run_id, Word(lineage=lineage, epoch=0), identity)
+    post_lineage(dht, run.run_id, LineageMessage(lineage=lineage, epoch=0), identity)
     model = build_model(run.model, run.seed)
     host = Awaited.make_master(model, run)
     settings = AveragerSettings(prefix=state_prefix(run_prefix(run.run_id, lineage)))
@@ -278,10 +278,10 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     check_recipe(at_monitor, run)
     (again,) = ready(start("boot-again", *bootstrap), log_json, 2)["addresses"]
     assert again == address
-    post_word(at_monitor, "greeting", "hello", ada)
+    post_message(at_monitor, "greeting", "hello", ada)
     at_bootstrap = start_dht(run, bob, initial_peers=[address], host_maddrs=HERE[1:])
     try:
-        until(lambda: "hello" in posted_words(at_bootstrap, "greeting").values(), within=60)
+        until(lambda: "hello" in posted_messages(at_bootstrap, "greeting").values(), within=60)
     finally:
         at_monitor.shutdown()
         at_bootstrap.shutdown()

@@ -29,7 +29,7 @@ from training.swarm.node.metrics import believable
 from training.swarm.peers import progress as progress_module
 from training.swarm.peers.progress import Progress
 from training.swarm.peers.table import Peers
-from training.swarm.run.lineage import Lineage, Word, choose
+from training.swarm.run.lineage import Lineage, LineageMessage, choose
 from training.swarm.state import download
 from training.swarm.state.download import OtherWeights, TrainingState, _Download
 from training.swarm.state.witnesses import Sample
@@ -168,16 +168,16 @@ def refused_states(monkeypatch, n, members_only):
 def stays_in_its_lineage(_monkeypatch, n, members_only):
     """A peer in training, and one that comes back while no server says anything."""
     own, other = Lineage(id="a" * 16), Lineage(id="a" * 16).branch(3)
-    words = [Word(lineage=other, epoch=LAST, signer=str(PeerID(key))) for key in keys(n)]
-    server = Word(lineage=own, epoch=NOW, signer="server")
+    messages = [LineageMessage(lineage=other, epoch=LAST, signer=str(PeerID(key))) for key in keys(n)]
+    server = LineageMessage(lineage=own, epoch=NOW, signer="server")
     volunteer = Belonging.__new__(Belonging)
     volunteer.lineage, volunteer._other, volunteer._looks = own, None, deque()
     connection = SimpleNamespace(redial=SimpleNamespace(servers=SimpleNamespace(ids=frozenset({"server"}))))
     volunteer._connection, volunteer._named = connection, frozenset()
     for _ in range(9):
-        volunteer._look([*words, server])
-        volunteer._look(words)
-    return not volunteer.is_left and choose([*words, server], {"server"}) is server
+        volunteer._look([*messages, server])
+        volunteer._look(messages)
+    return not volunteer.is_left and choose([*messages, server], {"server"}) is server
 
 
 def keeps_its_tokens(monkeypatch, n, members_only):
@@ -188,7 +188,7 @@ def keeps_its_tokens(monkeypatch, n, members_only):
     identity = SimpleNamespace(signer=lambda: SimpleNamespace(local_public_key=b""))
     check = partial(tokens.check_tokens, None, RUN, identity, "honest", shards="here")
     for trusted in ({str(PeerID(b"ada"))}, *([set()] if members_only else [])):
-        monkeypatch.setattr(tokens, "told_tokens", lambda dht, run: dict(told))
+        monkeypatch.setattr(tokens, "posted_tokens", lambda dht, run: dict(told))
         check(trusted=trusted)
     return True
 

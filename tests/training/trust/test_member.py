@@ -180,7 +180,7 @@ def test_a_ban_ends_the_membership_within_ten_seconds_and_stops_the_peer(world, 
         until(lambda: peer.refusal is not None and other.bans is not None and other.bans.until, within=10)
         assert time.monotonic() - banned_at < 10
     assert until_refused.asked and not other.until_refused(stop).asked
-    assert "maintainers have banned this account" in peer.refusal.told
+    assert "maintainers have banned this account" in peer.refusal.sentence
     with pytest.raises(TicketRefused) as refused:  # the other one believes it no longer
         other.admission.check(peer.text, HOLDER.peer_id, trains=False)
     assert refused.value.fault == "banned"

@@ -37,7 +37,7 @@ def check_recipe(facts: Facts) -> Finding:
     try:
         run = facts.run()
     except TrainingError as error:
-        return UNREADABLE.found(error.told)
+        return UNREADABLE.found(error.sentence)
     return fine(f"{facts.asked.recipe} describes the run {run.run_id} ({run.title}).")
 
 

@@ -87,7 +87,7 @@ class Watch:
         if error is None:
             self.stop()
         elif self._watched.state == "watching":
-            told = error.told if isinstance(error, TrainingError) else f"{kind.__name__}: {error}"
+            told = error.sentence if isinstance(error, TrainingError) else f"{kind.__name__}: {error}"
             self._end(replace(self._watched, state="failed", cause=told))
 
     @property

@@ -280,16 +280,16 @@ class Auditor(ServicerBase):
 
     async def _ask(self, transcript: Transcript, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
         """Asks a groupmate to show a part. Returns nothing if it is gone, too slow, or sends something else."""
-        words = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(transcript, reducer) else [])]
+        facts = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(transcript, reducer) else [])]
         request = averaging_pb2.MessageFromLeader(
-            group_id=transcript.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
+            group_id=transcript.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=facts
         )
         shown = _Shown()
         with suppress(Exception):  # whatever it is, this peer cannot check with it
             async with asyncio.timeout(CHECK_SECONDS):
                 stub = self.get_stub(self._connection, peer, namespace=self._prefix)
                 stream = first_of(await stub.rpc_show_part(request), 2)
-                shown = _read_words(await anext(stream), transcript, peer, reducer)
+                shown = _read_facts(await anext(stream), transcript, peer, reducer)
                 message = (await anext(stream)).tensor_part
                 if message.buffer and _fits(message, transcript):
                     shown = replace(shown, part=message)
@@ -327,11 +327,11 @@ class Auditor(ServicerBase):
         part = transcript.part(reducer, int.from_bytes(number, "little"))
         receipt = transcript.peers[reducer].receipt if reducer in transcript.peers else None
         commitments = transcript.commitments if reducer == transcript.own else None
-        words = [
+        facts = [
             receipt.facts() if receipt is not None else None,
             [one.facts() for one in commitments] if commitments is not None else None,
         ]
-        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(words))
+        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(facts))
         yield averaging_pb2.DownloadData(tensor_part=part)
 
     def _may_ask(self, transcript: Transcript, peer: PeerID) -> bool:
@@ -401,7 +401,7 @@ class Auditor(ServicerBase):
         return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1], values=values)
 
 
-def _read_words(message: averaging_pb2.DownloadData, transcript: Transcript, peer: PeerID, reducer: PeerID) -> _Shown:
+def _read_facts(message: averaging_pb2.DownloadData, transcript: Transcript, peer: PeerID, reducer: PeerID) -> _Shown:
     """
     Raises:
         ValueError: If they are malformed.

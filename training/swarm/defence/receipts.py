@@ -68,7 +68,7 @@ def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...], unvou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commitment:
-    """A sender's word on what it has sent to one reducer."""
+    """A sender's statement of what it has sent to one reducer."""
 
     digests: tuple[bytes, ...]
     """Digests of the parts, in their order."""
@@ -90,8 +90,8 @@ class Commitment:
 
     def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
         """Returns True if the sender has signed it."""
-        words = {"digests": self.digests, "weights": self.weights}
-        return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **words))
+        facts = {"digests": self.digests, "weights": self.weights}
+        return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **facts))
 
     def facts(self) -> list:
         """Fields of the message that carries it."""
@@ -121,7 +121,7 @@ def digest_of_commitments(commitments: Iterable[Commitment]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """A reducer's word on what it has answered to one peer, and from what it made that."""
+    """A reducer's statement of what it has answered to one peer, and from which parts."""
 
     commitments: bytes
     """`digest_of_commitments`; the same for all peers of the group."""
@@ -137,8 +137,8 @@ class Receipt:
 
     def holds(self, scope: Scope, *, reducer: PeerID, receiver: PeerID) -> bool:
         """Returns True if the reducer has signed it."""
-        words = {"commitments": self.commitments, "answers": self.answers}
-        return self.signed.is_of(reducer, self.statement(scope, reducer=reducer, receiver=receiver, **words))
+        facts = {"commitments": self.commitments, "answers": self.answers}
+        return self.signed.is_of(reducer, self.statement(scope, reducer=reducer, receiver=receiver, **facts))
 
     def facts(self) -> list:
         """Fields of the message that carries it."""

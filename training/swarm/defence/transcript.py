@@ -251,10 +251,10 @@ class Transcript:
         given.append(digest_of_tensor(message.tensor_part))
         if len(given) < len(self.peers[self.own].parts) or (commitments := self.commitments) is None:
             return
-        words = {"commitments": digest_of_commitments(commitments), "answers": digest_of(*given)}
-        statement = Receipt.statement(self.scope, reducer=self.own, receiver=receiver, **words)
+        facts = {"commitments": digest_of_commitments(commitments), "answers": digest_of(*given)}
+        statement = Receipt.statement(self.scope, reducer=self.own, receiver=receiver, **facts)
         signed = await asyncio.to_thread(self._signer.signed, statement)
-        message.peer_id = pack_signed(signed, words["commitments"])
+        message.peer_id = pack_signed(signed, facts["commitments"])
 
     @property
     def commitments(self) -> tuple[Commitment, ...] | None:

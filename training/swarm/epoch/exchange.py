@@ -306,7 +306,7 @@ class Exchange:
         """Notes the samples that each groupmate has brought: they give it a voice and scale its reports."""
         own, brought = self._progress.dht.peer_id, group.report.brought
         # A peer that averages no part sees nobody's samples: then it is enough to have been there to the end.
-        samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.told}
+        samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.messages}
         samples.pop(own.to_bytes(), None)
         lost = [id_bytes(peer) for peer in group.report.lost]
         self._progress.note_average(epoch_end.reports, samples, lost)
@@ -355,11 +355,13 @@ class Exchange:
             self._alignment.note(Event.AVERAGE_TORN)
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
-        others = [peer for peer in group.told if peer != self._progress.dht.peer_id]
-        told = {
-            peer.to_bytes(): one.epoch for peer in others if (one := Announcement.read(group.told[peer])) is not None
+        others = [peer for peer in group.messages if peer != self._progress.dht.peer_id]
+        epochs = {
+            peer.to_bytes(): one.epoch
+            for peer in others
+            if (one := Announcement.read(group.messages[peer])) is not None
         }
-        if agreed_epoch(self._progress.peers.voices(told)) > epoch_end.epoch:
+        if agreed_epoch(self._progress.peers.voices(epochs)) > epoch_end.epoch:
             self._alignment.note(Event.OVERTAKEN)
         # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
         # parameters follows it was decided then. So it is the next update's.

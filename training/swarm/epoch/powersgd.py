@@ -30,7 +30,8 @@ _LEAST_LEFT = 1e-4
 
 
 def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
-    """How tensors travel: gradients as told, the thin matrices in 32 bit, so that all peers get the same directions."""
+    """Codec of the tensors: the recipe's for gradients, 32 bit for the thin matrices, so that all peers get the same
+    directions."""
     return RoleAdaptiveCompression(gradient=gradients, default=NoCompression())
 
 

@@ -74,12 +74,12 @@ def check_clock(dht: DHT, servers: Collection[str] = ()) -> float:
         WrongClock: If most of them show another time.
         TimeoutError: If this peer's own node does not answer.
     """
-    told = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
-    is_word_against_word = len(told) == 1 and not told.keys() & set(servers)
-    ahead = ahead_of_most([*told.values()] if len(told) == 1 else [*told.values(), 0.0])
+    ahead_by_peer = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
+    is_one_against_one = len(ahead_by_peer) == 1 and not ahead_by_peer.keys() & set(servers)
+    ahead = ahead_of_most([*ahead_by_peer.values()] if len(ahead_by_peer) == 1 else [*ahead_by_peer.values(), 0.0])
     if abs(ahead) <= MAX_DHT_TIME_DISCREPANCY_SECONDS:
         return 0.0
-    if not is_word_against_word:
+    if not is_one_against_one:
         raise WrongClock(ahead)
     return ahead
 
@@ -101,8 +101,8 @@ async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
     """Seconds by which this machine's clock is ahead of the answering peers', negative if it is behind."""
     known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
     asked = random.sample(known, min(PEERS_ASKED, len(known)))
-    told = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
-    return {str(peer): ahead for peer, ahead in zip(asked, told, strict=True) if ahead is not None}
+    ahead_by_peer = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
+    return {str(peer): ahead for peer, ahead in zip(asked, ahead_by_peer, strict=True) if ahead is not None}
 
 
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:

@@ -36,9 +36,9 @@ ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """Questions to the DHT before giving up, and the longest wait for each answer."""
 DAEMON_LOOK_SECONDS = 2.0
 """Pause between two looks at whether the network daemon runs."""
-WORD_SECONDS = 600.0
+MESSAGE_SECONDS = 600.0
 """Validity of a peer's message in the DHT, such as its recipe's digest; the peer renews it well before."""
-LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
+LONGEST_MESSAGE, LONGEST_SERVER_MESSAGE = 64, 256
 """Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
 
 
@@ -148,17 +148,17 @@ async def _end_with_daemon(node: RunNode) -> None:
             continue
 
 
-_Word = constr(strict=True, max_length=LONGEST_WORD, regex=rf"\Z|{metrics.PLAIN}")
-_ServerWord = constr(strict=True, max_length=LONGEST_SERVER_WORD, regex=rf"\Z|{metrics.PLAIN}")
+_Message = constr(strict=True, max_length=LONGEST_MESSAGE, regex=rf"\Z|{metrics.PLAIN}")
+_ServerMessage = constr(strict=True, max_length=LONGEST_SERVER_MESSAGE, regex=rf"\Z|{metrics.PLAIN}")
 
 
-class _Words(BaseModel):
+class _Messages(BaseModel):
     """Schema of a run's announcements: `{run_id}_recipe` and so on. Messages quote them."""
 
-    recipe: dict[BytesWithPublicKey, _Word]
-    tokens: dict[BytesWithPublicKey, _Word]
-    lineage: dict[BytesWithPublicKey, _ServerWord]
-    site: dict[BytesWithPublicKey, _ServerWord]
+    recipe: dict[BytesWithPublicKey, _Message]
+    tokens: dict[BytesWithPublicKey, _Message]
+    lineage: dict[BytesWithPublicKey, _ServerMessage]
+    site: dict[BytesWithPublicKey, _ServerMessage]
 
 
 def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:
@@ -166,11 +166,11 @@ def record_validators(run_id: str, identity: Identity, admission: Admission | No
 
     A peer adds the validator of its lineage's progress (`training.swarm.peers.progress.progress_validator`).
     """
-    signer, words = identity.signer(), SchemaValidator(_Words, prefix=run_id)
+    signer, messages = identity.signer(), SchemaValidator(_Messages, prefix=run_id)
     if admission is None:
-        return [metrics.validator(run_id), words, *record_bounds(), signer]
+        return [metrics.validator(run_id), messages, *record_bounds(), signer]
     bounds = record_bounds(most_bytes=MOST_RECORD_BYTES + MOST_TICKET_BYTES)
-    return [metrics.validator(run_id), words, *bounds, signer, TicketValidator(admission, signer.local_public_key)]
+    return [metrics.validator(run_id), messages, *bounds, signer, TicketValidator(admission, signer.local_public_key)]
 
 
 def own_subkey(dht: DHT) -> bytes:
@@ -211,22 +211,22 @@ def full_addresses(dht: DHT) -> list[str]:
 
 
 def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
-    """Announces which recipe this peer trains; renew it within `WORD_SECONDS`."""
-    post_word(dht, f"{run.run_id}_recipe", run.digest, identity)
+    """Announces which recipe this peer trains; renew it within `MESSAGE_SECONDS`."""
+    post_message(dht, f"{run.run_id}_recipe", run.digest, identity)
 
 
-def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
-    """Stores an announcement of this peer for `WORD_SECONDS`; it replaces the last one. See `posted_words`."""
+def post_message(dht: DHT, key: str, message: str, identity: Identity) -> None:
+    """Stores an announcement of this peer for `MESSAGE_SECONDS`; it replaces the last one. See `posted_messages`."""
     dht.store(
         key,
         subkey=identity.signer().local_public_key,
-        value=word,
-        expiration_time=get_dht_time() + WORD_SECONDS,
+        value=message,
+        expiration_time=get_dht_time() + MESSAGE_SECONDS,
         return_future=True,
     )
 
 
-def posted_words(dht: DHT, key: str, *, longest: int = LONGEST_WORD) -> dict[bytes, str]:
+def posted_messages(dht: DHT, key: str, *, longest: int = LONGEST_MESSAGE) -> dict[bytes, str]:
     """The announcements of all peers, by the keys that signed them; those of more than `longest` characters are left
     out.
 
@@ -263,7 +263,7 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
         UnknownRun: If no peer knows a run of this name.
     """
     deadline = time.monotonic() + patience_seconds
-    while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
+    while not (digests := set(posted_messages(dht, f"{run.run_id}_recipe").values())):
         if time.monotonic() >= deadline:
             if may_be_alone:
                 return

@@ -16,23 +16,23 @@ from training.errors import RefusedByRun
 from training.recipe import RunConfig
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
-from training.swarm.node.dht import post_word, posted_words
+from training.swarm.node.dht import post_message, posted_messages
 from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import by_voice
 
 
-def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
+def post_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
     """Announces which tokens this peer trains on, from `Manifest.tokens_digest`; an empty digest withdraws that.
 
-    Renew it within `WORD_SECONDS` of `training.swarm.node.dht`.
+    Renew it within `MESSAGE_SECONDS` of `training.swarm.node.dht`.
     """
-    post_word(dht, _key(run), digest, identity)
+    post_message(dht, _key(run), digest, identity)
 
 
-def told_tokens(dht: DHT, run: RunConfig) -> dict[bytes, str]:
+def posted_tokens(dht: DHT, run: RunConfig) -> dict[bytes, str]:
     """The digests that peers announce, by the keys that signed them; one that has withdrawn its own announces ''."""
-    return posted_words(dht, _key(run))
+    return posted_messages(dht, _key(run))
 
 
 def check_tokens(
@@ -49,17 +49,19 @@ def check_tokens(
         identity: This peer's; its own announcement does not count.
         digest: `Manifest.tokens_digest` of its shards.
         shards: Location of the shards, for the message.
-        trusted: Peer ids of the run's servers. If one of them announces any, the others' words do not count: strangers
-            could outvote the run. In a run for members, the peers of one account count as one.
+        trusted: Peer ids of the run's servers. If one of them announces any, the others' messages do not count, because
+            strangers could outvote the run. In a run for members, the peers of one account count as one.
 
     Raises:
         RefusedByRun: If more of the other peers announce some other tokens than announce these.
     """
-    words = told_tokens(dht, run)
-    words.pop(identity.signer().local_public_key, None)
-    words = {subkey: word for subkey, word in words.items() if word and str(peer_id_of(subkey)) in trusted} or words
-    words = _of_voices(dht, words)
-    if (theirs := _outvoted_by(words, digest)) is not None:
+    messages = posted_tokens(dht, run)
+    messages.pop(identity.signer().local_public_key, None)
+    messages = {
+        subkey: message for subkey, message in messages.items() if message and str(peer_id_of(subkey)) in trusted
+    } or messages
+    messages = _of_voices(dht, messages)
+    if (theirs := _outvoted_by(messages, digest)) is not None:
         raise RefusedByRun(
             f"The tokens of {shards} ({digest}) are not those that the run {run.run_id} trains on ({theirs}): they are "
             "of another image codec or tokenizer, and stand for other pictures and words. Use the shards that the "
@@ -67,20 +69,24 @@ def check_tokens(
         )
 
 
-def _of_voices(dht: DHT, words: Mapping[bytes, str]) -> dict[bytes | str, str]:
+def _of_voices(dht: DHT, messages: Mapping[bytes, str]) -> dict[bytes | str, str]:
     """Returns one announcement of each voice; see `training.swarm.node.voices`."""
-    signers = {peer.to_bytes(): word for key, word in words.items() if word and (peer := peer_id_of(key)) is not None}
+    signers = {
+        peer.to_bytes(): message
+        for key, message in messages.items()
+        if message and (peer := peer_id_of(key)) is not None
+    }
     voices = by_voice(signers, accounts_of(dht, map(PeerID, signers)))
     return {name: signers[peers[0]] for name, peers in voices.items()}
 
 
-def _outvoted_by(words: Mapping[bytes, str], digest: str) -> str | None:
+def _outvoted_by(messages: Mapping[bytes, str], digest: str) -> str | None:
     """The tokens that most of the other peers announce, if fewer of them announce `digest`; otherwise None.
 
     >>> _outvoted_by({b"ada": "a", b"bob": "a", b"eve": "e"}, "e"), _outvoted_by({b"ada": "a", b"eve": "e"}, "e")
     ('a', None)
     """
-    counts = Counter(word for word in words.values() if word)
+    counts = Counter(message for message in messages.values() if message)
     theirs, most = max(counts.items(), key=lambda said: said[1], default=("", 0))
     return theirs if counts[digest] < most else None
 

@@ -74,19 +74,20 @@ class RoundReport:
 class AveragedGroup:
     """The result of a round, beside the averaged tensors."""
 
-    told: dict[PeerID, object]
+    messages: dict[PeerID, object]
     """Messages of the group's peers, without the peers that were lost."""
     report: RoundReport
 
     @classmethod
-    def of_those_left(cls, told: dict[PeerID, object], report: RoundReport) -> AveragedGroup:
+    def of_those_left(cls, messages: dict[PeerID, object], report: RoundReport) -> AveragedGroup:
         """Leaves out the peers that were lost on the way."""
-        return cls(told={peer: said for peer, said in told.items() if str(peer) not in report.lost}, report=report)
+        left = {peer: message for peer, message in messages.items() if str(peer) not in report.lost}
+        return cls(messages=left, report=report)
 
     @property
     def announcements(self) -> list[Announcement]:
         """Announcements of the peers of a gradients' group, without malformed ones."""
-        return [one for said in self.told.values() if (one := Announcement.read(said)) is not None]
+        return [one for packed in self.messages.values() if (one := Announcement.read(packed)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,14 @@ class Announcement:
     """Peers that a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
 
     @classmethod
-    def read(cls, told: object) -> Announcement | None:
+    def read(cls, packed: object) -> Announcement | None:
         """Reads a groupmate's message; None if it is malformed.
 
         >>> Announcement.read([7, False, 3])
         Announcement(epoch=7, wants_weights=False, expected_peers=3)
         """
-        is_list = isinstance(told, (list, tuple))
-        return cls(*told) if is_list and [type(fact) for fact in told] == [int, bool, int] else None
+        is_list = isinstance(packed, (list, tuple))
+        return cls(*packed) if is_list and [type(fact) for fact in packed] == [int, bool, int] else None
 
     def packed(self) -> list:
         """The message that carries it."""

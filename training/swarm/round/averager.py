@@ -24,7 +24,7 @@ from training.swarm.node.admission import admission_of
 from training.swarm.peers.groups import AveragedGroup, Contribution
 from training.swarm.peers.table import Peers, id_bytes
 from training.swarm.peers.times import POLL_SECONDS
-from training.swarm.round.gathering import Words
+from training.swarm.round.gathering import GroupMessage
 from training.swarm.round.pipe import (
     AveragerSettings,
     Begin,
@@ -192,17 +192,19 @@ class Averager:
             )
         threading.Thread(target=self._listen, daemon=True, name=f"{self.settings.prefix}-listener").start()
 
-    def begin_round(self, told: object = None, *, seconds: float, expected_peers: int = 0) -> Round:
+    def begin_round(self, announcement: object = None, *, seconds: float, expected_peers: int = 0) -> Round:
         """Begins to look for a group; `Round.start` lets it average.
 
         Args:
-            told: Message for the peers of the group.
+            announcement: Message for the peers of the group.
             seconds: The round fails if it has no group after this time.
             expected_peers: Number of peers that the group should have; 0: unknown.
         """
         admission = admission_of(self.dht)
         ticket = admission.own_ticket if admission is not None else ""
-        packed = Words(mbits=self.bandwidth, client_mode=self.settings.client_mode, told=told, ticket=ticket).packed()
+        packed = GroupMessage(
+            mbits=self.bandwidth, client_mode=self.settings.client_mode, announcement=announcement, ticket=ticket
+        ).packed()
         number = next(self._numbers)
         # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)

@@ -36,54 +36,55 @@ SLOWEST_MBITS = 0.01
 
 
 class NonsenseError(TrainingError):
-    """Words of another peer that this program does not write."""
+    """A message of another peer that this program does not write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """Facts that a peer tells its group."""
+class GroupMessage:
+    """What a peer sends to its group."""
 
     mbits: float | None
     """Bandwidth of its link in Mbit/s; None if it does not know."""
     client_mode: bool
     """True if it accepts no connections, and so averages nothing for the others."""
-    told: object
+    announcement: object
     """The trainer's own message, such as `groups.Announcement`."""
     ticket: str = ""
     """Ticket of the peer, in a run that admits members only."""
 
     def packed(self) -> bytes:
         """Packs the facts for a join request."""
-        told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
-        return MSGPackSerializer.dumps([self.mbits, self.client_mode, told, self.ticket, nonce])
+        announcement, nonce = MSGPackSerializer.dumps(self.announcement), secrets.token_bytes(NONCE_BYTES)
+        return MSGPackSerializer.dumps([self.mbits, self.client_mode, announcement, self.ticket, nonce])
 
     @classmethod
-    def read(cls, packed: bytes) -> Words:
+    def read(cls, packed: bytes) -> GroupMessage:
         """
         Raises:
-            NonsenseError: If no peer with this program writes such words.
+            NonsenseError: If no peer with this program writes such a message.
 
-        >>> Words.read(Words(mbits=100.0, client_mode=False, told=[7, False, 2]).packed()).told
+        >>> sent = GroupMessage(mbits=100.0, client_mode=False, announcement=[7, False, 2])
+        >>> GroupMessage.read(sent.packed()).announcement
         [7, False, 2]
         """
         if len(packed) > MOST_BYTES:
             raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
         try:
-            mbits, client_mode, told, ticket, _nonce = unpack(packed)
-            words = cls(mbits=mbits, client_mode=client_mode, told=unpack(told), ticket=ticket)
-        except Exception as error:  # of many kinds: whatever it is, these are not our words
+            mbits, client_mode, announcement, ticket, _nonce = unpack(packed)
+            message = cls(mbits=mbits, client_mode=client_mode, announcement=unpack(announcement), ticket=ticket)
+        except Exception as error:  # of many kinds: whatever it is, this is no message of ours
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
             raise NonsenseError("a peer tells its group a bandwidth that is no number")
         if type(client_mode) is not bool:
             raise NonsenseError("a peer does not tell its group whether it accepts connections")
-        if not is_plain(words.told):  # the trainer would never hear how its round has ended
+        if not is_plain(message.announcement):  # the trainer would never hear how its round has ended
             raise NonsenseError("a peer tells its group something nested too deeply, or of an unknown type")
-        return words
+        return message
 
 
 def renewed(packed: bytes) -> bytes:
-    """The same words, with another nonce: it is their last bytes."""
+    """The same message with another nonce, which is its last bytes."""
     return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
 
 
@@ -92,14 +93,14 @@ class FormedGroup:
     """A group as its leader names it: its members and their messages."""
 
     peers: tuple[PeerID, ...]
-    words: tuple[bytes, ...]
-    """Packed `Words`, in the same order."""
+    messages: tuple[bytes, ...]
+    """Packed `GroupMessage`, in the same order."""
 
     @classmethod
-    def of(cls, words: Mapping[PeerID, bytes]) -> FormedGroup:
-        """The members with their words, in a random order: the first one is the first referee (`agreement`)."""
-        peers = random.sample(list(words), len(words))
-        return cls(peers=tuple(peers), words=tuple(words[peer] for peer in peers))
+    def of(cls, messages: Mapping[PeerID, bytes]) -> FormedGroup:
+        """The members with their messages, in a random order: the first one is the first referee (`agreement`)."""
+        peers = random.sample(list(messages), len(messages))
+        return cls(peers=tuple(peers), messages=tuple(messages[peer] for peer in peers))
 
     @property
     def group_id(self) -> bytes:
@@ -108,13 +109,13 @@ class FormedGroup:
         A leader that passes different messages of a member on puts its followers into different groups. Otherwise they
         would divide the tensors differently, and blame that member.
         """
-        return digest_of(*(peer.to_bytes() for peer in self.peers), *self.words)
+        return digest_of(*(peer.to_bytes() for peer in self.peers), *self.messages)
 
     def message(self) -> averaging_pb2.MessageFromLeader:
         """The leader's message that carries it."""
         ids = [peer.to_bytes() for peer in self.peers]
         return averaging_pb2.MessageFromLeader(
-            code=averaging_pb2.BEGIN_ALLREDUCE, ordered_peer_ids=ids, gathered=self.words
+            code=averaging_pb2.BEGIN_ALLREDUCE, ordered_peer_ids=ids, gathered=self.messages
         )
 
     @classmethod
@@ -127,19 +128,19 @@ class FormedGroup:
         """
         ids = message.ordered_peer_ids
         if not len(set(ids)) == len(ids) == len(message.gathered) <= MOST_PEERS:
-            raise NonsenseError("a leader names a member twice, or too many, or not what each has told")
+            raise NonsenseError("a leader names a member twice, or too many, or not the message of each")
         if any(len(one) > MOST_ID_BYTES for one in ids):
             raise NonsenseError("a leader names a member by too long a name")
-        if all(rate == 0 for rate in bandwidths([Words.read(words) for words in message.gathered])):
+        if all(rate == 0 for rate in bandwidths([GroupMessage.read(one) for one in message.gathered])):
             raise NonsenseError("a leader names a group of which nobody averages anything")
-        return cls(peers=tuple(map(PeerID, ids)), words=tuple(message.gathered))
+        return cls(peers=tuple(map(PeerID, ids)), messages=tuple(message.gathered))
 
 
-def bandwidths(group: Sequence[Words]) -> list[float | None]:
+def bandwidths(group: Sequence[GroupMessage]) -> list[float | None]:
     """Bandwidths of the peers in Mbit/s; 0 for those that accept no connections, None if unknown.
 
-    >>> node = dict(client_mode=False, told=None)
-    >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
+    >>> node = dict(client_mode=False, announcement=None)
+    >>> bandwidths([GroupMessage(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
     [100.0, 50.0, 1600.0, None]
     """
     numbers = [min(max(one.mbits, SLOWEST_MBITS), FASTEST_MBITS) if one.mbits else one.mbits for one in group]
@@ -149,11 +150,11 @@ def bandwidths(group: Sequence[Words]) -> list[float | None]:
     return [0.0 if one.client_mode else mbits for one, mbits in zip(group, believed, strict=True)]
 
 
-def shares(values: int, group: Sequence[Words]) -> list[int]:
+def shares(values: int, group: Sequence[GroupMessage]) -> list[int]:
     """Divides values among the peers of a group; each peer computes the same numbers by itself.
 
     >>> claims = (8.0, False), (None, False), (9.0, True)
-    >>> shares(100, [Words(mbits=mbits, client_mode=client, told=None) for mbits, client in claims])
+    >>> shares(100, [GroupMessage(mbits=mbits, client_mode=client, announcement=None) for mbits, client in claims])
     [50, 50, 0]
     """
     rates = bandwidths(group)

@@ -40,7 +40,7 @@ from training.swarm.node.admission import admission_of
 from training.swarm.node.dht import announced_peer, own_subkey
 from training.swarm.node.slow_nodes import slow_peers
 from training.swarm.peers.groups import Announcement
-from training.swarm.round.gathering import FormedGroup, NonsenseError, Words, renewed
+from training.swarm.round.gathering import FormedGroup, GroupMessage, NonsenseError, renewed
 from training.swarm.round.pipe import AveragerSettings
 from training.trust.check import TicketRefused
 
@@ -64,7 +64,7 @@ Message = averaging_pb2.MessageFromLeader
 class Search:
     """A search for a group; needs a running event loop."""
 
-    words: bytes
+    message: bytes
     """Packed facts that this peer tells its group."""
     deadline: float
     """DHT time at which the search ends."""
@@ -82,7 +82,7 @@ class Search:
     asked: set[tuple[float, PeerID]] = field(default_factory=set)
     """Announcements of leaders that this peer has asked."""
     followers: dict[PeerID, bytes] = field(default_factory=dict)
-    """Their words."""
+    """Their messages."""
     fate: asyncio.Future[FormedGroup | None] = field(default_factory=asyncio.Future)
     """The group of the followers; None if they are sent away."""
     found: asyncio.Future[FormedGroup] = field(default_factory=asyncio.Future)
@@ -124,18 +124,18 @@ class Matchmaking:
         self._one_search = asyncio.Lock()
 
     async def find_group(
-        self, words: bytes, *, deadline: float, expected_peers: int, faults: dict[PeerID, float]
+        self, message: bytes, *, deadline: float, expected_peers: int, faults: dict[PeerID, float]
     ) -> FormedGroup | None:
         """Looks for a group for one average. Returns None if there was none until the deadline.
 
         Args:
-            words: Message for its peers: packed `Words`.
+            message: For its peers: packed `GroupMessage`.
             deadline: End of the search, in DHT time.
             expected_peers: Number of peers that the group should have; 0: unknown.
             faults: See `Search`; peers that waste this peer's time are added.
         """
         async with self._one_search:  # one that was given up may not have ended yet
-            search = Search(words=renewed(words), deadline=deadline, expected=expected_peers, faults=faults)
+            search = Search(message=renewed(message), deadline=deadline, expected=expected_peers, faults=faults)
             self._search, looking = search, asyncio.create_task(self._look(search))
             try:
                 await asyncio.wait({looking, search.found}, return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +213,7 @@ class Matchmaking:
         """Asks a peer to lead this one; follows it to its group if it does."""
         timeout, expiration = self._settings.request_timeout_seconds, self._expiration(search)
         began, answered, search.asks = get_dht_time(), False, True
-        request = averaging_pb2.JoinRequest(schema_hash=self._schema, expiration=expiration, gather=search.words)
+        request = averaging_pb2.JoinRequest(schema_hash=self._schema, expiration=expiration, gather=search.message)
         stub = self._servicer.get_stub(self._connection, leader, namespace=self._settings.prefix)
         try:
             async with asyncio.timeout(min(timeout, expiration - began)) as limit:
@@ -243,10 +243,10 @@ class Matchmaking:
         try:
             group = FormedGroup.read(message)
             self._check_epochs(group)
-            for peer, words in zip(group.peers, group.words, strict=True):
-                self._check_ticket(peer, words)
-            if (self._own, search.words) not in zip(group.peers, group.words, strict=True):
-                raise NonsenseError("a leader tells its group other words than this peer's own")
+            for peer, message in zip(group.peers, group.messages, strict=True):
+                self._check_ticket(peer, message)
+            if (self._own, search.message) not in zip(group.peers, group.messages, strict=True):
+                raise NonsenseError("a leader tells its group another message than this peer's own")
         except TicketRefused as refused:
             if not self._admission.may_be_late_news(refused):  # of a ban, of which the leader has not heard yet
                 self._blame(search, leader)
@@ -257,18 +257,20 @@ class Matchmaking:
         if not search.found.done():
             search.found.set_result(group)
 
-    def _check_ticket(self, peer: PeerID, words: bytes) -> None:
+    def _check_ticket(self, peer: PeerID, message: bytes) -> None:
         if self._admission is not None and peer != self._own:
-            self._admission.check(Words.read(words).ticket, str(peer), trains=True)
+            self._admission.check(GroupMessage.read(message).ticket, str(peer), trains=True)
 
     def _check_epochs(self, group: FormedGroup) -> None:
         """A leader takes only followers near its own epoch, so no two members are further apart than this."""
-        epochs = [told.epoch for words in group.words if (told := _announcement_in(words)) is not None]
+        epochs = [
+            announcement.epoch for message in group.messages if (announcement := _announcement_in(message)) is not None
+        ]
         if epochs and max(epochs) - min(epochs) > 2 * self._settings.epochs_apart:
             raise NonsenseError("a leader names members of different epochs")
 
     def _blame(self, search: Search, leader: PeerID) -> None:
-        """A leader has told nonsense, so this round's groups neither expect it nor take it in."""
+        """A leader has sent nonsense, so this round's groups neither expect it nor take it in."""
         search.faults[leader] = 1.0
         search.expected = max(search.expected - 1, 0)
 
@@ -321,18 +323,18 @@ class Matchmaking:
             return averaging_pb2.GROUP_IS_FULL
         if not self._lets_in(search, peer, request.gather):
             return averaging_pb2.PROTOCOL_VIOLATION
-        own, other = _announcement_in(search.words), _announcement_in(request.gather)
+        own, other = _announcement_in(search.message), _announcement_in(request.gather)
         if own is not None and other is not None:
             if abs(own.epoch - other.epoch) > self._settings.epochs_apart:
                 return averaging_pb2.BAD_GROUP_KEY
             self._make_room_for(search, other)
         return None
 
-    def _lets_in(self, search: Search, peer: PeerID, words: bytes) -> bool:
+    def _lets_in(self, search: Search, peer: PeerID, message: bytes) -> bool:
         """Returns True if a peer may follow this one: its message is sound, and its ticket holds if it needs one."""
         with suppress(NonsenseError, TicketRefused):
-            Words.read(words)
-            self._check_ticket(peer, words)
+            GroupMessage.read(message)
+            self._check_ticket(peer, message)
             return peer not in self.left_out and search.faults.get(peer, 0.0) < 1
         return False
 
@@ -375,10 +377,10 @@ class Matchmaking:
         """
         if search.found.done():
             return True
-        words = {peer: told for peer, told in search.followers.items() if self._lets_in(search, peer, told)}
-        if len(words) + 1 < fewest:
+        messages = {peer: one for peer, one in search.followers.items() if self._lets_in(search, peer, one)}
+        if len(messages) + 1 < fewest:
             return False
-        group = FormedGroup.of({self._own: search.words, **words})
+        group = FormedGroup.of({self._own: search.message, **messages})
         search.found.set_result(group)
         search.fate.set_result(group)
         return True
@@ -405,7 +407,7 @@ def schema_of(tensors: Iterable[torch.Tensor]) -> bytes:
     return digest_of(*(str(tuple(tensor.shape)).encode() for tensor in tensors))
 
 
-def _announcement_in(words: bytes) -> Announcement | None:
+def _announcement_in(message: bytes) -> Announcement | None:
     with suppress(NonsenseError):
-        return Announcement.read(Words.read(words).told)
+        return Announcement.read(GroupMessage.read(message).announcement)
     return None

@@ -78,8 +78,8 @@ class Begin:
 
     number: int
     """Names the round in what follows."""
-    told: bytes
-    """Message for the group: packed `gathering.Words`."""
+    packed: bytes
+    """Message for the group: packed `gathering.GroupMessage`."""
     seconds: float
     """Seconds after which the round looks for no new group."""
     expected_peers: int

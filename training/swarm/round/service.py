@@ -33,7 +33,7 @@ from training.swarm.node.admission import Guest, admission_of
 from training.swarm.peers.groups import AllReduceError, AveragedGroup, Group
 from training.swarm.peers.times import POLL_SECONDS
 from training.swarm.round.allreduce import Travel
-from training.swarm.round.gathering import FormedGroup, Words, shares
+from training.swarm.round.gathering import FormedGroup, GroupMessage, shares
 from training.swarm.round.matchmaking import Matchmaking, schema_of
 from training.swarm.round.pipe import (
     AveragerSettings,
@@ -259,7 +259,7 @@ class Service(ServicerBase):
             expected = max(begin.expected_peers - gone, 0)
             self.matchmaking.left_out = frozenset(map(PeerID, begin.left_out))
             formed = await self.matchmaking.find_group(
-                begin.told, deadline=deadline, expected_peers=expected, faults=pending.faults
+                begin.packed, deadline=deadline, expected_peers=expected, faults=pending.faults
             )
             if formed is None:
                 raise AllReduceError("no group was found")
@@ -300,7 +300,7 @@ class Service(ServicerBase):
             telling.cancel()
 
     async def _average(self, formed: FormedGroup, start: Start) -> AveragedGroup:
-        told, group = self._shares(formed)
+        messages, group = self._shares(formed)
         all_reduce = GroupAllReduce(
             all_reduces=self.rounds,
             group=group,
@@ -309,13 +309,13 @@ class Service(ServicerBase):
         )
         async with _held(self._lock):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
-        return AveragedGroup.of_those_left(told, report)
+        return AveragedGroup.of_those_left(messages, report)
 
     def _shares(self, formed: FormedGroup) -> tuple[dict, Group]:
         """Returns the messages of the group's peers, and the share of the values that each of them averages."""
-        words = [Words.read(one) for one in formed.words]
-        fractions = shares(self._total_size, words)
-        admission, members = admission_of(self.dht), list(zip(formed.peers, words, strict=True))
+        messages = [GroupMessage.read(one) for one in formed.messages]
+        fractions = shares(self._total_size, messages)
+        admission, members = admission_of(self.dht), list(zip(formed.peers, messages, strict=True))
         self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
         unvouched = [peer for peer, one in members if admission is not None and not admission.vouches_for(one.ticket)]
         group = Group(
@@ -324,7 +324,7 @@ class Service(ServicerBase):
             fractions=tuple(fractions),
             unvouched=frozenset(unvouched),
         )
-        return {peer: one.told for peer, one in members}, group
+        return {peer: one.announcement for peer, one in members}, group
 
     # -- calls of other peers --------------------------------------------------------------------------------------
 

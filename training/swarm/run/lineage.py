@@ -4,8 +4,8 @@ An id is made once, with the first weights. Every key under which peers meet car
 of two lineages never average together, even in one DHT. A maintainer who goes back to an older checkpoint makes a
 branch: a new id that names its ancestors.
 
-Each peer announces its lineage with a signed word. A volunteer believes those of the run's servers, whose peer ids
-stand in the addresses that it was given; words of others count only where no server has said anything.
+Each peer announces its lineage with a signed message. A volunteer believes those of the run's servers, whose peer ids
+stand in the addresses that it was given; messages of others count only where no server announces any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
-from training.swarm.node.dht import LONGEST_SERVER_WORD, post_word, posted_words
+from training.swarm.node.dht import LONGEST_SERVER_MESSAGE, post_message, posted_messages
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord
 
@@ -31,7 +31,7 @@ STATE_FILE, BRANCH_FILE = "lineage.json", "branch.json"
 PATIENCE_SECONDS = 15.0
 """Seconds that a peer without a lineage waits for the servers at its initial peers to announce theirs."""
 MOST_ANCESTORS = 8
-"""Older ones are forgotten, so that a word stays short."""
+"""Older ones are forgotten, so that a message stays short."""
 _ID = re.compile(r"[0-9a-f]{16}")
 _EPOCH = re.compile(r"[0-9]{1,9}")
 
@@ -79,8 +79,8 @@ class Lineage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Word:
-    """What somebody says of a lineage."""
+class LineageMessage:
+    """An announcement of a lineage."""
 
     lineage: Lineage
     epoch: int
@@ -89,12 +89,12 @@ class Word:
     """Their peer id; empty: read from this machine's own disk."""
 
     @classmethod
-    def read(cls, text: str, signer: str = "") -> Word | None:
+    def read(cls, text: str, signer: str = "") -> LineageMessage | None:
         """From what was announced; None if it is malformed.
 
-        >>> Word.read("aaaaaaaaaaaaaaaa 7") == Word(lineage=Lineage(id="a" * 16), epoch=7)
+        >>> LineageMessage.read("aaaaaaaaaaaaaaaa 7") == LineageMessage(lineage=Lineage(id="a" * 16), epoch=7)
         True
-        >>> Word.read("aaaaaaaaaaaaaaaa 7 bbbbbbbbbbbbbbbb") is Word.read("") is None
+        >>> LineageMessage.read("aaaaaaaaaaaaaaaa 7 bbbbbbbbbbbbbbbb") is LineageMessage.read("") is None
         True
         """
         ids, epochs = text.split(" ")[::2], text.split(" ")[1::2]
@@ -121,39 +121,44 @@ def run_prefix(run_id: str, lineage: Lineage | None) -> str:
     return run_id if lineage is None else f"{run_id}_{lineage.id}"  # no run's id has a "_"; hivemind forbids dots
 
 
-def choose(words: Iterable[Word], trusted: Collection[str]) -> Word | None:
-    """The word that a peer goes by: a trusted one if there is any, not of a lineage that another one has branched off,
+def choose(messages: Iterable[LineageMessage], trusted: Collection[str]) -> LineageMessage | None:
+    """The message that a peer goes by: a trusted one if there is any, not of a lineage that another has branched off,
     of the newest epoch, of the smallest id. Without a trusted one, a lineage that more peers name comes first.
 
-    >>> a, b = Word(lineage=Lineage(id="a" * 16), epoch=7, signer="A"), Word(lineage=Lineage(id="b" * 16), epoch=5)
+    >>> a = LineageMessage(lineage=Lineage(id="a" * 16), epoch=7, signer="A")
+    >>> b = LineageMessage(lineage=Lineage(id="b" * 16), epoch=5)
     >>> choose([a, b], trusted=[]) is a, choose([a, b], trusted=[""]) is b
     (True, True)
     """
-    said = list(words)
-    believed = [word for word in said if word.signer in trusted] or said
-    left_behind = {ancestor for word in believed for ancestor, _ in word.lineage.ancestors}
-    newest = [word for word in believed if word.lineage.id not in left_behind] or believed
-    has_trusted = any(word.signer in trusted for word in believed)
-    named = Counter(lineage for lineage, _ in {(word.lineage.id, word.signer) for word in newest if not has_trusted})
-    return min(newest, key=lambda word: (-named[word.lineage.id], -word.epoch, word.lineage.id), default=None)
+    messages = list(messages)
+    believed = [message for message in messages if message.signer in trusted] or messages
+    left_behind = {ancestor for message in believed for ancestor, _ in message.lineage.ancestors}
+    newest = [message for message in believed if message.lineage.id not in left_behind] or believed
+    has_trusted = any(message.signer in trusted for message in believed)
+    named = Counter(
+        lineage for lineage, _ in {(message.lineage.id, message.signer) for message in newest if not has_trusted}
+    )
+    return min(
+        newest, key=lambda message: (-named[message.lineage.id], -message.epoch, message.lineage.id), default=None
+    )
 
 
-# -- words in the DHT --------------------------------------------------------------------------------------------------
+# -- messages in the DHT -----------------------------------------------------------------------------------------------
 
 
-def post_lineage(dht: DHT, run_id: str, word: Word, identity: Identity) -> None:
-    """Announces a lineage; renew it within `WORD_SECONDS` of `training.swarm.node.dht`."""
-    post_word(dht, f"{run_id}_lineage", word.packed(), identity)
+def post_lineage(dht: DHT, run_id: str, message: LineageMessage, identity: Identity) -> None:
+    """Announces a lineage; renew it within `MESSAGE_SECONDS` of `training.swarm.node.dht`."""
+    post_message(dht, f"{run_id}_lineage", message.packed(), identity)
 
 
-def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | None:
+def taken_over(messages: Iterable[LineageMessage], records: Iterable[PeerRecord]) -> LineageMessage | None:
     """Returns the lineage that most peers with weights train, by their records.
 
     A server that knows no run and has no trusted server takes it over. Announcements of lineages do not count here:
     they outlive their peer, and a record does not.
 
     Args:
-        words: What everybody announces. The ancestors are those that most of these peers name.
+        messages: What everybody announces. The ancestors are those that most of these peers name.
         records: Of all peers, only believable ones.
 
     Returns:
@@ -164,13 +169,15 @@ def taken_over(words: Iterable[Word], records: Iterable[PeerRecord]) -> Word | N
     if 2 * count <= len(trained):
         return None
     peers = {record.peer_id: record.epoch for record in trained if record.lineage == lineage}
-    named = Counter(word.lineage.ancestors for word in words if word.lineage.id == lineage and word.signer in peers)
+    named = Counter(
+        message.lineage.ancestors for message in messages if message.lineage.id == lineage and message.signer in peers
+    )
     ancestors, _ = next(iter(named.most_common(1)), ((), 0))
     first = max(peers, key=peers.get)
-    return Word(lineage=Lineage(id=lineage, ancestors=ancestors), epoch=peers[first], signer=first)
+    return LineageMessage(lineage=Lineage(id=lineage, ancestors=ancestors), epoch=peers[first], signer=first)
 
 
-def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -> list[Word]:
+def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -> list[LineageMessage]:
     """Reads the lineages that all peers announce; skips malformed ones and epochs after the run's last one.
 
     Args:
@@ -181,15 +188,19 @@ def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -
     Raises:
         TrainingError: If the DHT does not answer.
     """
-    words = posted_words(dht, f"{run_id}_lineage", longest=LONGEST_SERVER_WORD)
-    read = [word for signer, text in words.items() if (word := Word.read(text, str(peer_id_of(signer)))) is not None]
-    return [word for word in read if total_epochs is None or word.epoch <= total_epochs]
+    messages = posted_messages(dht, f"{run_id}_lineage", longest=LONGEST_SERVER_MESSAGE)
+    read = [
+        message
+        for signer, text in messages.items()
+        if (message := LineageMessage.read(text, str(peer_id_of(signer)))) is not None
+    ]
+    return [message for message in read if total_epochs is None or message.epoch <= total_epochs]
 
 
-def lineages_in(records: Iterable[PeerRecord]) -> list[Word]:
+def lineages_in(records: Iterable[PeerRecord]) -> list[LineageMessage]:
     """Reads lineages from peers' records, which do not name ancestors."""
     return [
-        Word(lineage=Lineage(id=record.lineage), epoch=record.epoch, signer=record.peer_id)
+        LineageMessage(lineage=Lineage(id=record.lineage), epoch=record.epoch, signer=record.peer_id)
         for record in records
         if record.lineage is not None
     ]
@@ -197,7 +208,7 @@ def lineages_in(records: Iterable[PeerRecord]) -> list[Word]:
 
 def post_site(dht: DHT, run_id: str, url: str, identity: Identity) -> None:
     """Announces the address at which a server publishes the run and serves its checkpoints; renew it as a lineage."""
-    post_word(dht, f"{run_id}_site", url, identity)
+    post_message(dht, f"{run_id}_site", url, identity)
 
 
 def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
@@ -206,10 +217,10 @@ def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
     Raises:
         TrainingError: If the DHT does not answer.
     """
-    words = posted_words(dht, f"{run_id}_site", longest=LONGEST_SERVER_WORD)
+    messages = posted_messages(dht, f"{run_id}_site", longest=LONGEST_SERVER_MESSAGE)
     return sorted(
         url
-        for signer, url in words.items()
+        for signer, url in messages.items()
         if str(peer_id_of(signer)) in trusted and url.startswith(("http://", "https://"))
     )
 
@@ -217,7 +228,7 @@ def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
 # -- on disk -----------------------------------------------------------------------------------------------------------
 
 
-def read_kept(folder: Path, name: str = STATE_FILE) -> Word | None:
+def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
     """Reads the lineage in a role's state folder; None if there is none.
 
     Raises:
@@ -227,10 +238,10 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> Word | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         pairs = [(kept["id"], kept["epoch"]), *kept["ancestors"]]
-        word = Word.read(" ".join(f"{lineage} {epoch}" for lineage, epoch in pairs))
-        if word is None:
+        message = LineageMessage.read(" ".join(f"{lineage} {epoch}" for lineage, epoch in pairs))
+        if message is None:
             raise ValueError("it names no lineage")
-        return word
+        return message
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -240,7 +251,7 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> Word | None:
         ) from None
 
 
-def keep(folder: Path, word: Word, name: str = STATE_FILE) -> None:
+def keep(folder: Path, message: LineageMessage, name: str = STATE_FILE) -> None:
     """Writes what `read_kept` reads."""
-    kept = {"id": word.lineage.id, "epoch": word.epoch, "ancestors": word.lineage.ancestors}
+    kept = {"id": message.lineage.id, "epoch": message.epoch, "ancestors": message.lineage.ancestors}
     write_whole(folder / name, json.dumps(kept) + "\n")

@@ -134,7 +134,7 @@ def _await_company(redial: Redial, error: TrainingError, tell: Callable[[str], N
 
 
 def _check_clock(redial: Redial, tell: Callable[[str], None]) -> None:
-    """Checks that this machine's clock is the others'. If it is word against word, a third peer decides."""
+    """Checks that this machine's clock is the others'. If one peer contradicts it, a third one decides."""
     deadline, told = time.monotonic() + COMPANY_SECONDS, False
     with suppress(TimeoutError):  # a busy node; nothing is known of the clock then
         while disputed := check_clock(redial.dht, redial.servers.ids):

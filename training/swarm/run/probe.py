@@ -31,7 +31,7 @@ from training.swarm.node.dht import check_recipe, record_validators
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.node.run_node import RunNode
-from training.swarm.node.tokens import told_tokens
+from training.swarm.node.tokens import posted_tokens
 from training.swarm.run.dial_back import ask_dial_back
 
 CONNECT_SECONDS = 5.0
@@ -165,7 +165,7 @@ def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
     else:
         members = [record for record in read_records(dht, run.run_id) if record.status != "leaving"]
         tell("recipe", outcome="same", members=len(members))
-    tell("tokens", digests=Counter(told_tokens(dht, run).values()))
+    tell("tokens", digests=Counter(posted_tokens(dht, run).values()))
 
 
 class _Reader:

@@ -11,7 +11,7 @@ from pathlib import Path
 from training.errors import TrainingError, reason_of
 from training.recipe import RunConfig
 from training.swarm.engine.process import DHT
-from training.swarm.node.dht import WORD_SECONDS
+from training.swarm.node.dht import MESSAGE_SECONDS
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, of_voices, read_believable
 from training.swarm.peers.records import progress_validator
@@ -19,7 +19,7 @@ from training.swarm.run.lineage import (
     BRANCH_FILE,
     PATIENCE_SECONDS,
     Lineage,
-    Word,
+    LineageMessage,
     choose,
     keep,
     post_lineage,
@@ -47,7 +47,7 @@ class ServerLineage:
         run: The recipe.
         identity: Signs the announcements.
         folder: State folder; keeps the lineage.
-        servers: The run's, whose words are trusted.
+        servers: The run's, whose messages are trusted.
         stored: Lineage of this server's newest checkpoint, if it names one.
         stored_epoch: Epoch of that checkpoint.
         site: Address at which this server publishes the run; None: nowhere.
@@ -78,9 +78,9 @@ class ServerLineage:
         self._news, self._warned_of, self._is_kept = True, "", True
         first = read_kept(folder)
         if first is None and stored is not None:
-            first = Word(lineage=stored, epoch=stored_epoch)
+            first = LineageMessage(lineage=stored, epoch=stored_epoch)
         if first is None:
-            first = self._find() or Word(lineage=Lineage.begin(), epoch=0)
+            first = self._find() or LineageMessage(lineage=Lineage.begin(), epoch=0)
         self.lineage, self.epoch = first.lineage, max(first.epoch, stored_epoch)
         self._check_progress()
         self.renew(())
@@ -110,35 +110,35 @@ class ServerLineage:
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             with suppress(TrainingError):  # a busy node; the next look may be answered
-                self._follow(self._posted_words(), records)
-        if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else WORD_SECONDS / 3):
+                self._follow(self._posted_messages(), records)
+        if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else MESSAGE_SECONDS / 3):
             self._posted, self._news = now, False
             self._keep()
-            word = Word(lineage=self.lineage, epoch=self.epoch)
-            post_lineage(self._dht, self._run.run_id, word, self._identity)
+            message = LineageMessage(lineage=self.lineage, epoch=self.epoch)
+            post_lineage(self._dht, self._run.run_id, message, self._identity)
             if self._site is not None:
                 post_site(self._dht, self._run.run_id, self._site, self._identity)
         return self.lineage.id != before
 
-    def _find(self) -> Word | None:
+    def _find(self) -> LineageMessage | None:
         """Finds the lineage that the others train, from trusted servers if these announce one in time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            said = self._posted_words()
-            if not self._trusted or any(word.signer in self._trusted for word in said):
+            messages = self._posted_messages()
+            if not self._trusted or any(message.signer in self._trusted for message in messages):
                 break
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.5)
-        trusted = [word for word in said if word.signer in self._trusted]
+        trusted = [message for message in messages if message.signer in self._trusted]
         with suppress(TimeoutError):
-            return choose(trusted, self._trusted) or self._taken_over(said, read_believable(self._dht, self._run))
+            return choose(trusted, self._trusted) or self._taken_over(messages, read_believable(self._dht, self._run))
         return choose(trusted, self._trusted)
 
-    def _taken_over(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> Word | None:
-        return taken_over(said, of_voices(records, accounts_of_records(self._dht, records)))
+    def _taken_over(self, messages: Sequence[LineageMessage], records: Sequence[PeerRecord]) -> LineageMessage | None:
+        return taken_over(messages, of_voices(records, accounts_of_records(self._dht, records)))
 
-    def _posted_words(self) -> list[Word]:
+    def _posted_messages(self) -> list[LineageMessage]:
         return posted_lineages(self._dht, self._run.run_id, total_epochs=self._run.schedule.total_epochs)
 
     def _take_branch(self) -> None:
@@ -153,7 +153,7 @@ class ServerLineage:
     def _keep(self) -> bool:
         """Writes the lineage into the state folder; if that fails, says so once, and the next call tries again."""
         try:
-            keep(self._folder, Word(lineage=self.lineage, epoch=self.epoch))
+            keep(self._folder, LineageMessage(lineage=self.lineage, epoch=self.epoch))
         except OSError as error:
             if self._is_kept:
                 self._tell(
@@ -171,12 +171,12 @@ class ServerLineage:
         if newest > self.epoch:
             self.epoch, self._news = newest, True
 
-    def _follow(self, said: Sequence[Word], records: Sequence[PeerRecord]) -> None:
+    def _follow(self, messages: Sequence[LineageMessage], records: Sequence[PeerRecord]) -> None:
         """Changes to the lineage that the others announce, if the rules of the class allow it."""
-        own = Word(lineage=self.lineage, epoch=self.epoch, signer=self._own_id)
-        others = [word for word in said if word.signer != self._own_id]
-        believed = [own, *(word for word in others if word.signer in self._trusted)]
-        choice = choose(believed, [word.signer for word in believed])
+        own = LineageMessage(lineage=self.lineage, epoch=self.epoch, signer=self._own_id)
+        others = [message for message in messages if message.signer != self._own_id]
+        believed = [own, *(message for message in others if message.signer in self._trusted)]
+        choice = choose(believed, [message.signer for message in believed])
         if choice.lineage.id == self.lineage.id and not self.epoch:
             found = self._taken_over(others, records)
             choice = own if found is None or self.lineage.descends_from(found.lineage.id) else found
@@ -193,26 +193,26 @@ class ServerLineage:
                 "are not wanted, and start it with an empty state folder.",
             )
 
-    def _note_strangers(self, others: Sequence[Word]) -> None:
+    def _note_strangers(self, others: Sequence[LineageMessage]) -> None:
         """Warns of branches that untrusted servers announce: volunteers of this server do not follow them."""
-        for word in others:
-            if word.lineage.descends_from(self.lineage.id) and word.signer not in self._trusted:
+        for message in others:
+            if message.lineage.descends_from(self.lineage.id) and message.signer not in self._trusted:
                 self._warn_of(
-                    word,
-                    f"{word.signer} announces the branch {word.lineage.id} of this run, from epoch "
-                    f"{word.lineage.first_epoch} on. If it is yours, give `restore` this server's --state-dir, or "
+                    message,
+                    f"{message.signer} announces the branch {message.lineage.id} of this run, from epoch "
+                    f"{message.lineage.first_epoch} on. If it is yours, give `restore` this server's --state-dir, or "
                     "start this server with the address of the one that announces it in --initial-peers.",
                 )
 
-    def _warn_of(self, word: Word, text: str) -> None:
-        if self._warned_of != word.lineage.id:
-            self._warned_of = word.lineage.id
+    def _warn_of(self, message: LineageMessage, text: str) -> None:
+        if self._warned_of != message.lineage.id:
+            self._warned_of = message.lineage.id
             self._tell(f"Warning: {text}")
 
-    def _go_over(self, word: Word, reason: str) -> None:
-        began = f", which branched off at epoch {word.lineage.first_epoch}" if word.lineage.ancestors else ""
-        self._tell(f"From now on this run is the lineage {word.lineage.id}{began}: {reason}.")
-        self.lineage, self.epoch = word.lineage, word.epoch
+    def _go_over(self, message: LineageMessage, reason: str) -> None:
+        began = f", which branched off at epoch {message.lineage.first_epoch}" if message.lineage.ancestors else ""
+        self._tell(f"From now on this run is the lineage {message.lineage.id}{began}: {reason}.")
+        self.lineage, self.epoch = message.lineage, message.epoch
         self._check_progress()
 
     def _check_progress(self) -> None:

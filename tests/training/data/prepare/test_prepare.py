@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(make, tmp_path, limit)
             make()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "Make room" in error.value.told and not (tmp_path / "shards").exists()
+    assert "Make room" in error.value.sentence and not (tmp_path / "shards").exists()
     assert make()[1] and read_manifest(tmp_path / "shards").splits["train"].samples > 0
 
 

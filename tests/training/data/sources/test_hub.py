@@ -209,7 +209,7 @@ from training.data.sources.hub import HubSet, hub_texts
 from training.errors import TrainingError
 for address in sys.argv[1:]:
     try: hub_texts(address, "caption" if address == "hf://us/drawn" else "text")
-    except TrainingError as error: print(type(error).__name__, " ".join(error.told.split()))
+    except TrainingError as error: print(type(error).__name__, " ".join(error.sentence.split()))
     else: print("read")
 """
     done = run_program([sys.executable, "-c", code, *REFUSED, "hf://us/drawn"], env=environment, within=100)

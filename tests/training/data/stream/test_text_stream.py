@@ -118,7 +118,7 @@ def test_each_kind_of_run_refuses_the_shards_of_the_other(folder, tmp_path):
     for call in (open_shards, open_manifest):
         with pytest.raises(BadInput, match="hold blocks of text; pictures with captions are needed here") as refused:
             call(str(folder))
-        assert refused.value.told.count("\n") == 0 and "prepare --images" in refused.value.told
+        assert refused.value.sentence.count("\n") == 0 and "prepare --images" in refused.value.sentence
         with pytest.raises(BadInput, match="hold pictures with captions; blocks of text are needed here"):
             call(str(pictures), kind="text")
         assert call(str(folder), kind=None) and call(str(pictures), kind=None)

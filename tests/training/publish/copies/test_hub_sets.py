@@ -22,7 +22,7 @@ hub_sets.COMMIT_FILES = int(sys.argv[1])
 for command in sys.argv[2:]:
     folder, address, replace = command.split("|")
     try: print("sent", push_set(Path(folder), address, replace=bool(replace)))
-    except TrainingError as error: print(type(error).__name__, " ".join(error.told.split()))
+    except TrainingError as error: print(type(error).__name__, " ".join(error.sentence.split()))
     try: print("read", open_shards(address.replace("hf://us", "hf://datasets/us")).samples)
     except TrainingError as error: print("not read")
 """

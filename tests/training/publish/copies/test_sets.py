@@ -139,7 +139,7 @@ def test_what_fails_is_tried_again_and_then_told(prepared, memory, monkeypatch, 
     monkeypatch.setattr(memory, "put_file", lambda *_, **__: (_ for _ in ()).throw(OSError("gone")))
     with pytest.raises(TrainingError, match=r"memory://set.*gone") as told:
         push_set(prepared, "memory://set")
-    assert "continues where it broke off" in told.value.told
+    assert "continues where it broke off" in told.value.sentence
 
 
 def test_a_damaged_file_is_not_sent(prepared, memory, tmp_path):

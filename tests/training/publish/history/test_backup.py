@@ -90,7 +90,7 @@ def test_a_damaged_history_replaces_no_backup(history, tmp_path):
     assert [path.read_bytes() for path in backups(tmp_path)] == [good]
     with pytest.raises(BadInput, match="no history") as caught:
         History(tmp_path / "history.sqlite", run_id="demo", recipe_digest="d", expiration_seconds=30)
-    assert f"Its newest backup is {backups(tmp_path)[-1]}" in caught.value.told
+    assert f"Its newest backup is {backups(tmp_path)[-1]}" in caught.value.sentence
     with pytest.raises(BadInput, match="no history"):
         back_up(tmp_path / "nothing.sqlite", tmp_path / "copy.sqlite")
 
@@ -111,7 +111,6 @@ def test_the_command_copies_the_history_of_a_running_monitor(history, tmp_path):
 WRITER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import torch
 from training.checkpoints.checkpoint import latest_checkpoint, checkpoint_epoch, save_checkpoint
 from training.checkpoints.retention import delete_surplus
@@ -119,6 +118,7 @@ from training.recipe import RECIPES, load_recipe
 from training.model.transformer import build_model
 from training.publish.history.backup import back_up_run
 from training.publish.history.history import History
+from training.swarm.node.metrics import PeerRecord
 
 torch.set_num_threads(1)
 FOLDER, SEED = Path(sys.argv[1]), int(sys.argv[2])
@@ -128,7 +128,7 @@ BEGAN = time.monotonic()
 PEERS = {"ada": 7, "bob": 11}  # samples in each epoch
 
 def records(epoch):
-    return [SimpleNamespace(recent=(), name=name, peer_id=name, status="training", lineage=None, epoch=epoch,
+    return [PeerRecord.construct(recent=(), name=name, peer_id=name, status="training", lineage=None, epoch=epoch,
         loss=8.0 / epoch if epoch else None, samples=samples * epoch, samples_per_second=1.0, seconds=float(epoch),
         time=float(epoch)) for name, samples in PEERS.items()]
 

@@ -29,7 +29,14 @@ from training.recipe import load_recipe
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack
 from training.swarm.engine.ids import named_peer, peer_id_of
-from training.swarm.node.dht import check_node, full_addresses, post_recipe, posted_words, record_validators, start_dht
+from training.swarm.node.dht import (
+    check_node,
+    full_addresses,
+    post_recipe,
+    posted_messages,
+    record_validators,
+    start_dht,
+)
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import read_records
 from training.swarm.peers.progress import Progress
@@ -271,7 +278,7 @@ def send(node, records, *, in_dictionary=False):
 
 def is_well(node):
     check_node(node.dht)
-    assert RUN.digest in posted_words(node.dht, "demo_recipe").values()
+    assert RUN.digest in posted_messages(node.dht, "demo_recipe").values()
     assert read_records(node.dht, "demo") == []
 
 

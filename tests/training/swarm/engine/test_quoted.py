@@ -40,8 +40,8 @@ def test_a_donor_whose_error_is_long_and_not_printable_is_quoted_briefly():
 
     with pytest.raises(TrainingError) as failed:
         _ask_in_turn(ask, ["QmEve"], 1.0, lambda donor, error: None)
-    assert f"QmEve: {SHOWN}AAA" in failed.value.told and failed.value.told.isprintable()
-    assert len(failed.value.told) < LONGEST_QUOTE + 200
+    assert f"QmEve: {SHOWN}AAA" in failed.value.sentence and failed.value.sentence.isprintable()
+    assert len(failed.value.sentence) < LONGEST_QUOTE + 200
 
 
 def field(number, content):

@@ -90,13 +90,13 @@ def test_nothing_else_answers_calls():
 
 def test_each_record_that_peers_store_is_sent_by_the_uninvited():
     stored = set()
-    for path, node in (*calls_of("store"), *calls_of("post_word")):
+    for path, node in (*calls_of("store"), *calls_of("post_message")):
         if not path.is_relative_to(SWARM) or path.name in ("bounds.py", "stored.py"):
             continue  # how a node keeps records
-        key = node.args[1] if getattr(node.func, "id", "") == "post_word" else node.args[0]
+        key = node.args[1] if getattr(node.func, "id", "") == "post_message" else node.args[0]
         suffix = re.search(r"(_[a-z]+)'$", ast.unparse(key)) if isinstance(key, ast.JoinedStr) else None
         stored.add((path.name, suffix[1] if suffix else ast.unparse(key)))
-    # `post_word` itself, the copy that a node keeps of any of these, and what the node is asked to store
+    # `post_message` itself, the copy that a node keeps of any of these, and what the node is asked to store
     assert stored == test_members_only.RECORDS.keys() | {
         ("dht.py", "key"),
         ("run_node.py", "key"),

@@ -37,16 +37,16 @@ from training.swarm.engine.codecs import encode
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import open_connection
 from training.swarm.node.admission import Admission
-from training.swarm.node.dht import full_addresses, post_recipe, posted_words, start_dht
+from training.swarm.node.dht import full_addresses, post_recipe, posted_messages, start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import MetricsBoard, PeerRecord, read_records
-from training.swarm.node.tokens import tell_tokens, told_tokens
+from training.swarm.node.tokens import post_tokens, posted_tokens
 from training.swarm.peers.progress import Progress
 from training.swarm.round.gathering import FormedGroup
 from training.swarm.round.matchmaking import Matchmaking, Search, announced, schema_of
 from training.swarm.round.pipe import AveragerSettings, Stage
 from training.swarm.round.service import Service
-from training.swarm.run.lineage import Lineage, Word, post_lineage, posted_lineages, run_prefix
+from training.swarm.run.lineage import Lineage, LineageMessage, post_lineage, posted_lineages, run_prefix
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.download import _Download, download_state, find_donors
 from training.swarm.state.master_weights import MasterWeights
@@ -226,8 +226,8 @@ def states_of(peer):
 def post_everything(peer):
     """Stores a record of each kind that peers store."""
     post_recipe(peer.dht, RUN, peer.identity)
-    tell_tokens(peer.dht, RUN, peer.identity, "f" * 16)
-    post_lineage(peer.dht, "demo", Word(lineage=Lineage(id=LINEAGE), epoch=3), peer.identity)
+    post_tokens(peer.dht, RUN, peer.identity, "f" * 16)
+    post_lineage(peer.dht, "demo", LineageMessage(lineage=Lineage(id=LINEAGE), epoch=3), peer.identity)
     MetricsBoard(dht=peer.dht, run_id="demo", expiration_seconds=60).post(metrics_of(peer), peer.identity)
 
 
@@ -241,8 +241,8 @@ def metrics_of(peer):
 def believed(peer):
     """Whose records a peer believes, of each kind."""
     signers = {
-        "recipe": posted_words(peer.dht, "demo_recipe"),
-        "tokens": told_tokens(peer.dht, RUN),
+        "recipe": posted_messages(peer.dht, "demo_recipe"),
+        "tokens": posted_tokens(peer.dht, RUN),
         "lineage": [word.signer for word in posted_lineages(peer.dht, "demo")],
         "metrics": [record.peer_id for record in read_records(peer.dht, "demo")],
         "offers": map(str, find_donors(peer.dht, PREFIX)),
@@ -420,7 +420,7 @@ def test_the_uninvited_are_in_no_group_while_members_go_on(world, kind):
     waits.start(1.0)
     for round_ in (waits, world.bob.average()):
         group = round_.result(30)
-        assert set(map(str, group.told)) == {str(world.ada.id), str(world.bob.id)}
+        assert set(map(str, group.messages)) == {str(world.ada.id), str(world.bob.id)}
         assert group.report.senders == 2
     assert search.stage is Stage.SEARCHING and looking(world.bob) <= {world.ada.id, world.bob.id}
     search.cancel()
@@ -544,12 +544,12 @@ def test_a_member_refuses_a_group_with_the_uninvited_and_its_leader_spoils(world
     eve = uninvited(world, kind)
     texts = {peer.id: peer.admission.own_ticket for peer in (world.ada, world.bob, eve)}
     words = [MSGPackSerializer.dumps([None, False, MSGPackSerializer.dumps(7), text, b""]) for text in texts.values()]
-    group = FormedGroup(peers=tuple(texts), words=tuple(words))
+    group = FormedGroup(peers=tuple(texts), messages=tuple(words))
 
     async def follow():
         settings, ada = AveragerSettings(prefix=STATE), SimpleNamespace(peer_id=world.ada.id)
         one = Matchmaking(ada, world.ada.dht, Service, settings, schema=b"schema")
-        search = Search(words=words[0], deadline=get_dht_time(), expected=3, faults={})
+        search = Search(message=words[0], deadline=get_dht_time(), expected=3, faults={})
         one._join(search, world.bob.id, group.message())
         assert not search.found.done()
         return search.faults
@@ -575,7 +575,7 @@ def test_a_ban_of_a_member_takes_its_records_its_states_and_its_groups(world):
     # What a node has that has not heard of the ban: the record of the banned hides no other.
     world.eve.tell(ticket(KEY, world.eve.identity, account="invited:carol"))
     assert wait_for_result(send_dictionary(bob, (bob, world.eve), ada.id)) == [True]
-    posted = posted_words(ada.dht, "demo_tokens")
+    posted = posted_messages(ada.dht, "demo_tokens")
     assert set(posted) & {one.dht.public_key for one in (bob, world.eve)} == {world.eve.dht.public_key}
     assert wait_for_result(take_states(bob, ada.id)) == {"as anybody": 0, "as a member": 0, "sample": 0}
     rounds_ = [member.average() for member in (ada, bob)]

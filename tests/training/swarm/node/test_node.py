@@ -175,7 +175,7 @@ def test_a_node_that_is_asked_to_end_does_so_by_itself(tmp_path):
 STORED = """
 from contextvars import ContextVar
 from functools import partial
-from training.swarm.node.dht import full_addresses, posted_words, post_word
+from training.swarm.node.dht import full_addresses, posted_messages, post_message
 
 calls, known, storing = 0, [], ContextVar("storing", default=False)
 
@@ -214,8 +214,8 @@ def role(stop):
 
     def store(word):
         before = writer.run_coroutine(searches)
-        post_word(writer, "demo_tokens", word, identity)
-        while set(posted_words(others[0], "demo_tokens").values()) != {word}:
+        post_message(writer, "demo_tokens", word, identity)
+        while set(posted_messages(others[0], "demo_tokens").values()) != {word}:
             time.sleep(0.1)
         return writer.run_coroutine(searches) - before, writer.run_coroutine(known_at_store)
 
@@ -223,7 +223,7 @@ def role(stop):
     newcomer, _ = node_of("newcomer", address)
     # It makes itself known to nodes near it as it starts; here to all.
     asked_for_newcomer, _ = store("again")
-    print([asked, asked_for_newcomer, set(posted_words(newcomer, "demo_tokens").values())], flush=True)
+    print([asked, asked_for_newcomer, set(posted_messages(newcomer, "demo_tokens").values())], flush=True)
 
 run_role(role)
 """

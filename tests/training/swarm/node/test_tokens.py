@@ -11,9 +11,9 @@ from training.errors import RefusedByRun
 from training.recipe import load_recipe
 from training.roles import monitor
 from training.swarm.node import tokens
-from training.swarm.node.dht import full_addresses, posted_words, start_dht
+from training.swarm.node.dht import full_addresses, posted_messages, start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.node.tokens import check_tokens, tell_tokens
+from training.swarm.node.tokens import check_tokens, post_tokens
 
 pytestmark = pytest.mark.swarm
 RUN = load_recipe("demo")
@@ -35,8 +35,8 @@ def nodes(tmp_path):
 
 def told(node, identity, digest):
     """Says it, until this node reads it."""
-    tell_tokens(node, RUN, identity, digest)
-    while posted_words(node, "demo_tokens").get(identity.signer().local_public_key) != digest:
+    post_tokens(node, RUN, identity, digest)
+    while posted_messages(node, "demo_tokens").get(identity.signer().local_public_key) != digest:
         pass
 
 
@@ -80,7 +80,7 @@ def test_strangers_words_keep_no_monitor_from_coming_back(nodes, tmp_path, capsy
     monitor._Tokens(second, RUN, own, **settings, has_stored=True)
     digest = open_manifest(shards, kind=None).tokens_digest
     assert f"others announce other tokens than {digest}" in capsys.readouterr().out
-    until(lambda: digest in posted_words(second, "demo_tokens").values())
+    until(lambda: digest in posted_messages(second, "demo_tokens").values())
 
 
 def test_most_words_count():

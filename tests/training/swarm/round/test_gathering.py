@@ -1,4 +1,4 @@
-"""What peers tell a group: our own words come through, and anything else is one kind of error."""
+"""What peers tell a group: our own messages come through, and anything else is one kind of error."""
 
 import math
 from contextlib import suppress
@@ -17,8 +17,8 @@ from training.swarm.round.gathering import (
     MOST_BYTES,
     SLOWEST_MBITS,
     FormedGroup,
+    GroupMessage,
     NonsenseError,
-    Words,
     bandwidths,
     renewed,
     shares,
@@ -31,56 +31,56 @@ ANYTHING = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4), max_le
 
 def read(peers, gathered):
     """A group as a leader names it."""
-    return FormedGroup.read(FormedGroup(peers=tuple(peers), words=tuple(gathered)).message())
+    return FormedGroup.read(FormedGroup(peers=tuple(peers), messages=tuple(gathered)).message())
 
 
-def words(mbits=100.0, client_mode=False, told=None):
-    return Words(mbits=mbits, client_mode=client_mode, told=told)
+def message(mbits=100.0, client_mode=False, announcement=None):
+    return GroupMessage(mbits=mbits, client_mode=client_mode, announcement=announcement)
 
 
 @given(st.none() | st.floats(0, 1e9), st.booleans(), st.lists(st.integers(0, 99)))
-def test_our_words_come_through(mbits, mode, told):
-    packed = words(mbits, mode, told).packed()
-    assert Words.read(packed) == Words.read(renewed(packed)) == words(mbits, mode, told)
-    assert len({packed, renewed(packed), words(mbits, mode, told).packed()}) == 3
+def test_our_messages_come_through(mbits, mode, announcement):
+    packed = message(mbits, mode, announcement).packed()
+    assert GroupMessage.read(packed) == GroupMessage.read(renewed(packed)) == message(mbits, mode, announcement)
+    assert len({packed, renewed(packed), message(mbits, mode, announcement).packed()}) == 3
 
 
 @given(ANYTHING | st.tuples(*[ANYTHING] * 5).map(list))
 def test_other_words_are_refused_or_harmless(said):
     packed = MSGPackSerializer.dumps(said)
     try:
-        told = Words.read(packed)
+        announcement = GroupMessage.read(packed)
     except NonsenseError:
         return
     assert len(packed) <= MOST_BYTES
-    assert bandwidths([told])[0] in (told.mbits, 0.0, SLOWEST_MBITS, FASTEST_MBITS)
+    assert bandwidths([announcement])[0] in (announcement.mbits, 0.0, SLOWEST_MBITS, FASTEST_MBITS)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_words(packed):
     with suppress(NonsenseError):
-        Words.read(packed)
+        GroupMessage.read(packed)
 
 
 @pytest.mark.parametrize("mbits", ["fast", math.nan, math.inf, -1.0, True, [1.0]])
 def test_a_bandwidth_is_a_number(mbits):
     with pytest.raises(NonsenseError):
-        Words.read(words(mbits).packed())
+        GroupMessage.read(message(mbits).packed())
 
 
-@pytest.mark.parametrize("told", [nested(505), [nested(4)], {"a": nested(4)}, DictionaryDHTValue(1)])
-def test_what_is_nested_or_of_another_type_is_refused(told):
+@pytest.mark.parametrize("announcement", [nested(505), [nested(4)], {"a": nested(4)}, DictionaryDHTValue(1)])
+def test_what_is_nested_or_of_another_type_is_refused(announcement):
     """It would go to the trainer with the result of a round, which must be pickled for that."""
     with pytest.raises(NonsenseError, match="nested too deeply, or of an unknown type"):
-        Words.read(words(told=told).packed())
-    assert Words.read(words(told=nested(3)).packed()).told == nested(3)
+        GroupMessage.read(message(announcement=announcement).packed())
+    assert GroupMessage.read(message(announcement=nested(3)).packed()).announcement == nested(3)
 
 
 def test_a_peer_that_claims_to_be_fast_does_not_get_all_of_the_reduction():
     """hivemind's share is proportional to the square of it, or so: the others would get nothing."""
-    honest = [words(mbits) for mbits in (80.0, 100.0, 120.0)]
-    assert bandwidths([*honest, words(1e12)]) == [80.0, 100.0, 120.0, 1600.0]
-    assert bandwidths([words(None), words(50.0, True)]) == [None, 0.0]
+    honest = [message(mbits) for mbits in (80.0, 100.0, 120.0)]
+    assert bandwidths([*honest, message(1e12)]) == [80.0, 100.0, 120.0, 1600.0]
+    assert bandwidths([message(None), message(50.0, True)]) == [None, 0.0]
 
 
 MBITS = st.none() | st.just(0.0) | st.floats(0, 1e300) | st.floats(-320, 9).map(lambda power: 10.0**power)
@@ -89,7 +89,7 @@ MBITS = st.none() | st.just(0.0) | st.floats(0, 1e300) | st.floats(-320, 9).map(
 @given(st.lists(st.tuples(MBITS, st.booleans()), min_size=2, max_size=12))
 def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(claims):
     """hivemind's linear program has no solution for some of them; then it gives all the same, or fails."""
-    group = [words(mbits, mode) for mbits, mode in claims]
+    group = [message(mbits, mode) for mbits, mode in claims]
     ids, packed = [PeerID(bytes([number])) for number in range(len(group))], [one.packed() for one in group]
     if all(one.client_mode or one.mbits == 0 for one in group):
         with pytest.raises(NonsenseError, match="nobody averages"):
@@ -103,13 +103,13 @@ def test_whatever_links_peers_claim_all_values_are_averaged_by_those_that_can(cl
 
 
 def test_a_peer_that_claims_to_be_slow_takes_nobody_elses_work():
-    honest, slow = [words(100.0)] * 3, words(5e-324)
+    honest, slow = [message(100.0)] * 3, message(5e-324)
     assert shares(999, [*honest, slow]) == [333, 333, 333, 0]
-    assert shares(999, [*honest, words(90.0, True), slow]) == [333, 333, 333, 0, 0]
+    assert shares(999, [*honest, message(90.0, True), slow]) == [333, 333, 333, 0, 0]
 
 
 def test_a_leader_names_each_member_once_with_words_that_make_sense():
-    ada, alan, packed = PeerID(b"ada"), PeerID(b"alan"), words().packed()
+    ada, alan, packed = PeerID(b"ada"), PeerID(b"alan"), message().packed()
     read([ada, alan], [packed, packed])
     for peers, gathered in (([ada, ada], [packed, packed]), ([ada], [b"?"]), ([PeerID(bytes(65))], [packed])):
         with pytest.raises(NonsenseError):
@@ -119,7 +119,7 @@ def test_a_leader_names_each_member_once_with_words_that_make_sense():
 def test_a_group_is_named_by_its_members_their_order_and_their_words():
     """A leader that tells its followers different things of a member puts them into different groups."""
     ada, alan = PeerID(b"ada"), PeerID(b"alan")
-    one, other = words().packed(), words(client_mode=True).packed()
+    one, other = message().packed(), message(client_mode=True).packed()
     groups = [([ada, alan], [one, other]), ([alan, ada], [one, other]), ([ada, alan], [one, renewed(other)])]
     names = [read(*group).group_id for group in groups]
     assert len(set(names)) == 3 and names == [read(*group).group_id for group in groups]

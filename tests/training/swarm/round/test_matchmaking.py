@@ -27,7 +27,7 @@ from training.swarm.engine.process import DHT
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.node.admission import Admission
 from training.swarm.round.averager import Averager
-from training.swarm.round.gathering import FormedGroup, Words
+from training.swarm.round.gathering import FormedGroup, GroupMessage
 from training.swarm.round.matchmaking import IDLE_WEIGHT, MAJORITY_WINDOWS, Matchmaking, Search
 from training.swarm.round.pipe import AveragerSettings, Stage
 from training.swarm.round.service import Service
@@ -38,9 +38,9 @@ ADA, BOB, EVE, DAN = (PeerID(name.encode()) for name in ("ada", "bob", "eve", "d
 Message = averaging_pb2.MessageFromLeader
 
 
-def words(told=None):
+def message(announcement=None):
     """What a peer tells its group."""
-    return Words(mbits=None, client_mode=False, told=told).packed()
+    return GroupMessage(mbits=None, client_mode=False, announcement=announcement).packed()
 
 
 class Network:
@@ -104,11 +104,11 @@ def lead_first(network: Network, peer: PeerID, *messages: Message) -> None:
     network.store("", subkey=peer.to_bytes(), value=True, expiration_time=get_dht_time() + 0.9, return_future=True)
 
 
-def find(one: Matchmaking, *, seconds=10.0, expected=0, told=None, faults=None):
+def find(one: Matchmaking, *, seconds=10.0, expected=0, announcement=None, faults=None):
     """A search; a coroutine."""
     deadline = get_dht_time() + seconds
     return one.find_group(
-        words(told), deadline=deadline, expected_peers=expected, faults={} if faults is None else faults
+        message(announcement), deadline=deadline, expected_peers=expected, faults={} if faults is None else faults
     )
 
 
@@ -251,7 +251,7 @@ def test_a_leader_that_is_left_out_is_not_asked():
 
 def search(*, expected=2):
     """A search of a peer at epoch 7 that has announced itself; needs a running event loop."""
-    found = Search(words=words([7, False, 2]), deadline=get_dht_time() + 60, expected=expected, faults={})
+    found = Search(message=message([7, False, 2]), deadline=get_dht_time() + 60, expected=expected, faults={})
     found.window_ends = get_dht_time() + 5
     return found
 
@@ -271,31 +271,31 @@ def answer_to(request_words, *, peer=BOB, expected=2, prepare=lambda one, found:
 
 
 @pytest.mark.parametrize(
-    "told, refusal",
+    "announcement, refusal",
     [
-        (words([7, True, 2]), None),
-        (words([6, False, 2]), averaging_pb2.BAD_GROUP_KEY),
-        (words([8, False, 2]), averaging_pb2.BAD_GROUP_KEY),
-        (words("hm"), None),
+        (message([7, True, 2]), None),
+        (message([6, False, 2]), averaging_pb2.BAD_GROUP_KEY),
+        (message([8, False, 2]), averaging_pb2.BAD_GROUP_KEY),
+        (message("hm"), None),
         (b"?", averaging_pb2.PROTOCOL_VIOLATION),
     ],
     ids=["the same epoch", "an earlier one", "a later one", "none", "garbage"],
 )
-def test_a_group_is_of_one_epoch(told, refusal):
+def test_a_group_is_of_one_epoch(announcement, refusal):
     """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
-    assert answer_to(told)[0] == refusal
+    assert answer_to(announcement)[0] == refusal
 
 
-@pytest.mark.parametrize("told, expected", [(2, 2), (3, 3), (9, 3), (0, 2)])
-def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(told, expected):
+@pytest.mark.parametrize("announcement, expected", [(2, 2), (3, 3), (9, 3), (0, 2)])
+def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(announcement, expected):
     """Else it would make the group whole in the place of one of the others."""
-    assert answer_to(words([7, True, told])) == (None, expected)
+    assert answer_to(message([7, True, announcement])) == (None, expected)
 
 
 @pytest.mark.parametrize("seconds", [1.0, math.nan, -math.inf])
 def test_a_leader_refuses_whoever_s_window_ends_before_its_own(seconds):
     """Two peers that ask each other at the same moment would both follow."""
-    assert answer_to(words(), seconds=seconds)[0] == averaging_pb2.BAD_EXPIRATION_TIME
+    assert answer_to(message(), seconds=seconds)[0] == averaging_pb2.BAD_EXPIRATION_TIME
 
 
 def left_out(one, found):
@@ -324,7 +324,7 @@ def has_a_group(one, found):
     ],
 )
 def test_a_leader_refuses_followers(prepare, refusal):
-    assert answer_to(words(), prepare=prepare)[0] == refusal
+    assert answer_to(message(), prepare=prepare)[0] == refusal
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ async def lead(network: Network, *followers: PeerID, expected: int) -> tuple[asy
     await asyncio.sleep(0.05)
     answers = []
     for peer in followers:
-        request = averaging_pb2.JoinRequest(schema_hash=b"schema", expiration=get_dht_time() + 60, gather=words())
+        request = averaging_pb2.JoinRequest(schema_hash=b"schema", expiration=get_dht_time() + 60, gather=message())
         answers.append(leader.rpc_join_group(request, SimpleNamespace(remote_id=peer)))
         assert (await anext(answers[-1])).code == averaging_pb2.ACCEPTED
     return finding, answers
@@ -395,13 +395,13 @@ def test_followers_are_sent_away_when_their_leader_gives_up():
 
 
 def test_a_follower_that_is_banned_while_it_waits_is_in_no_group(monkeypatch):
-    def check(self, peer, told):
+    def check(self, peer, announcement):
         if peer == BOB:
             raise TicketRefused("banned", "bob has been banned")
 
     async def begin() -> FormedGroup:
         leader, found = Network().join(ADA), search(expected=3)
-        found.followers |= {BOB: words(), EVE: words()}
+        found.followers |= {BOB: message(), EVE: message()}
         assert not leader._begin(found, 3) and leader._begin(found, 2)
         return found.found.result()
 
@@ -415,20 +415,20 @@ def test_a_follower_that_is_banned_while_it_waits_is_in_no_group(monkeypatch):
 def test_a_follower_whose_words_were_changed_does_not_join():
     """The peers would divide the tensors differently, and find fault with each other."""
 
-    async def join(told):
+    async def join(announcement):
         ada, found = Network().join(ADA), search()
-        group = FormedGroup.of({BOB: words([7, False, 2]), ADA: told or found.words})
+        group = FormedGroup.of({BOB: message([7, False, 2]), ADA: announcement or found.message})
         ada._join(found, BOB, group.message())
         return found.found.done(), found.faults
 
     assert wait_for_result(join(None)) == (True, {})
-    assert wait_for_result(join(words([7, False, 2]))) == (False, {BOB: 1.0})
+    assert wait_for_result(join(message([7, False, 2]))) == (False, {BOB: 1.0})
 
 
 def test_a_follower_joins_no_group_of_several_epochs():
     async def join(epoch):
         ada, found = Network().join(ADA), search()
-        ada._join(found, BOB, FormedGroup.of({BOB: words([epoch, False, 2]), ADA: found.words}).message())
+        ada._join(found, BOB, FormedGroup.of({BOB: message([epoch, False, 2]), ADA: found.message}).message())
         return found.found.done(), found.faults
 
     assert wait_for_result(join(7)) == (True, {})
@@ -450,7 +450,7 @@ def test_a_leader_that_answers_with_another_code_leads_to_no_group(code, accepts
 
 @pytest.mark.parametrize("is_late_news", [False, True])
 def test_a_leader_that_has_not_heard_of_a_ban_is_not_blamed_for_its_group(is_late_news, monkeypatch):
-    def refuse(self, peer, told):
+    def refuse(self, peer, announcement):
         raise TicketRefused("banned", "eve has been banned")
 
     monkeypatch.setattr(Matchmaking, "_check_ticket", refuse)
@@ -459,7 +459,7 @@ def test_a_leader_that_has_not_heard_of_a_ban_is_not_blamed_for_its_group(is_lat
     async def join():
         ada, found = Network().join(ADA), search()
         ada._admission = Admission("", "demo")
-        ada._join(found, BOB, FormedGroup.of({BOB: words([7, False, 2]), ADA: found.words}).message())
+        ada._join(found, BOB, FormedGroup.of({BOB: message([7, False, 2]), ADA: found.message}).message())
         return found.found.done(), found.faults
 
     assert wait_for_result(join()) == (False, {} if is_late_news else {BOB: 1.0})

@@ -18,7 +18,7 @@ from training.errors import BadInput
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.recipe import load_recipe
-from training.swarm.node.dht import full_addresses, post_word, start_dht
+from training.swarm.node.dht import full_addresses, post_message, start_dht
 from training.swarm.node.identity import Identity
 from training.swarm.run import lineage as lineages
 from training.swarm.run import server_lineage
@@ -26,7 +26,7 @@ from training.swarm.run.lineage import (
     BRANCH_FILE,
     STATE_FILE,
     Lineage,
-    Word,
+    LineageMessage,
     choose,
     keep,
     post_lineage,
@@ -42,20 +42,20 @@ RUN, RUNS = load_recipe("demo"), itertools.count()
 A, B, C = (Lineage(id=letter * 16) for letter in "abc")
 
 
-def word(lineage, epoch, signer="server"):
-    return Word(lineage=lineage, epoch=epoch, signer=signer)
+def message(lineage, epoch, signer="server"):
+    return LineageMessage(lineage=lineage, epoch=epoch, signer=signer)
 
 
 @pytest.mark.parametrize(
-    "words, chosen",
+    "messages, chosen",
     [
-        ([word(A, 5), word(B, 7)], B),
-        ([word(A, 5), word(B, 7, "stranger")], A),
-        ([word(B, 7), word(A, 7)], A),
-        ([word(A, 60), word(A.branch(40), 41)], "the branch"),
-        ([word(A, 60), word(A.branch(40), 41, "stranger")], A),
-        ([word(A, 60), word(B, 50), word(A.branch(40).branch(30), 31)], B),
-        ([word(A, 5, "stranger"), word(B, 7, "stranger")], B),
+        ([message(A, 5), message(B, 7)], B),
+        ([message(A, 5), message(B, 7, "stranger")], A),
+        ([message(B, 7), message(A, 7)], A),
+        ([message(A, 60), message(A.branch(40), 41)], "the branch"),
+        ([message(A, 60), message(A.branch(40), 41, "stranger")], A),
+        ([message(A, 60), message(B, 50), message(A.branch(40).branch(30), 31)], B),
+        ([message(A, 5, "stranger"), message(B, 7, "stranger")], B),
         ([], None),
     ],
     ids=[
@@ -69,20 +69,20 @@ def word(lineage, epoch, signer="server"):
         "nothing",
     ],
 )
-def test_which_word_counts(words, chosen):
-    found = choose(words, ["server"])
-    assert (found and found.lineage) == (words[1].lineage if chosen == "the branch" else chosen)
+def test_which_message_counts(messages, chosen):
+    found = choose(messages, ["server"])
+    assert (found and found.lineage) == (messages[1].lineage if chosen == "the branch" else chosen)
 
 
-def test_a_word_survives_its_way_and_malformed_ones_do_not():
+def test_a_message_survives_its_way_and_malformed_ones_do_not():
     branch = A
     for epoch in (90, 80, 70, 60, 50, 40, 30, 20, 10, 5):
         branch = branch.branch(epoch)
-    said = word(branch, 999_999_999)
-    assert len(said.packed()) <= lineages.LONGEST_SERVER_WORD and len(branch.ancestors) == lineages.MOST_ANCESTORS
-    assert Word.read(said.packed(), "server") == said
+    longest = message(branch, 999_999_999)
+    assert len(longest.packed()) <= lineages.LONGEST_SERVER_MESSAGE and len(branch.ancestors) == lineages.MOST_ANCESTORS
+    assert LineageMessage.read(longest.packed(), "server") == longest
     for malformed in ("", "a" * 16, "a" * 15 + " 7", "a" * 16 + " -7", "a" * 16 + " 7" * 3, "A" * 16 + " 7"):
-        assert Word.read(malformed) is None
+        assert LineageMessage.read(malformed) is None
 
 
 def test_weights_are_also_those_of_the_branches_that_went_on_from_them():
@@ -95,7 +95,7 @@ def test_weights_are_also_those_of_the_branches_that_went_on_from_them():
 
 def test_what_is_kept_is_read_again_and_a_damaged_file_is_no_new_run(tmp_path):
     assert read_kept(tmp_path) is None
-    kept = Word(lineage=A.branch(40), epoch=60)
+    kept = LineageMessage(lineage=A.branch(40), epoch=60)
     keep(tmp_path, kept)
     assert read_kept(tmp_path) == kept
     for content in (
@@ -167,7 +167,7 @@ def _nothing_said():
 
 
 def say(node, lineage, epoch):
-    post_lineage(node.dht, RUN.run_id, Word(lineage=lineage, epoch=epoch), node.identity)
+    post_lineage(node.dht, RUN.run_id, LineageMessage(lineage=lineage, epoch=epoch), node.identity)
 
 
 def until(condition):
@@ -188,7 +188,7 @@ def test_servers_have_one_lineage_and_keep_it(nodes):
     other = serve(second, first)
     assert one.lineage == other.lineage and one.epoch == 0
     assert not one.renew([record(one.lineage, 7), record(B, 9)])
-    until(lambda: Word(lineage=one.lineage, epoch=7, signer=str(first.identity.peer_id)) in said_to(second))
+    until(lambda: LineageMessage(lineage=one.lineage, epoch=7, signer=str(first.identity.peer_id)) in said_to(second))
     again = serve(first)
     assert (again.lineage, again.epoch) == (one.lineage, 7)
     assert one.servers == [str(first.identity.peer_id)] and len(other.servers) == 2
@@ -240,10 +240,10 @@ def test_a_word_of_a_stranger_makes_no_run_older_than_it_is(nodes):
 def test_an_order_to_go_back_is_followed_by_those_who_trust_the_server_that_has_it(nodes):
     first, second, volunteer = nodes
     for node in (first, second):
-        keep(node.folder, Word(lineage=A, epoch=60))
+        keep(node.folder, LineageMessage(lineage=A, epoch=60))
     monitor, bootstrap = serve(first), serve(second)
     branch = A.branch(40)
-    keep(first.folder, Word(lineage=branch, epoch=40), BRANCH_FILE)
+    keep(first.folder, LineageMessage(lineage=branch, epoch=40), BRANCH_FILE)
     assert monitor.renew([record(A, 61)]) and (monitor.lineage, monitor.epoch) == (branch, 40)
     assert not (first.folder / BRANCH_FILE).exists() and read_kept(first.folder).lineage == branch
     until(lambda: any(one.lineage == branch for one in said_to(second)))
@@ -259,9 +259,9 @@ def test_an_order_to_go_back_is_followed_by_those_who_trust_the_server_that_has_
 @pytest.mark.swarm
 def test_a_server_goes_on_while_it_cannot_write_its_lineage_and_writes_it_later(nodes):
     first, second, _ = nodes
-    keep(first.folder, Word(lineage=A, epoch=60))
+    keep(first.folder, LineageMessage(lineage=A, epoch=60))
     server, branch = serve(first), A.branch(40)
-    keep(first.folder, Word(lineage=branch, epoch=40), BRANCH_FILE)
+    keep(first.folder, LineageMessage(lineage=branch, epoch=40), BRANCH_FILE)
     in_the_way = first.folder / STATE_FILE
     in_the_way.unlink()
     in_the_way.mkdir()
@@ -271,16 +271,18 @@ def test_a_server_goes_on_while_it_cannot_write_its_lineage_and_writes_it_later(
     until(lambda: any(one.lineage == branch and one.epoch == 41 for one in said_to(second)))
     in_the_way.rmdir()
     assert not server.renew([])
-    assert not (first.folder / BRANCH_FILE).exists() and read_kept(first.folder) == Word(lineage=branch, epoch=41)
+    assert not (first.folder / BRANCH_FILE).exists() and read_kept(first.folder) == LineageMessage(
+        lineage=branch, epoch=41
+    )
 
 
 @pytest.mark.swarm
 def test_an_order_to_begin_anew_is_not_undone_by_those_who_train_still(nodes):
     first, _, volunteer = nodes
-    keep(first.folder, Word(lineage=A, epoch=60))
+    keep(first.folder, LineageMessage(lineage=A, epoch=60))
     say(volunteer, A, 61)
     server = serve(first)
-    keep(first.folder, Word(lineage=A.branch(0), epoch=0), BRANCH_FILE)
+    keep(first.folder, LineageMessage(lineage=A.branch(0), epoch=0), BRANCH_FILE)
     assert server.renew([record(A, 61)]) and server.epoch == 0
     assert not server.renew([record(A, 62)]) and server.lineage.descends_from(A.id)
 
@@ -323,7 +325,7 @@ def test_a_newcomer_follows_a_word_without_any_volunteer_and_remembers_it(nodes)
     one, _ = join(volunteer, first)
     assert (one.lineage, one.newest_epoch()) == (A, 7)
     one.remember(9)
-    assert read_kept(volunteer.folder) == Word(lineage=A, epoch=9)
+    assert read_kept(volunteer.folder) == LineageMessage(lineage=A, epoch=9)
     say(first, A.branch(3), 3)
     until(lambda: said_to(volunteer)[0].lineage != A)
     _, printed = join(volunteer, first)
@@ -342,14 +344,14 @@ def test_a_volunteer_goes_over_to_a_branch_that_a_server_announces_and_to_nothin
     one._look(said_to(volunteer))
     assert not one.is_left
     say(first, branch, 40)
-    until(lambda: {said.lineage for said in said_to(volunteer)} == {branch})
+    until(lambda: {message.lineage for message in said_to(volunteer)} == {branch})
     one._look(said_to(volunteer))
     assert one.is_left
     one.go_over(61)
     assert one.lineage == branch and not one.is_left
     assert "has gone back to epoch 40: this peer drops its weights of epoch 61" in printed()
     for _ in range(belonging.LOOKS):  # as of a server that has not heard of it
-        one._look([word(A, 99, str(first.identity.peer_id))])
+        one._look([message(A, 99, str(first.identity.peer_id))])
     assert not one.is_left
 
 
@@ -359,7 +361,7 @@ def test_a_look_while_a_volunteer_goes_over_does_not_leave_the_new_lineage_too(n
     say(first, A, 60)
     until(lambda: said_to(volunteer))
     one, _ = join(volunteer, first)
-    branch = [word(A.branch(40), 40, str(first.identity.peer_id))]
+    branch = [message(A.branch(40), 40, str(first.identity.peer_id))]
 
     def look():
         with one.resting:  # as the watching thread does
@@ -386,21 +388,25 @@ def test_a_volunteer_of_a_lineage_that_no_server_announces_goes_over_when_it_is_
     say(first, A, 5)
     until(lambda: said_to(volunteer))
     one, _ = join(volunteer, first)
-    for others in ([word(B, 9, "stranger")], [word(B, 0, signer)], [word(B, 9, signer), word(A, 5, signer)]):
+    for others in (
+        [message(B, 9, "stranger")],
+        [message(B, 0, signer)],
+        [message(B, 9, signer), message(A, 5, signer)],
+    ):
         for _ in range(belonging.LOOKS):
             one._look(others)
         assert not one.is_left
     for _ in range(belonging.LOOKS):
         assert not one.is_left
-        one._look([word(B, 9, signer)])
+        one._look([message(B, 9, signer)])
     assert one.is_left
 
 
 @pytest.mark.swarm
 def test_junk_in_the_network_is_not_a_lineage(nodes):
     first, second, volunteer = nodes
-    post_word(second.dht, f"{RUN.run_id}_lineage", "x" * 300, second.identity)
-    post_word(first.dht, f"{RUN.run_id}_lineage", "no lineage at all", first.identity)
+    post_message(second.dht, f"{RUN.run_id}_lineage", "x" * 300, second.identity)
+    post_message(first.dht, f"{RUN.run_id}_lineage", "no lineage at all", first.identity)
     time.sleep(0.5)
     assert said_to(volunteer) == []
 

@@ -72,8 +72,8 @@ def test_a_site_that_names_no_servers_is_one_sentence(site, content, words):
     with pytest.raises(TrainingError, match=words) as caught:
         ask_site(site.url)
     assert time.process_time() - began < 2  # to read a peer's id of 200 kB takes longer
-    assert len(caught.value.told) < 1000
-    assert "\n" not in caught.value.told and f"{site.url}/live/run.json" in caught.value.told
+    assert len(caught.value.sentence) < 1000
+    assert "\n" not in caught.value.sentence and f"{site.url}/live/run.json" in caught.value.sentence
 
 
 def test_a_document_within_documents_names_nobody(site):

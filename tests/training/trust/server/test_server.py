@@ -146,8 +146,8 @@ def test_who_has_no_valid_credential_is_told_why_and_what_to_do(start, policy, c
     server = start(**policy)
     with pytest.raises(RefusedByRun) as refused:
         server.client(**credentials).ticket()
-    assert words in str(refused.value) and cure in refused.value.told and refused.value.exit_code == 3
-    assert "\n" not in refused.value.told
+    assert words in str(refused.value) and cure in refused.value.sentence and refused.value.exit_code == 3
+    assert "\n" not in refused.value.sentence
     assert server.register.members() == [] and sum(server.desk.refused.values()) >= 1
 
 
@@ -401,7 +401,7 @@ def test_an_answer_that_is_none_is_one_sentence(server, hub, answer):
     for what in (server.client(url=hub.url).ticket, lambda: server.client(url=hub.url).bans(None)):
         with pytest.raises(TrainingError) as failed:
             what()
-        assert "\n" not in failed.value.told and len(failed.value.told) < 400
+        assert "\n" not in failed.value.sentence and len(failed.value.sentence) < 400
 
 
 def test_a_ticket_of_another_key_is_not_taken(server):
