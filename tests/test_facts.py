@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calculator.swarm.collaboration import Collaboration
-from calculator.swarm.forecast import Exchange
+from calculator.swarm.forecast import ExchangedVectors
 from calculator.swarm.settings import DEFAULTS, ExchangeSettings
 from training.optim.config import OptimizerConfig, ScheduleConfig
 from training.swarm.config import SwarmConfig
@@ -86,7 +86,7 @@ def test_no_default_of_a_recipe_is_stated_twice():
     assert {fact: where for fact, where in found.items() if fact[0] in RECIPE_FIELDS and len(where) > 1} == {}
 
 
-@pytest.mark.parametrize("kind", [Exchange, Collaboration])
+@pytest.mark.parametrize("kind", [ExchangedVectors, Collaboration])
 def test_forecasts_declare_no_setting_of_their_own(kind):
     """What they share with recipes they inherit."""
     inherited = {field.name for field in fields(ExchangeSettings)}

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import record, result
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import Link
-from calculator.swarm.forecast import COSTS, Costs, Exchange, Volunteers, forecast
+from calculator.swarm.forecast import COSTS, Costs, ExchangedVectors, Volunteers, forecast
 from training.recipe import load_recipe
 from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread
@@ -92,7 +92,7 @@ class Case:
     def rules(self, costs: Costs = COSTS) -> Rules:
         """The swarm's settings for the simulator, as in benchmarks/swarm/swarm.py."""
         old = self.stack == "2021"
-        exchange = Exchange(
+        exchange = ExchangedVectors(
             parameters=PARAMETERS,
             target_batch_size=int(self.computing_seconds / SECONDS_A_SAMPLE * sum(self.speeds)),
             gradient_codec="uniform8" if old else "blockwise8",

@@ -20,7 +20,7 @@ from calculator.parts.parameters import parameter_tensors
 from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import Setup
 from calculator.swarm.exchange import CODECS, Link
-from calculator.swarm.forecast import Exchange, Forecast, Volunteers, forecast
+from calculator.swarm.forecast import ExchangedVectors, Forecast, Volunteers, forecast
 from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
 
 MOST_KINDS = 20
@@ -77,7 +77,7 @@ class Collaboration(ExchangeSettings):
     """Share of a GPU's published peak."""
     compression_threshold: int = COMPRESSION_THRESHOLD
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ExchangedVectors:
         """The vectors that peers exchange."""
         if self.architecture() is None:
             parameters, small, kept = self.parameters, 0, None
@@ -86,9 +86,9 @@ class Collaboration(ExchangeSettings):
             parameters = sum(tensor.count * tensor.copies for tensor in tensors)
             small = sum(t.count * t.copies for t in tensors if t.count < self.compression_threshold)
             kept = self._optimizer_bytes(tensors)
-        named = {field.name for field in fields(Exchange)} & {field.name for field in fields(self)}
+        named = {field.name for field in fields(ExchangedVectors)} & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in named} | {"parameters": parameters}
-        return Exchange(small_parameters=small, optimizer_bytes=kept, **given)
+        return ExchangedVectors(small_parameters=small, optimizer_bytes=kept, **given)
 
     def _trained(self) -> tuple[ParameterTensor, ...]:
         """Every kind of tensor that is trained."""

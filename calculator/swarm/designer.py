@@ -17,7 +17,7 @@ from calculator.swarm.designed_models import BATCHES, DesignedModel
 from calculator.swarm.forecast import (
     ADVISED_WINDOWS,
     DAY_SECONDS,
-    Exchange,
+    ExchangedVectors,
     Forecast,
     Volunteers,
     forecast,
@@ -238,7 +238,7 @@ def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    exchange: Exchange
+    exchange: ExchangedVectors
     forecast: Forecast
     why: str
 
@@ -251,7 +251,7 @@ class _Tried:
         return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
 
 
-def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
+def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
     people, exchange = crew.people, crew.collaboration.exchange()
     present = sum(kind.count * kind.present for kind in people)
     reducers = max(2, min(round(present), exchange.max_group_size))

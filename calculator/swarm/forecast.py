@@ -1,4 +1,4 @@
-"""The throughput of a mix of volunteers, in closed form: Volunteers and Exchange -> Forecast.
+"""The throughput of a mix of volunteers, in closed form: Volunteers and ExchangedVectors -> Forecast.
 
 One epoch is one update of all peers. A volunteer's time is either spent on samples that count or lost to a cause, and
 the shares add up to 1. All figures are means over many epochs of peers that join and leave independently.
@@ -106,14 +106,14 @@ class Volunteers:
                 f"{link.up_bytes_per_second:g} up, {link.down_bytes_per_second:g} down, and {link.latency_seconds:g} s."
             )
 
-    def step_seconds(self, exchange: Exchange, costs: Costs = COSTS) -> float:
+    def step_seconds(self, exchange: ExchangedVectors, costs: Costs = COSTS) -> float:
         """Time of one micro-batch, including the accumulation of its gradient."""
         added = costs.step_seconds_per_parameter * exchange.parameters
         return self.micro_batch_size / self.samples_per_second + added
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange(ExchangeSettings):
+class ExchangedVectors(ExchangeSettings):
     """The vectors that peers exchange, and when, as a recipe says (`training.swarm.config.SwarmConfig`)."""
 
     parameters: int
@@ -258,7 +258,7 @@ class Forecast:
         return not any(limit.stops for limit in self.limits)
 
 
-def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs = COSTS) -> Forecast:
+def forecast(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs: Costs = COSTS) -> Forecast:
     """The throughput that these volunteers reach together.
 
     Raises:
@@ -318,7 +318,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
 
 
 def _waits(
-    exchange: Exchange, stepping: float, meeting: float, reduced: float, in_background: float
+    exchange: ExchangedVectors, stepping: float, meeting: float, reduced: float, in_background: float
 ) -> tuple[float, float]:
     """Seconds per epoch for which a peer waits for its group and for the network.
 
@@ -360,7 +360,7 @@ def _group(volunteers: Sequence[Volunteers], size: float) -> list[Link]:
 
 
 def _joining(
-    volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs
+    volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs: Costs
 ) -> tuple[dict[Volunteers, float], float]:
     """The share of a session until the state is downloaded, by kind; and the mean time of that in seconds.
 
@@ -387,7 +387,7 @@ def _joining(
     return shares, seconds / people
 
 
-def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs) -> float:
+def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs: Costs) -> float:
     """Mean time for which a peer waits until all have finished the micro-batch during which the epoch ended.
 
     The rest of each peer's micro-batch is uniform between 0 and its length. Equal peers start together and finish
@@ -408,7 +408,7 @@ def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, cost
 
 
 def _left_over(
-    volunteers: Sequence[Volunteers], exchange: Exchange, epoch: float, others: float
+    volunteers: Sequence[Volunteers], exchange: ExchangedVectors, epoch: float, others: float
 ) -> tuple[float, float]:
     """The share of peers whose work is lost because their group is not full; and the seconds per epoch that they wait.
 
@@ -434,7 +434,7 @@ def _left_over(
 
 
 def _leaving(
-    volunteers: Sequence[Volunteers], group: int, epoch: float, reduced: float, exchange: Exchange
+    volunteers: Sequence[Volunteers], group: int, epoch: float, reduced: float, exchange: ExchangedVectors
 ) -> tuple[float, float]:
     """The share of samples lost with peers that leave; and the seconds per epoch spent waiting for vanished peers."""
     present = [kind.count * kind.present for kind in volunteers]
@@ -449,7 +449,7 @@ def _leaving(
     return lost, vanish * sum(weight * wait for weight, wait in zip(present, waits, strict=True)) / leaving
 
 
-def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:
+def _sent_bytes(exchange: ExchangedVectors, parts: Sequence[float], peers: int) -> int:
     """Bytes per epoch of the peer that sends the most."""
     if peers < 2:
         return 0
@@ -457,7 +457,7 @@ def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:
     return round(per_epoch * max(load(part, peers) for part in parts))
 
 
-def _limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> list[Limit]:
+def _limits(made: Forecast, exchange: ExchangedVectors, group: list[Link], unshared: float) -> list[Limit]:
     """The limits that the run reaches, those that stop it first."""
     found = [
         *_progress_limits(made, group),
@@ -490,7 +490,7 @@ def _progress_limits(made: Forecast, group: list[Link]) -> Iterator[Limit]:
         )
 
 
-def _average_limits(made: Forecast, exchange: Exchange, group: list[Link]) -> Iterator[Limit]:
+def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link]) -> Iterator[Limit]:
     """Limits of the links, in an average and in a download of the state."""
     reducers = sum(not link.client_mode for link in group)
     each = {link: exchange.message_seconds(link, reducers) for link in set(group)}
@@ -519,7 +519,7 @@ def _average_limits(made: Forecast, exchange: Exchange, group: list[Link]) -> It
         )
 
 
-def _pace_limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> Iterator[Limit]:
+def _pace_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link], unshared: float) -> Iterator[Limit]:
     """Limits of the epochs' length and of the group's size, which only slow the run down."""
     windows = ADVISED_WINDOWS * exchange.matchmaking_seconds
     if made.peers > 1 and made.computing_seconds < windows:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from calculator.errors import BadSetup
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.swarm.collaboration import Collaboration, Kind
-from calculator.swarm.forecast import DAY_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
+from calculator.swarm.forecast import (
+    DAY_SECONDS,
+    MESSAGE_BYTES,
+    PROGRESS_RECORD_BYTES,
+    ExchangedVectors,
+    Volunteers,
+    forecast,
+)
 from training.errors import BadInput
 from training.recipe import RunConfig
 from training.simulate.population import Spread, draw
@@ -132,7 +139,9 @@ def _outcome(swarm: Swarm, kinds: Sequence[Volunteers], wall_seconds: float) -> 
     )
 
 
-def _limits(swarm: Swarm, kinds: Sequence[Volunteers], exchange: Exchange, samples: float, counted: int) -> list[str]:
+def _limits(
+    swarm: Swarm, kinds: Sequence[Volunteers], exchange: ExchangedVectors, samples: float, counted: int
+) -> list[str]:
     try:
         found = [f"{limit.name}: {limit.sentence}" for limit in forecast(kinds, exchange, swarm.rules.costs).limits]
     except BadSetup as error:

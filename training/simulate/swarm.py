@@ -24,7 +24,7 @@ from calculator.swarm.forecast import (
     PROGRESS_COPIES,
     PROGRESS_RECORD_BYTES,
     Costs,
-    Exchange,
+    ExchangedVectors,
 )
 from calculator.swarm.settings import AVERAGING_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from training.simulate.accounts import Accounts, Cause
@@ -40,7 +40,7 @@ window (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""
 class Rules:
     """Sizes that peers exchange, and rules by which they meet."""
 
-    exchange: Exchange
+    exchange: ExchangedVectors
     costs: Costs = COSTS
     patient: bool = True
     """True if groups wait for the peers that they know, and start as soon as these have joined."""

@@ -13,7 +13,7 @@ from calculator.models.architectures import from_config
 from calculator.parts.parameters import count_parameters
 from calculator.reports.units import show_bytes, show_count
 from calculator.swarm.exchange import load
-from calculator.swarm.forecast import Exchange
+from calculator.swarm.forecast import ExchangedVectors
 from training.recipe import NOT_IN_DIGEST, RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 
@@ -57,7 +57,7 @@ def adapter_facts(name: str) -> dict[str, str]:
     }
 
 
-def _sent(exchange: Exchange) -> str:
+def _sent(exchange: ExchangedVectors) -> str:
     """What a peer sends in one average of gradients among two, and among `MANY`."""
     two, many = (show_bytes(round(exchange.gradient_bytes * load(1 / peers, peers))) for peers in (2, MANY))
     return f"{two} with one other volunteer, and {many} in a group of {MANY}"

@@ -21,7 +21,7 @@ from calculator.choose.devices import DEVICES, Device
 from calculator.choose.fit import verdict
 from calculator.reports.units import show_bytes, show_count
 from calculator.step.resolve import plain
-from calculator.swarm.forecast import Exchange
+from calculator.swarm.forecast import ExchangedVectors
 from training.compute.plan import training_of
 from training.recipe import LanguageRun, load_recipe, read_recipe, run_of
 from training.simulate.forecast import collaboration_of
@@ -174,12 +174,12 @@ def _own_lines() -> dict[str, dict]:
     return tomllib.loads(re.search(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[1])
 
 
-def exchange_of(run: LanguageRun) -> Exchange:
+def exchange_of(run: LanguageRun) -> ExchangedVectors:
     """What peers send each other."""
     return collaboration_of(run, ()).exchange()
 
 
-def sent_bytes(exchange: Exchange) -> int:
+def sent_bytes(exchange: ExchangedVectors) -> int:
     """The most that a peer sends in an epoch: its vector, and the part that it has averaged, which is no longer."""
     return 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
 

@@ -19,13 +19,13 @@ from calculator.swarm.forecast import (
     GONE_SECONDS,
     MESSAGE_BYTES,
     PROGRESS_RECORD_BYTES,
-    Exchange,
+    ExchangedVectors,
     Volunteers,
     forecast,
 )
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
-RUN = Exchange(parameters=20_000_000, target_batch_size=16_384)
+RUN = ExchangedVectors(parameters=20_000_000, target_batch_size=16_384)
 
 
 def volunteers(count=4, link=HOME, **others) -> Volunteers:
@@ -49,7 +49,7 @@ kinds = st.builds(
     session_seconds=st.one_of(st.just(math.inf), st.floats(600, 1e6)),
 )
 exchanges = st.builds(
-    Exchange,
+    ExchangedVectors,
     parameters=st.integers(1000, 10**10),
     target_batch_size=st.integers(1, 10**6),
     gradient_codec=st.sampled_from(CODECS),
@@ -114,7 +114,9 @@ def test_who_vanishes_is_waited_for_briefly_unless_it_accepts_no_connections():
 
 
 def test_delayed_gradients_hide_averaging_until_it_is_longer_than_computing():
-    late = Exchange(parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, delay_gradient_averaging=True)
+    late = ExchangedVectors(
+        parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, delay_gradient_averaging=True
+    )
     hidden, awaited = forecast([volunteers()], late), forecast([volunteers()], RUN)
     assert hidden.shares.averaging == 0 < awaited.shares.averaging
     slow = Link(up_bytes_per_second=2e4, down_bytes_per_second=2e4)
@@ -125,7 +127,7 @@ def test_the_slowest_link_sets_the_pace():
     slow = Link(up_bytes_per_second=1.25e6, down_bytes_per_second=12.5e6)
     mixed = forecast([volunteers(), volunteers(count=1, link=slow)], RUN)
     assert mixed.all_reduce_seconds == pytest.approx(10 * forecast([volunteers(count=5)], RUN).all_reduce_seconds)
-    balanced = Exchange(parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, declared_links=True)
+    balanced = ExchangedVectors(parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, declared_links=True)
     relieved = forecast([volunteers(), volunteers(count=1, link=slow)], balanced)
     assert relieved.all_reduce_seconds == pytest.approx(mixed.all_reduce_seconds / (2 * 4 / 5))
 
@@ -139,7 +141,7 @@ def test_people_who_come_and_go_are_there_in_part_and_lose_samples():
 
 
 def test_a_newcomer_downloads_weights_in_16_bit_and_moments_in_8():
-    exchange = Exchange(parameters=10**8, target_batch_size=16_384)
+    exchange = ExchangedVectors(parameters=10**8, target_batch_size=16_384)
     assert exchange.newcomer_bytes == 4 * 10**8 + math.ceil(2 * 10**8 * 4 / 4096)
 
 
@@ -149,7 +151,7 @@ def names(made) -> dict[str, bool]:
 
 def test_limits_are_named_where_they_begin():
     most = MESSAGE_BYTES // PROGRESS_RECORD_BYTES
-    large = Exchange(parameters=RUN.parameters, target_batch_size=10**8)
+    large = ExchangedVectors(parameters=RUN.parameters, target_batch_size=10**8)
     assert names(forecast([volunteers(count=200)], large)) == {}
     assert names(forecast([volunteers(count=257)], large)) == {"group size": False}
     assert "progress record" not in names(forecast([volunteers(count=most)], large))

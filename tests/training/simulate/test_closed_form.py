@@ -17,7 +17,7 @@ from calculator.models.architectures import text_to_image
 from calculator.swarm import exchange
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import CODECS, Link, balanced_parts, load, vector_bytes
-from calculator.swarm.forecast import PROGRESS_RECORD_BYTES, Exchange
+from calculator.swarm.forecast import PROGRESS_RECORD_BYTES, ExchangedVectors
 from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
@@ -98,7 +98,7 @@ def test_a_newcomer_downloads_as_much_as_the_optimizer_keeps():
     weight.grad = torch.randn(1000, 1000)
     optimizer.step()
     kept = sum(t.numel() * t.element_size() for t in optimizer.state[weight].values() if isinstance(t, torch.Tensor))
-    expected = Exchange(parameters=10**6, target_batch_size=1).newcomer_bytes
+    expected = ExchangedVectors(parameters=10**6, target_batch_size=1).newcomer_bytes
     assert 2 * weight.numel() + kept == pytest.approx(expected, rel=0.01)
 
 

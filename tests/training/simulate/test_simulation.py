@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.swarm import simulation
 from calculator.swarm.exchange import Link
-from calculator.swarm.forecast import COSTS, Exchange, Volunteers, forecast
+from calculator.swarm.forecast import COSTS, ExchangedVectors, Volunteers, forecast
 from training.cli import build_app
 from training.simulate.forecast import simulate
 from training.simulate.population import Person, Spread, draw
@@ -21,7 +21,7 @@ from training.simulate.swarm import Rules
 ROOT = Path(__file__).resolve().parents[3]
 MOST_ERROR = 0.15
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6, latency_seconds=0.02)
-RUN = Exchange(parameters=20_000_000, target_batch_size=4096)
+RUN = ExchangedVectors(parameters=20_000_000, target_batch_size=4096)
 
 
 def test_measured_swarms_are_predicted_within_the_bound():

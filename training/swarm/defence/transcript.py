@@ -77,7 +77,7 @@ class Plan:
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class PeerTranscript:
     """Messages between this peer and one of the group, which may be this peer itself."""
 
     parts: list[Tensor]
@@ -133,7 +133,7 @@ class Transcript:
         self._on_finished = on_finished
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
         self.own, self._signer = own, plan.signer
-        self.peers = {peer: Exchange(list(ones)) for peer, ones in parts.items()}
+        self.peers = {peer: PeerTranscript(list(ones)) for peer, ones in parts.items()}
         """Exchanges with all peers, in the group's order."""
         lengths = [part.numel() for ones in parts.values() for part in ones]
         self.most_values = max(lengths, default=0)
