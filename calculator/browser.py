@@ -8,24 +8,29 @@ that is refused is `{"error": "<one sentence>"}`.
     Everything that the page shows at once; see `calculator.page.shown.show_answer`. In addition `why`, a text for every
     part, and `own`, the model's own settings.
 `advise({"setup", "gpu"})`
-    {`sentence`, `choices`}: ways to make the setup fit and the largest one that fits, each as {`text`, `changes`}.
+    {`sentence`, `room`, `choices`}: ways to make the setup fit and the largest one that fits; see
+    `calculator.page.advised`.
 `sweep({"setup", "gpu", "along"})`
     {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
     on the GPU.
-`gpus({"setup", "billions", "price"})`
+`gpus({"setup", "gpu", "billions", "price"})`
     {`rows`, `note`}: for every listed GPU whether the setup fits it, how fast it trains, and what a run of so many
     billions of tokens costs, and for how many GPUs this is; see `calculator.page.gpus`.
-`generate({"setup", "batch", "length", "weights", "cache"})`
+`generate({"setup", "gpu", "batch", "length", "weights", "cache"})`
     {`rows`, `note`}: the memory of generating text with the setup's model, for every listed GPU; see
     `calculator.page.generating`.
+`models({"setup", "gpu"})`
+    {`rows`, `note`}: for every model whether it fits the GPU, trained with the setup's techniques or generating text;
+    see `calculator.page.fitting`.
 `export({"setup", "gpu"})`
     {`json`, `csv`, `svg`}: the whole estimate as the texts of three files: the command line's JSON, a table, a picture.
 `forecast(collaboration)`
     The throughput of volunteers; the keys are those of `calculator.swarm.collaboration.Collaboration`.
 `read_config({"text"})`
     {`config`, `own`}: the part of a pasted config.json that the calculator uses, short enough for an address.
-`search({"text"})`
-    {`values`, `said`}: the texts of the form's fields that a reader's words set, and what was understood.
+`search({"text", "defaults"})`
+    The answer to a question in a reader's own words, for a page that begins with these keys of a setup; see
+    `calculator.page.question.answered`.
 `figure({"name", "values", "narrow"})`
     A figure of the pages on the challenges, drawn with the reader's values; see
     `calculator.figures.kit.figure.answered`.
@@ -47,13 +52,14 @@ from calculator.families.registry import family_of
 from calculator.figures.catalogue import figure_named
 from calculator.figures.kit.figure import answered
 from calculator.models.architectures import PRESETS, Architecture
-from calculator.page.advised import choices
+from calculator.page.advised import advised
 from calculator.page.explained import explanations
+from calculator.page.fitting import models_on, settings_of
 from calculator.page.generating import generating
 from calculator.page.gpus import Run, note, rows
 from calculator.page.models import own_values, used_part
 from calculator.page.picture import picture
-from calculator.page.search import said, understood
+from calculator.page.question.answered import answered as answered_question
 from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
 from calculator.page.words import command, csv_of, judgement
@@ -120,9 +126,8 @@ def advise(request: dict) -> dict:
     setup, _ = _estimated(request)
     device = _device(request)
     if device is None:
-        return {"sentence": "Choose a GPU to see what fits it.", "choices": []}
-    advice = fit.advice(setup, device)
-    return {"sentence": advice["sentence"], "choices": list(choices(setup, device, advice["suggestions"]))}
+        return {"sentence": "Choose a GPU to see what fits it.", "room": "", "choices": []}
+    return advised(setup, device)
 
 
 @_answering
@@ -136,7 +141,7 @@ def sweep(request: dict) -> dict:
 def gpus(request: dict) -> dict:
     """The verdict, speed and cost of a setup on every listed GPU."""
     setup, result = _estimated(request)
-    return {"rows": rows(setup, result, Run.of(request)), "note": note(setup)}
+    return {"rows": rows(setup, result, Run.of(request), _device(request)), "note": note(setup)}
 
 
 @_answering
@@ -145,7 +150,18 @@ def generate(request: dict) -> dict:
     setup = setup_from(request.get("setup"))
     model = model_of(setup)
     _check_layers(setup, model)
-    return generating(model, request)
+    return generating(model, request, _device(request))
+
+
+@_answering
+def models(request: dict) -> dict:
+    """Every model on the GPU."""
+    setup = setup_from(request.get("setup"))
+    device = _device(request)
+    if device is None:
+        raise BadSetup("Choose a GPU to see which models fit it.")
+    note = f"On the {device.title}, with the techniques of the form where they apply to a model."
+    return {"rows": models_on(device, settings_of(setup)), "note": note}
 
 
 @_answering
@@ -191,12 +207,10 @@ def search(request: dict) -> dict:
     text = request.get("text")
     if not isinstance(text, str) or not text.strip():
         raise BadSetup("Type a model, and if you like a technique and a GPU, such as llama 8b lora 24 gb.")
-    found = understood(text)
-    resolve(Setup(**found["setup"]))  # what excludes each other is said here: the form would leave one of them out
-    values = {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found["setup"].items()
-    }
-    return {"values": values | ({"gpu": found["gpu"]} if found["gpu"] else {}), "said": said(found)}
+    defaults = request.get("defaults", {})
+    if not isinstance(defaults, dict):
+        raise BadSetup("The defaults are an object.")
+    return answered_question(text, defaults)
 
 
 @_answering

@@ -191,9 +191,10 @@ DEVICES: dict[str, Device] = {
 """Every GPU that is listed, older and smaller ones first."""
 
 
-def smallest_first() -> list[Device]:
-    """Every GPU that is listed, the one with the least usable memory first."""
-    return sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
+def smallest_first(also: Device | None = None) -> list[Device]:
+    """Every GPU that is listed, and another one if it is given, the one with the least usable memory first."""
+    others = [also] if also and also.name not in DEVICES else []
+    return sorted([*DEVICES.values(), *others], key=lambda device: device.usable_bytes)
 
 
 def device_named(name: object) -> Device:

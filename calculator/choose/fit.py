@@ -134,24 +134,36 @@ def _in_words(result: Estimate, device: Device) -> str:
     return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
 
 
-def largest_micro_batch(setup: Setup, device: Device) -> int:
+def roomy_bytes(device: Device) -> int:
+    """The most that a setup may need on a device without being tight there."""
+    return device.usable_bytes * (100 - TIGHT_PERCENT) // 100
+
+
+def largest_micro_batch(setup: Setup, device: Device, *, most_bytes: int | None = None) -> int:
     """The most sequences per forward pass that fit, with everything else unchanged; 0 if not even one does.
+
+    Args:
+        setup: Whose other fields stay.
+        device: The GPU that it should fit.
+        most_bytes: The memory that it may take; None: all that is usable.
 
     >>> from calculator.choose.devices import device_named
     >>> largest_micro_batch(Setup(model="gpt2", checkpointing=True), device_named("rtx-2060"))
     6
     """
     step = tokens_at_once(setup.sequence_length or resolve(setup).sequence_length) if setup.fp8 else 1
+    most_bytes = device.usable_bytes if most_bytes is None else most_bytes
     return step * _largest(
-        lambda parts: need_bytes(replace(setup, micro_batch_size=step * parts), device), LONGEST // step, device
+        lambda parts: need_bytes(replace(setup, micro_batch_size=step * parts), device), LONGEST // step, most_bytes
     )
 
 
-def longest_sequence(setup: Setup, device: Device) -> int | None:
+def longest_sequence(setup: Setup, device: Device, *, most_bytes: int | None = None) -> int | None:
     """The most tokens per sequence that fit, with everything else unchanged; 0 if not even one does.
 
-    None if the model's length is fixed. For a model with two stacks it is the encoder's length. Lengths that are
-    refused do not fit, and those for which the model was not trained are not tried, unless the setup has one.
+    Arguments as for `largest_micro_batch`. None if the model's length is fixed. For a model with two stacks it is the
+    encoder's length. Lengths that are refused do not fit, and those for which the model was not trained are not tried,
+    unless the setup has one.
     """
     architecture = resolve(setup)
     if architecture.fixed_length:
@@ -161,6 +173,7 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     if setup.fp8:
         step = tokens_at_once(setup.micro_batch_size)
     shortest = shortest_sequence(setup)  # if this does not fit, nothing does
+    most_bytes = device.usable_bytes if most_bytes is None else most_bytes
 
     def need(parts: int) -> int:
         try:
@@ -168,23 +181,23 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
         except BadSetup:  # from some length on: a window then needs a mask, which not all heads can have
             return device.usable_bytes + 1
 
-    return step * _largest(need, most // step, device)
+    return step * _largest(need, most // step, most_bytes)
 
 
-def _largest(need: Callable[[int], int], most: int, device: Device) -> int:
+def _largest(need: Callable[[int], int], most: int, most_bytes: int) -> int:
     """The largest number from 1 to `most` whose need fits.
 
     Doubling, then bisection: a larger number never needs less memory, and each trial costs an estimate.
     """
-    if need(1) > device.usable_bytes:
+    if need(1) > most_bytes:
         return 0
     fits, too_much = 1, 2
-    while too_much <= most and need(too_much) <= device.usable_bytes:
+    while too_much <= most and need(too_much) <= most_bytes:
         fits, too_much = too_much, 2 * too_much
     too_much = min(too_much, most + 1)
     while too_much - fits > 1:
         middle = (fits + too_much) // 2
-        if need(middle) <= device.usable_bytes:
+        if need(middle) <= most_bytes:
             fits = middle
         else:
             too_much = middle
@@ -415,18 +428,9 @@ def _among_more(setup: Setup, device: Device) -> str:
 
     Empty if FSDP2 is not counted for the setup.
     """
-    if device.unified:
-        return ""
-    changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
-    how = "FSDP2, ZeRO-3, with checkpointing"
-    if setup.optimizer != "sgd":
-        changes |= {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_rank": None}
-        how += " and fused AdamW"
+    changes, how = dividing(setup)
     tried: dict[int, Estimate] = {}
-    # Beyond one GPU for each expert, more GPUs need more memory: FSDP2 pads a layer's experts to their number.
-    for gpus in sorted({*MORE_GPUS, resolve(setup).num_experts}):
-        if gpus <= setup.gpus:
-            continue
+    for gpus in _more_gpus(setup, device):
         try:
             tried[gpus] = estimate(replace(setup, gpus=gpus, **changes))
         except BadSetup:
@@ -441,6 +445,52 @@ def _among_more(setup: Setup, device: Device) -> str:
         f" More GPUs are not enough: divided among {gpus} of the {device.title}, it needs {_in_words(least, device)} "
         f"on each ({how}); {undivided} of it are activations and temporary buffers, which are not divided further."
     )
+
+
+def dividing(setup: Setup) -> tuple[dict[str, object], str]:
+    """The changes to a setup with which many GPUs divide its model, and these in words."""
+    changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
+    how = "FSDP2, ZeRO-3, with checkpointing"
+    if setup.optimizer != "sgd":
+        changes |= {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_rank": None}
+        how += " and fused AdamW"
+    return changes, how
+
+
+def fewest_gpus(setup: Setup, device: Device) -> int | None:
+    """The least number of GPUs that a setup fits with room to spare if they divide its model; None if no number does.
+
+    Raises:
+        BadSetup: If FSDP2 is not counted for the setup.
+
+    >>> from calculator.choose.devices import device_named
+    >>> fewest_gpus(Setup(model="gpt3-13b"), device_named("a100-80gb"))
+    3
+    """
+    changes, _ = dividing(setup)
+
+    def fits(gpus: int) -> bool:
+        return need_bytes(replace(setup, gpus=gpus, **changes), device) <= roomy_bytes(device)
+
+    lower = 1
+    for gpus in _more_gpus(replace(setup, gpus=1), device):
+        if fits(gpus):
+            break
+        lower = gpus
+    else:
+        return None
+    while gpus - lower > 1:
+        middle = (lower + gpus) // 2
+        lower, gpus = (lower, middle) if fits(middle) else (middle, gpus)
+    return gpus
+
+
+def _more_gpus(setup: Setup, device: Device) -> list[int]:
+    """Numbers of GPUs beyond a setup's own among which its model may be divided."""
+    if device.unified:
+        return []
+    # Beyond one GPU for each expert, more GPUs need more memory: FSDP2 pads a layer's experts to their number.
+    return [gpus for gpus in sorted({*MORE_GPUS, resolve(setup).num_experts}) if gpus > setup.gpus]
 
 
 def _notes(setup: Setup, device: Device) -> tuple[str, ...]:

@@ -16,17 +16,18 @@ DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
 """The fields of the page; the length is the model's own if it is None."""
 
 
-def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
+def generating(architecture: Architecture, texts: Mapping[str, object], device: Device | None = None) -> dict:
     """Computes the page's sentence and table about generating text.
 
     Args:
         architecture: The model.
         texts: Of the fields in `DEFAULTS`; an empty or missing one says nothing.
+        device: A GPU that has a row even if it is not listed.
 
     Returns:
-        `note`, the memory in words, and `rows`: for each GPU, the one with the least memory first, its `name`, `title`,
-        `standing`, what is `left` (memory, "−" before what is missing), and the most tokens of a sequence (`context`)
-        and sequences at once (`batch`) that fit, all else unchanged.
+        `note`, the memory in words, and `rows`: for each GPU, those that fit first, of these the one with the least
+        memory first, its `name`, `title`, `standing`, what is `left` (memory, "−" before what is missing), and the most
+        tokens of a sequence (`context`) and sequences at once (`batch`) that fit, all else unchanged.
 
     Raises:
         BadSetup: If the model does not generate text, or a field has no value that it can have.
@@ -38,9 +39,10 @@ def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
         asked[name] = str(asked[name])
     memory = inference_memory(architecture, **asked)
     unpacked = unpacked_bytes(architecture, asked["weights"])
+    rows = [_row(architecture, one, asked, memory) for one in smallest_first(device)]
     return {
         "note": " ".join(filter(None, [_note(asked, memory, unpacked), _trained(architecture, asked["length"])])),
-        "rows": [_row(architecture, device, asked, memory) for device in smallest_first()],
+        "rows": sorted(rows, key=lambda row: row["standing"] != "fits"),
     }
 
 

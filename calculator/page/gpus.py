@@ -53,20 +53,25 @@ def _number(text: object, what: str, most: float) -> float | None:
     return number
 
 
-def rows(setup: Setup, result: Estimate, run: Run) -> list[dict]:
-    """For each GPU, the one with the least memory first: its verdict, what is left, its speed, and the run's cost.
+def rows(setup: Setup, result: Estimate, run: Run, device: Device | None = None) -> list[dict]:
+    """For each GPU, those that the setup fits first: its verdict, what is left, its speed, and the run's cost.
+
+    Of those with one verdict, the GPU with the least memory is first.
 
     Args:
         setup: Whose step it is.
         result: Its estimate.
         run: How much is trained, at which price.
+        device: A GPU that has a row even if it is not listed.
 
     Returns:
         `name` and `title` of the GPU, `standing` as in a verdict, `left` (memory, "−" before what is missing), `speed`
         (samples a second), `time` and `cost` of the run on the setup's GPUs together, all three "–" if no peak is
         published or the model's operations are not counted. The cost is also "–" without a price.
     """
-    return [_row(setup, result, device, run) for device in smallest_first()]
+    order = ("fits", "tight", "does not fit")
+    found = [_row(setup, result, one, run) for one in smallest_first(device)]
+    return sorted(found, key=lambda row: order.index(row["standing"]))
 
 
 def note(setup: Setup) -> str:

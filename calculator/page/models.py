@@ -8,8 +8,9 @@ from calculator.parts.parameters import odd_matrix
 
 
 def own_values(model: Architecture) -> dict:
-    """For the form: the values of empty fields, whether layers are reversible, and which fields apply."""
+    """For the form: the values of empty fields, the most of others, and which fields apply."""
     family = family_of(model)
+    most = {"sequence_length": model.max_positions} if family.position_table and model.max_positions else {}
     return {
         "placeholders": {
             "sequence_length": str(model.sequence_length),
@@ -18,6 +19,7 @@ def own_values(model: Architecture) -> dict:
             "dropout": str(model.dropout),
             "shared_groups": str(model.shared_groups or "none shared"),
         },
+        **({"most": most} if most else {}),
         "reversible": model.reversible,
         "two_stacks": bool(model.num_decoder_layers),
         "text_to_image": family.reversible,

@@ -9,6 +9,7 @@ from calculator import browser
 from calculator.choose.devices import DRIVER_BYTES, MIB
 from calculator.choose.flops import UTILISATION
 from calculator.models.architectures import PRESETS
+from calculator.page.fitting import WAYS
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.parts.low_rank import DEFAULT_RANKS
@@ -89,6 +90,7 @@ def page_data() -> dict:
         "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
         "utilisation": UTILISATION,
+        "ways": {way: title[0].upper() + title[1:] for way, title in WAYS.items()},
         "generating": GENERATING,
         "hidden": [
             "card",

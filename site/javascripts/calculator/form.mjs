@@ -166,6 +166,18 @@ export function showFitting(form, values = readForm(form)) {
   form.shown = next;
 }
 
+/** Shortens texts that are more than the model accepts; returns a sentence on each of them. */
+export function keepWithinLimits(form) {
+  const most = Object.entries(ownOf(form, readForm(form)).most ?? {});
+  const beyond = most.filter(([name, limit]) => Number(form.element.elements[name].value) > limit);
+  return beyond.map(([name, limit]) => {
+    const control = form.element.elements[name];
+    const before = control.value;
+    control.value = String(limit);
+    return `“${control.labels[0].textContent}” is ${limit} now, the most that this model accepts, not ${before}.`;
+  }).join(" ");
+}
+
 function differing(now, before) {
   return Object.entries(now).filter(([name, value]) => value !== before[name]);
 }

@@ -11,7 +11,7 @@ import { addressOf, goTo, isEmbedded, joinAddress, partsOf } from "./address.mjs
 import { startPasting, startSaving, startSharing } from "./buttons.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
-import { mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
+import { keepWithinLimits, mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
 import { queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
@@ -19,7 +19,7 @@ import { answerAhead, askPython, startedBy } from "./python.mjs";
 import { startSearching } from "./search.mjs";
 import { makeView, showAdvice, showTexts } from "./show.mjs";
 import { makeSweep, stopSweep, updateSweep } from "./sweep.mjs";
-import { makeGpuTable, updateGpuTable } from "./tables.mjs";
+import { makeGpuTable, openGpuTable, updateGpuTable } from "./tables.mjs";
 import { commandOf } from "./words.mjs";
 
 const STARTING = "Starting Python in your browser …";
@@ -37,6 +37,8 @@ const ADVICE_AFTER_MS = 300;
 /** A change is added to the history when its answer is shown, but at most this much later. */
 const IN_HISTORY_WITHIN_MS = 100;
 const LONGEST_MESSAGE = 500;
+/** The tables below the answer, and the field that a press on one of their names sets. */
+const TABLES = { gpus: "gpu", generate: "gpu", models: "model" };
 
 /**
  * @typedef {object} Page the page's state
@@ -52,6 +54,7 @@ const LONGEST_MESSAGE = 500;
  * @property {number} asked number of requests so far: an answer is dropped if a later request exists
  * @property {boolean} awake whether Python was asked for anything yet
  * @property {string} said the message in the live region
+ * @property {string} limited says which texts a change of the model has shortened
  * @property {number} speaking timer: when it ends, a screen reader hears the total
  * @property {HTMLElement | null} typing the control that the reader types into: all its changes are one history entry
  * @property {number[]} pauses timers of the work that is done while the reader looks at an answer
@@ -90,18 +93,19 @@ function makePage(root) {
     asked: 0,
     awake: false,
     said: "",
+    limited: "",
     speaking: 0,
     typing: null,
     pauses: [],
     inHistory: Promise.resolve(),
   };
   page.pins = makePins(view.slot("pins"), pinsPage(page));
-  page.tables = ["gpus", "generate"].map((name) =>
+  page.tables = Object.entries(TABLES).map(([name, field]) =>
     makeGpuTable(view.slot(name), {
       ask: (request) => askPython(page.runtime, name, request),
       request: () => requestOf(form),
       refusal: (sentence) => refusalOf(form, sentence),
-      choose: (gpu) => show(page, { ...readForm(form), gpu }),
+      choose: (value) => choose(page, field, value),
     }),
   );
   page.sweep = makeSweep(view.slot("sweep"), {
@@ -130,11 +134,13 @@ function pinsPage(page) {
 function listen(page) {
   const { form, view } = page;
   listenToForm(page);
-  makeCombobox(form.element.elements.model, () => currentAddress(page) !== location.href && changed(page, form.element.elements.model));
+  const { model } = form.element.elements;
+  makeCombobox(model, () => currentAddress(page) !== location.href && modelChanged(page, model));
   view.slot("choices").addEventListener("click", (event) => takeAdvice(page, event));
   const readWith = (name, request, control) => read(page, name, request, control);
-  startPasting(view.slot, form, { readWith, changed: () => changed(page) });
-  startSearching(view.slot, { readWith, show: (values) => show(page, { ...form.defaults, ...values }) });
+  startPasting(view.slot, form, { readWith, changed: () => modelChanged(page) });
+  const { model: _, ...defaults } = requestOf(form, form.defaults).setup;
+  startSearching(view.slot, { readWith, defaults, show: (answer) => showQuestion(page, answer) });
   startSharing(view.slot);
   startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, refusalOf(form, sentence)) });
   addEventListener("popstate", () => stepInHistory(page), { signal: page.ended.signal });
@@ -164,6 +170,7 @@ function followAddress(page) {
   if (!queryOf(page.form).size) return;
   page.view.slot("total").textContent = "…";
   page.view.slot("saving").textContent = "";
+  page.root.dataset.state = "computing";
   compute(page);
 }
 
@@ -185,9 +192,31 @@ function open(page, query) {
   show(page, valuesOf(page.form, query));
 }
 
+/** Sets a field to the name that was pressed in a table; a listed model replaces a pasted one. */
+function choose(page, field, value) {
+  const values = { ...readForm(page.form), [field]: value };
+  show(page, field === "model" ? { ...values, config: "" } : values);
+  page.root.scrollIntoView({ block: "start" });
+}
+
 function show(page, values) {
   writeForm(page.form, values);
   changed(page);
+}
+
+/**
+ * Shows what belongs to a question: its setup in the form, and the table that it opens. If that alone answers it, what is
+ * about training the form's model is hidden until the next answer.
+ */
+function showQuestion(page, { values, opens, fields, alone }) {
+  const table = page.tables.find(({ details }) => details.dataset.slot === opens);
+  writeForm(page.form, { ...page.form.defaults, ...values });
+  if (table) openGpuTable(table, fields);
+  if (!alone) return changed(page);
+  page.root.dataset.alone = opens;
+  page.root.dataset.state = "shown";
+  say(page, table.details.querySelector("summary").textContent);
+  page.inHistory = page.inHistory.then(() => remember(page, "push"));
 }
 
 /** Applies the changes that the pressed "Set it" button proposes. */
@@ -203,8 +232,16 @@ function takeAdvice(page, event) {
   total.parentElement.focus({ preventScroll: true });
 }
 
+/** Handles a change of the model. Texts beyond what it accepts are shortened, and the page says so beside the answer. */
+function modelChanged(page, control = null) {
+  const limited = keepWithinLimits(page.form);
+  changed(page, control);
+  page.limited = limited;
+}
+
 /** Handles a change by the reader. All that is typed into one field is one history entry. */
 function changed(page, control = null) {
+  page.limited = "";
   const typed = isTyped(control);
   const how = typed && page.typing === control ? "replace" : "push";
   page.typing = typed ? control : null;
@@ -240,7 +277,7 @@ function updateJoinLink(page) {
 
 /** Asks Python about the form's setup and shows the answer, unless a later request was made meanwhile. */
 async function compute(page, control = null, values = readForm(page.form)) {
-  page.awake = true;
+  delete page.root.dataset.alone;
   showFitting(page.form, values);
   const request = requestOf(page.form, values);
   const answer = await newestAnswer(page, "answer", request);
@@ -276,6 +313,7 @@ async function read(page, name, request, control) {
 
 /** Python's answer, or {failed}; null if the reader has asked something else meanwhile, or the page has ended. */
 async function newestAnswer(page, name, request) {
+  page.awake = true;
   const mine = ++page.asked;
   const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
   const answer = await askPython(page.runtime, name, request).catch((error) => ({ failed: error.message }));
@@ -302,7 +340,7 @@ function showAnswer(page, request, answer) {
   showTexts(page.view, answer);
   page.answered = request;
   page.root.dataset.state = "shown";
-  say(page, "");
+  say(page, page.limited);
   updateDetails(page);
 }
 

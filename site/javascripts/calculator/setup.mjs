@@ -14,6 +14,7 @@
  *
  * @typedef {object} Own a model's own values, from calculator/page/models.py
  * @property {Record<string, string>} placeholders
+ * @property {Record<string, number>} [most] the largest numbers of fields that it accepts
  * @property {boolean} [text_to_image]
  * @property {boolean} [pictures] whether it reads pictures, whose size decides the number of tokens
  * @property {boolean} [texts] whether it reads texts beside pictures, so that it has a length as well

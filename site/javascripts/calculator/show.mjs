@@ -101,6 +101,7 @@ function showStanding(view, standing) {
   view.standing = standing;
   view.slot("standing").dataset.standing = view.advised.dataset.standing = standing;
   view.slot("choices").replaceChildren();
+  showChoices(view);
   write(view, "advice", "\u00a0"); // keeps its line
 }
 
@@ -149,23 +150,31 @@ export function stepLabel(timeline) {
   return `Memory held during the step, in ${timeline.length} stretches; the peak is in ${peak.phase}, ${peak.place}: ${peak.bytes}`;
 }
 
-/** Shows a button for each advised change. `showTexts` has made the old buttons inert: they belong to another setup. */
-export function showAdvice(view, { error, sentence, choices = [] }) {
+/** Shows a row for each advised change. `showTexts` has made the old buttons inert: they belong to another setup. */
+export function showAdvice(view, { error, sentence, room = "", choices = [] }) {
   view.advised.inert = false;
   write(view, "advice", error ?? sentence);
-  view.slot("choices").replaceChildren(...choices.map(choiceLine));
+  write(view, "advice-room", room && `of ${room}`);
+  view.slot("choices").replaceChildren(...choices.map(choiceRow));
+  showChoices(view);
 }
 
-function choiceLine({ text, changes }) {
-  const line = document.createElement("li");
+/** Shows the table's head only above rows. */
+function showChoices({ slot }) {
+  slot("choices").closest("table").hidden = !slot("choices").rows.length;
+}
+
+function choiceRow({ change, memory, cost, changes }) {
+  const row = document.createElement("tr");
+  const head = document.createElement("th");
+  head.scope = "row";
+  head.textContent = change;
   const button = document.createElement("button");
-  button.type = "button";
-  button.className = "small";
+  Object.assign(button, { type: "button", className: "small", textContent: "Set it", ariaLabel: `Set it: ${change}` });
   button.dataset.changes = JSON.stringify(changes);
-  button.ariaLabel = `Set it: ${text}`;
-  button.textContent = "Set it";
-  line.append(`${text} `, button);
-  return line;
+  row.append(head);
+  for (const content of [memory, cost, button]) row.insertCell().append(content);
+  return row;
 }
 
 function fit(parent, count, make) {

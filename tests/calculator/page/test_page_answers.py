@@ -6,11 +6,12 @@ from xml.etree import ElementTree
 import pytest
 
 from calculator import PRESETS, Setup, estimate
-from calculator.browser import export, generate, gpus, sweep
+from calculator.browser import advise, export, generate, gpus, models, sweep
 from calculator.choose.devices import DEVICES, device_named
 from calculator.choose.fit import verdict
 from calculator.choose.flops import UTILISATION, forward_flops
 from calculator.choose.inference import inference_memory, largest_batch, longest_context
+from calculator.page.models import own_values
 from calculator.reports.units import show_bytes, show_count
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,8 +23,9 @@ def test_each_gpu_has_its_verdict_and_its_speed(model):
     setup = Setup(**asked)
     rows = json.loads(gpus(json.dumps({"setup": asked})))["rows"]
     assert sorted(row["name"] for row in rows) == sorted(DEVICES)
+    order = [("fits", "tight", "does not fit").index(row["standing"]) for row in rows]
     usable = [device_named(row["name"]).usable_bytes for row in rows]
-    assert usable == sorted(usable)
+    assert list(zip(order, usable, strict=True)) == sorted(zip(order, usable, strict=True))
     for row in rows:
         judged = verdict(setup, device_named(row["name"]))
         assert row["standing"] == judged.standing
@@ -98,7 +100,8 @@ def test_each_gpu_has_the_longest_context_and_the_largest_batch_that_fit():
         assert row["context"] == (show_count(longest) if longest else "–")
         most = largest_batch(model, device, length=8192, **options)
         assert row["batch"] == (show_count(most) if most else "–")
-    assert {row["standing"] for row in found["rows"]} == {"fits", "does not fit"}
+    fitting = [row["standing"] == "fits" for row in found["rows"]]
+    assert fitting == sorted(fitting, reverse=True) and len(set(fitting)) == 2
     usual = json.loads(generate(json.dumps({"setup": {"model": "gpt2"}, "length": ""})))
     assert usual["note"].startswith("1 sequence of 1\u202f024 tokens:")
 
@@ -116,6 +119,60 @@ def test_each_gpu_has_the_longest_context_and_the_largest_batch_that_fit():
 )
 def test_what_generates_nothing_is_refused_in_a_sentence(asked, said):
     assert said in json.loads(generate(json.dumps(asked)))["error"]
+
+
+def test_the_chosen_gpu_has_a_row_even_if_it_is_not_listed():
+    for ask in (gpus, generate):
+        rows = json.loads(ask(json.dumps({"setup": {"model": "gpt2"}, "gpu": "cuda-20gb"})))["rows"]
+        assert sorted(row["name"] for row in rows) == sorted([*DEVICES, "cuda-20gb"])
+        rows = json.loads(ask(json.dumps({"setup": {"model": "gpt2"}, "gpu": "t4"})))["rows"]
+        assert sorted(row["name"] for row in rows) == sorted(DEVICES)
+
+
+def test_each_model_is_judged_on_the_chosen_gpu():
+    settings = {"optimizer": "adamw8bit", "checkpointing": True}
+    asked = {"setup": {"model": "gpt2-large", **settings}, "gpu": "cuda-24gb"}
+    found = json.loads(models(json.dumps(asked)))
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows.keys() == PRESETS.keys() and "CUDA card with 24 GB" in found["note"]
+    device = device_named("cuda-24gb")
+    for name in ("gpt2-xl", "llama-3.1-8b", "qwen3-1.7b"):
+        assert rows[name]["whole"] == verdict(Setup(model=name, **settings), device).standing
+        adapters = Setup(model=name, **settings, lora_rank=16, base_bits=4) if name != "gpt2-xl" else None
+        assert rows[name]["qlora"] == (verdict(adapters, device).standing if adapters else "–")
+    assert rows["qwen3-14b"]["nf4"] == "fits" and rows["qwen3-14b"]["bf16"] == "does not fit"
+    assert rows["t5-3b"]["bf16"] == "–" and rows["dalle-2021"]["whole"] == "fits"
+    assert found["rows"][-1]["name"] in ("deepseek-v3", "gpt3-175b") or "fits" not in found["rows"][-1].values()
+    unchosen = json.loads(models(json.dumps(asked | {"gpu": ""})))["error"]
+    assert unchosen == "Choose a GPU to see which models fit it."
+
+
+def test_advice_is_a_table_and_the_largest_setups_keep_a_margin():
+    setup = {"model": "gpt2-large", "optimizer": "adamw8bit", "checkpointing": True}
+    found = json.loads(advise(json.dumps({"setup": setup, "gpu": "t4"})))
+    device = device_named("t4")
+    assert found["room"] == show_bytes(device.usable_bytes)
+    changes = {
+        key: int(value) for row in found["choices"] for key, value in row["changes"].items() if value.isdecimal()
+    }
+    assert "micro_batch_size" in changes and any("6\u00a0% free" in row["change"] for row in found["choices"])
+    for name, size in changes.items():
+        assert verdict(Setup(**setup | {name: size}), device).standing == "fits"
+        assert verdict(Setup(**setup | {name: size + 1}), device).standing != "fits" or name == "sequence_length"
+    large = {"setup": {"model": "gpt2-xl", "micro_batch_size": 8}, "gpu": "t4"}
+    for row in json.loads(advise(json.dumps(large)))["choices"]:
+        assert row.keys() == {"change", "memory", "cost", "changes"} and len(row["change"]) < 160
+        typed = {
+            name: json.loads(value) if value[:1].isdigit() or value in ("true", "false") else value
+            for name, value in row["changes"].items()
+        }
+        assert row["memory"] == show_bytes(verdict(Setup(**large["setup"] | typed), device).need_bytes)
+
+
+def test_a_model_says_the_most_that_its_positions_allow():
+    own = {name: own_values(architecture).get("most") for name, architecture in PRESETS.items()}
+    assert own["gpt2"] == {"sequence_length": 1024} and own["bert-base"] == {"sequence_length": 512}
+    assert own["llama-3.1-8b"] is own["t5-3b"] is None
 
 
 def test_a_sweep_along_no_number_is_refused_in_a_sentence():

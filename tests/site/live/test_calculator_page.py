@@ -17,6 +17,7 @@ from builder.calculator.form import DEFAULT, DEFAULT_GPU
 from builder.calculator.measured_errors import measured_errors
 from calculator.browser import advise, answer, generate, gpus, read_config, sweep
 from calculator.choose.devices import DEVICES
+from calculator.models.architectures import PRESETS
 from calculator.reports.units import show_bytes
 from tests.programs import run_program
 from tests.site.pages.test_every_page import ROOT, violations
@@ -184,25 +185,63 @@ def test_a_setup_in_own_words(open_page):
     words.fill("llama 8b lora 24 gb, quickly")
     words.press("Enter")
     expect(page.locator("[data-slot=search-said]")).to_have_text(
-        "Understood: llama-3.1-8b, LoRA of rank 16, GPU cuda-24gb. Not understood: quickly."
+        "Understood: llama-3.1-8b, LoRA of rank 16, GPU cuda-24gb. Not understood: quickly. Not named, so as this page "
+        "begins: micro-batch of 1, 4\u202f096 tokens, AdamW, 8-bit, checkpointing."
     )
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
     comes_to(page, {"model": "llama-3.1-8b", "gpu": "cuda-24gb", "lora_rank": "16", "base_bits": "16"})
     words.fill("the cat")
     page.get_by_role("button", name="Show it").click()
-    expect(message(page)).to_contain_text("names no model that the calculator knows")
+    expect(message(page)).to_contain_text("The nearest models to 'the cat' are")
     expect(page.locator("[data-slot=standing]")).to_be_hidden()
     expect(page.locator("[data-slot=search-said]")).to_be_empty()
     expect(words).to_be_focused()
     assert words.get_attribute("aria-invalid") == "true"
-    words.fill("gpt2")
+    words.fill("gpt2 t4")
     words.press("Enter")
     expect(message(page)).to_be_empty()
-    shows(page, {**DEFAULT, "model": "gpt2"})
+    shows(page, {**DEFAULT, "model": "gpt2", "precision": "amp-fp16"})
     expect(page.locator("[data-slot=standing]")).to_be_visible()
     assert words.get_attribute("aria-invalid") is None
     page.go_back()
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
+
+
+def test_a_question_about_generating_opens_its_answer_filled_in(open_page):
+    page = open_page("calculator/")
+    words = page.get_by_role("searchbox", name="Ask in your own words")
+    words.fill("gemma 3 27b inference on 24gb, 16k context")
+    words.press("Enter")
+    expect(page.locator("[data-slot=search-answer]")).to_contain_text("With weights in 4 bits (NF4) it fits")
+    expect(page.get_by_label("Tokens of each, prompt and answer")).to_have_value("16384")
+    asked = {"setup": {"model": "gemma-3-27b"}, "gpu": "cuda-24gb", "length": "16384"}
+    expected = json.loads(generate(json.dumps(asked)))
+    expect(page.get_by_text(expected["note"])).to_be_visible()
+    rows = page.get_by_role("region", name="GPUs that generate text, table").locator("tbody tr")
+    expect(rows.first.locator("td").first).to_have_text("fits")
+    expect(page.get_by_role("button", name="CUDA card with 24 GB")).to_be_visible()
+    for hidden in (".total", "[data-slot=standing]", ".bars", ".advice", ".tables", ".step"):
+        expect(page.locator(hidden)).to_be_hidden()
+    expect(message(page)).to_have_text("Generating text with this model")
+    assert violations(page) == []
+    comes_to(page, {"model": "gemma-3-27b", "gpu": "cuda-24gb"})
+    page.get_by_label("GPU to fit").select_option("rtx-3090")
+    shows(page, {**DEFAULT, "model": "gemma-3-27b"}, "rtx-3090")
+    expect(page.locator("[data-slot=standing]")).to_be_visible()
+
+
+def test_a_question_about_models_opens_their_table(open_page):
+    page = open_page("calculator/", width=360)
+    words = page.get_by_role("searchbox", name="Ask in your own words")
+    words.fill("which models fit my 24 GB?")
+    words.press("Enter")
+    rows = page.get_by_role("region", name="Models, table").locator("tbody tr")
+    expect(rows).to_have_count(len(PRESETS))
+    expect(page.locator("[data-slot=search-answer]")).to_contain_text("QLoRA: qwen3-14b")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert violations(page) == []
+    page.get_by_role("button", name="qwen3-14b").click()
+    shows(page, {**DEFAULT, "model": "qwen3-14b"}, "cuda-24gb")
 
 
 TEXTS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
@@ -445,11 +484,11 @@ def test_a_model_is_frozen_beside_adapters(open_page):
     "query, said",
     [
         ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
+        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "The nearest to the model"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999%7D", "9999 layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
-        ("model=constructor", "“Model” is one of"),
-        ("model=__proto__&pin=model%3DtoString", "“Model” is one of"),
+        ("model=constructor", "The nearest to the model"),
+        ("model=__proto__&pin=model%3DtoString", "The nearest to the model"),
         ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
         ("dropout=many&gpu=voodoo2", "“Dropout” is empty or a number"),
         ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "“Bus to the host” is one of"),
@@ -594,7 +633,8 @@ def test_what_would_make_it_fit_is_one_click(open_page):
     expect(page.locator(".verdict-line")).to_have_attribute("data-standing", "does not fit")
     advice = json.loads(advise(json.dumps({"setup": setup, "gpu": DEFAULT_GPU})))
     first = advice["choices"][0]
-    expect(page.locator("[data-slot=choices] li").first).to_contain_text(first["text"])
+    expect(page.locator("[data-slot=choices] tr").first).to_contain_text(first["change"])
+    expect(page.locator("[data-slot=choices] tr").first).to_contain_text(first["memory"])
     page.locator("[data-slot=choices]").get_by_role("button").first.click()
     expect(page.locator(".total")).to_be_focused()
     expect(page.locator(".verdict-line")).to_have_attribute("data-standing", re.compile("^(fits|tight)$"))
@@ -603,7 +643,7 @@ def test_what_would_make_it_fit_is_one_click(open_page):
     comes_to(page, {key: value for key, value in asked.items() if value != usual.get(key)})
     page.get_by_role("button", name="Start over").click()
     shows(page, DEFAULT)
-    page.get_by_role("button", name=re.compile("largest micro-batch")).click()
+    page.get_by_role("button", name=re.compile("Micro-batch of .* the largest that leaves")).click()
     (largest,) = {
         choice["changes"]["micro_batch_size"]
         for choice in json.loads(advise(json.dumps({"setup": DEFAULT, "gpu": DEFAULT_GPU})))["choices"]
