@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import lru_cache
 
 from calculator.choose.devices import Device
 from calculator.choose.fit import verdict
@@ -39,8 +40,14 @@ def models_on(device: Device, settings: dict[str, object]) -> list[dict[str, str
         For each model its `name`, its `size` in words, and for each of `WAYS` "fits", "tight", "does not fit", or "–"
         if it is not counted.
     """
+    return _models_on(device, tuple(settings.items()))
+
+
+@lru_cache(maxsize=8)
+def _models_on(device: Device, settings: tuple[tuple[str, object], ...]) -> list[dict[str, str]]:
+    """See `models_on`; a question and the table that it opens ask for the same."""
     largest_first = sorted(PRESETS.values(), key=count_parameters, reverse=True)
-    rows = [_row(architecture, device, settings) for architecture in largest_first]
+    rows = [_row(architecture, device, dict(settings)) for architecture in largest_first]
     return sorted(rows, key=lambda row: not any(row[way] in (FITS, TIGHT) for way in WAYS))
 
 
@@ -63,21 +70,20 @@ def _row(architecture: Architecture, device: Device, settings: dict[str, object]
     size = count_parameters(architecture)
     shown = f"{size / 1e9:.3g} B" if size >= 999.5e6 else f"{size / 1e6:.3g} M"
     row = {"name": architecture.name, "size": shown}
-    apart = ("lora_rank", "base_bits")
-    setup = with_applicable(Setup(model=architecture.name), {k: v for k, v in settings.items() if k not in apart})
-    row["whole"] = _trained(setup, device)
+    others = {name: value for name, value in settings.items() if name not in ("lora_rank", "base_bits")}
+    row["whole"] = _trained(Setup(model=architecture.name), others, device)
     rank = settings.get("lora_rank") or LORA_RANK
     for way, bits in ADAPTERS.items():
-        row[way] = _trained(replace(setup, lora_rank=rank, base_bits=bits), device)
+        row[way] = _trained(Setup(model=architecture.name, lora_rank=rank, base_bits=bits), others, device)
     length = settings.get("sequence_length") or architecture.sequence_length
     for way in ("bf16", "nf4"):
         row[way] = _generated(architecture, device, way, length)
     return row
 
 
-def _trained(setup: Setup, device: Device) -> str:
+def _trained(setup: Setup, settings: dict[str, object], device: Device) -> str:
     try:
-        return verdict(setup, device).standing
+        return verdict(with_applicable(setup, settings), device).standing
     except BadSetup:
         return UNCOUNTED
 

@@ -76,9 +76,11 @@ def _answer(
 def _models(found: Question, defaults: Mapping[str, object]) -> dict:
     device = device_named(found.gpu)
     settings = {**defaults, **found.setup}
+    if int(settings.get("gpus", 1)) > 1 and "sharding" not in settings:
+        settings |= {"optimizer": "adamw", "sharding": "zero-3"}
     rest = f"The models are trained with: {', '.join(in_words(settings))}."
     answer = f"On the {device.title}, {largest_in_words(models_on(device, settings))}"
-    return _answer(found, answer, rest, values=found.setup, opens="models", alone=True)
+    return _answer(found, answer, rest, values=settings, opens="models", alone=True)
 
 
 def _trained(found: Question, defaults: Mapping[str, object]) -> dict:
@@ -97,7 +99,8 @@ def _trained(found: Question, defaults: Mapping[str, object]) -> dict:
         return _largest(found, setup, rest)
     if not found.gpu:
         rest = f"{rest} No GPU is named: the table below says which have room.".strip()
-    return _answer(found, "", rest, values=found.setup, opens="gpus" if found.kind == GPUS or not found.gpu else "")
+    opens = "gpus" if found.kind == GPUS or not found.gpu else ""
+    return _answer(found, "", rest, values=found.setup, opens=opens, fields=found.run)
 
 
 def _counted(found: Question, setup: Setup) -> dict:
@@ -153,7 +156,7 @@ def _compared(base: Setup, changes: dict[str, object]) -> str:
     """A sentence on the memory with a technique and without it."""
     without, with_it = estimate(base), estimate(replace(base, **changes))
     off, on = without.gpu.total, with_it.gpu.total
-    name = ", ".join(in_words(changes))
+    name = ", ".join(in_words({key: value for key, value in changes.items() if getattr(base, key) != value}))
     cost = f" It costs about {100 * FORWARD_SHARE:.0f}\u00a0% more computation." if changes.get("checkpointing") else ""
     said = f"{name[0].upper()}{name[1:]}: {show_bytes(off)} without, {show_bytes(on)} with"
     if on < off:

@@ -92,7 +92,8 @@ def card_of(text: str) -> tuple[Card, str]:
         return Card(name=device_named(f"cuda-{size}gb").name if memory else ""), rest
     if gpu in DEVICES:
         name = gpu if not size or size in _sizes(gpu) else f"cuda-{size}gb"
-        several = not size and sum(name in DEVICES for name, _ in matches(pool, text)) > 1
+        tied = [name for name, _ in matches(pool, text) if name in DEVICES]
+        several = not size and len(tied) > 1 and len({re.sub(r"-\d+gb$", "", name) for name in tied}) == 1
         note = f"The {device_named(gpu).title} is taken; name the memory for another." if several else ""
         return Card(name=name, in_float16=not device_named(gpu).bfloat16, note=note), rest
     size = size or others[gpu]

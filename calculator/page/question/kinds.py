@@ -6,9 +6,11 @@ import re
 
 from calculator.page.question.spelling import GAP, without
 
-FIT, GPUS, MODELS, COUNT, LENGTH, BATCH, SAVING = "fit", "gpus", "models", "count", "length", "batch", "saving"
+FIT, GPUS, MODELS, COUNT, LENGTH, BATCH = "fit", "gpus", "models", "count", "length", "batch"
 """Whether a setup fits; which GPU it needs, and how long it trains there; which models fit a GPU; how many GPUs a setup
-needs; the longest sequence and the largest batch that fit; what a technique saves."""
+needs; the longest sequence and the largest batch that fit."""
+SAVING, COMPARING = "saving", "comparing"
+"""What a technique saves; what one saves against another."""
 
 MOST = r"(?:max(?:imum|imal)?|longest|largest|biggest|highest|most)"
 WHAT = rf"(?:what(?:'s|{GAP}is)?|which|how{GAP}(?:long|much|big|large|high)|{MOST})"
@@ -25,12 +27,17 @@ ASKED: tuple[tuple[str, str], ...] = (
     ),
     (COUNT, rf"{MANY}{GAP}(?:[a-z]+{GAP}){{0,2}}?(?:gpus?|cards?|(?=\0))"),
     (LENGTH, rf"{MANY}{GAP}(?:context{GAP})?tokens?|{WHAT}{ONE}(?:context|seq(?:uence)?|ctx|prompt)s?"),
-    (BATCH, rf"{WHAT}{ONE}(?:micro{GAP})?batch(?:es)?|{MANY}{GAP}(?:samples?|sequences?|images?|users?|requests?)"),
+    (
+        BATCH,
+        rf"{WHAT}{ONE}(?:micro{GAP})?batch(?:es)?|{MANY}{GAP}(?:samples?|sequences?|images?|users?|requests?)"
+        rf"|batch{GAP}sizes?{GAP}(?:for|on|of|do|can|should|will|would|fits?|that)",
+    ),
     (
         SAVING,
-        rf"sav(?:e|es|ed|ings?)|(?:effect|impact|gain|benefit)s?{GAP}of|with{GAP}(?:and|or|vs|versus){GAP}without|vs|versus"
-        rf"|differences?|compar(?:e|ed|ison)|reduc(?:e|es|ed|ing|tion)|helps?|worth|lower(?:s|ed)?|bring(?:s)?",
+        rf"sav(?:e|es|ed|ings?)|(?:effect|impact|gain|benefit)s?{GAP}of|with{GAP}(?:and|or|vs|versus){GAP}without"
+        rf"|reduc(?:e|es|ed|ing|tion)|helps?|worth|lower(?:s|ed)?|brings?",
     ),
+    (COMPARING, r"vs|versus|differences?|compar(?:e|ed|ison)"),
     (
         GPUS,
         rf"(?:which|what|best|cheapest|smallest|recommended){GAP}(?:[a-z]+{GAP}){{0,2}}?(?:gpus?|cards?|hardware)"
@@ -45,7 +52,10 @@ GENERATE = (
     rf"|kvcache|host(?:ing)?|deploy(?:ing|ment)?|chat(?:ting)?{GAP}with|decod(?:e|ing)"
 )
 """Pattern of words for generating text."""
-LONGEST_CONTEXT = rf"{WHAT}{ONE}(?:context|ctx|prompt)"
+CONTEXT = (
+    rf"{WHAT}{ONE}(?:context|ctx|prompt)|{MANY}{GAP}(?:context{GAP})?tokens?|quanti[sz](?:ed|ation)"
+    rf"|(?:context|ctx).*[48]{GAP}bits?|[48]{GAP}bits?.*(?:context|ctx)"
+)
 RUN = rf"run(?:s|ning)?|load(?:s|ing)?|talk(?:ing)?{GAP}to|prompts?"
 """Patterns of words that mean generating if the text has none for training."""
 TRAIN = rf"(?:pre)?train(?:s|ing)?|(?:fine)?{GAP}tun(?:e|es|ing)|sft|dpo|rlhf"
@@ -63,7 +73,7 @@ def asks_to_generate(text: str) -> bool:
     """
     if _has(GENERATE, text):
         return not _has(TRAIN, text)
-    return (_has(RUN, text) or _has(LONGEST_CONTEXT, text)) and not _has(TECHNIQUES_OF_TRAINING, text)
+    return (_has(RUN, text) or _has(CONTEXT, text)) and not _has(TECHNIQUES_OF_TRAINING, text)
 
 
 def kind_of(text: str) -> str:

@@ -30,6 +30,8 @@ VARIANTS = re.compile(
     r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni|neox?|flan|v1[._]1|schnell"
 )
 """Pattern of words in other models' names: if one is left over, the text means another model."""
+OTHER_WORDS = frozenset({"accelerate", "batch", "cpu", "ddp", "deepspeed", "lightning", "tpu"})
+"""Words that are not understood, but are of no model's name."""
 ROUNDED = 0.05
 """The largest difference between a model's number of parameters and the number that people call it by."""
 
@@ -139,7 +141,8 @@ def check_words_beside(model: str, text: str, without_model: str, rest: str) -> 
 
 
 def _is_harmless(word: str) -> bool:
-    return word in COMMON or word in CARD_WORDS or word in NOT_COUNTED or re.fullmatch(NUMBERED, word) is not None
+    known = (COMMON, CARD_WORDS, NOT_COUNTED, OTHER_WORDS)
+    return any(word in words for words in known) or re.fullmatch(NUMBERED, word) is not None
 
 
 def is_size_of(model: str, word: str) -> bool:

@@ -23,7 +23,7 @@ WORDS_OF_VALUES = {
     "attention": {"sdpa": "fused attention", "eager": "separate operations of attention"},
 }
 ASKED = {
-    GPUS: "which GPU",
+    GPUS: "which GPU, how long and at what cost",
     MODELS: "which models fit",
     COUNT: "how many GPUs",
     LENGTH: "the longest sequence",
@@ -47,6 +47,8 @@ def said(found: Question) -> str:
         parts += [", ".join(in_words(changes)) for changes in found.techniques]
     parts += in_words(found.setup, generating=found.generating)
     parts += [f"{name} in {kind}" for name, kind in found.stored.items()]
+    parts += [f"{found.run['billions']} billion tokens to train on"] if "billions" in found.run else []
+    parts += [f"{found.run['price']} an hour for a GPU"] if "price" in found.run else []
     if found.gpu:
         parts.append(f"GPU {found.gpu}")
     ignored = f" Not understood: {', '.join(found.ignored)}." if found.ignored else ""

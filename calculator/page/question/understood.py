@@ -9,7 +9,18 @@ from calculator.choose.techniques import LORA_RANK
 from calculator.errors import BadSetup
 from calculator.page.question.cards import Card, card_of
 from calculator.page.question.common import COMMON
-from calculator.page.question.kinds import BATCH, FIT, LENGTH, MODELS, SAVING, asks_to_generate, kind_of, without_kind
+from calculator.page.question.kinds import (
+    BATCH,
+    COMPARING,
+    FIT,
+    GPUS,
+    LENGTH,
+    MODELS,
+    SAVING,
+    asks_to_generate,
+    kind_of,
+    without_kind,
+)
 from calculator.page.question.model import (
     VARIANTS,
     check_sizes,
@@ -21,7 +32,20 @@ from calculator.page.question.model import (
     with_presets,
 )
 from calculator.page.question.spelling import masked, plain, without
-from calculator.page.question.vocabulary import CACHES, COUNT, GAP, IS, LORA, NUMBERS, OFF, STORED, WORDS
+from calculator.page.question.vocabulary import (
+    BILLIONS,
+    CACHES,
+    COUNT,
+    GAP,
+    IS,
+    LORA,
+    NUMBERS,
+    OFF,
+    PRICE,
+    STORED,
+    TOKENS,
+    WORDS,
+)
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import OPTIMIZERS
 
@@ -42,6 +66,8 @@ class Question:
     """Types of weights and of the cache for generating text, by the names of the page's fields."""
     techniques: tuple[dict[str, object], ...] = ()
     """The changes that each named technique makes, in the order of `WORDS`."""
+    run: dict[str, str] = field(default_factory=dict)
+    """How much is trained and the price of a GPU, by the names of the page's fields."""
     notes: tuple[str, ...] = ()
     """Sentences on words that were taken for something else."""
     ignored: tuple[str, ...] = ()
@@ -73,6 +99,9 @@ def understood(text: str) -> Question:
     if kind == MODELS:  # which of its settings, then
         kind = FIT
     rest = check_version(model, text, without_gpu)
+    run, rest = _run(rest)
+    if run and kind == FIT:
+        kind = GPUS
     numbers, unknown, rest = _numbers(rest)
     kind = (
         FIT
@@ -85,8 +114,9 @@ def understood(text: str) -> Question:
     if "gpus" not in numbers:
         count, rest = _count(rest, without_model, without_gpu)
         numbers |= count
-    if kind == SAVING and not techniques:
-        kind = FIT
+    if kind in (SAVING, COMPARING):
+        several = len(techniques) > 1
+        kind = SAVING if several or (techniques and kind == SAVING) else FIT if kind == SAVING else GPUS
     setup = {"model": model} | _merged([] if generating else techniques, excluded, numbers, alone=kind == SAVING)
     if card.in_float16 and "precision" not in setup and not generating:
         setup["precision"] = "amp-fp16"
@@ -102,7 +132,12 @@ def understood(text: str) -> Question:
         setup=setup,
         gpu=card.name,
         stored=stored,
-        techniques=tuple(changes for changes in techniques if "all_weights" not in changes),
+        techniques=tuple(
+            {name: numbers.get(name, value) for name, value in changes.items()}
+            for changes in techniques
+            if "all_weights" not in changes
+        ),
+        run=run,
         notes=tuple(filter(None, [card.note])),
         ignored=tuple(unknown + [word for word in words if word not in COMMON]),
     )
@@ -193,6 +228,18 @@ def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
             unknown.append(found[0].strip())
         text = without(text, found)
     return numbers, unknown, text
+
+
+def _run(text: str) -> tuple[dict[str, str], str]:
+    """The tokens to train on and the price of a GPU for an hour, if a text names them, and the text without them."""
+    run: dict[str, str] = {}
+    if found := re.search(TOKENS, text):
+        run["billions"] = f"{float(found[1]) * BILLIONS[found[2][0]]:g}"
+        text = without(text, found)
+    if found := re.search(PRICE, text):
+        run["price"] = found[1]
+        text = without(text, found)
+    return run, text
 
 
 def _stored(text: str) -> tuple[dict[str, str], str]:

@@ -103,6 +103,14 @@ NUMBERS = (
     ("sequence_length", r"at\s+(\d{3,7})(?![\w.])"),
 )
 """Fields and the patterns of their numbers, which may end in k for 1024; "" is the global batch, not a field."""
+TOKENS = rf"(?<![\w.])(\d{{1,6}}(?:\.\d+)?){GAP}(m|b|t|millions?|billions?|trillions?|bn){GAP}(?:of{GAP})?tokens?(?!\w)"
+"""Pattern of the tokens to train on; letters may stand for millions, billions and trillions."""
+BILLIONS = {"m": 0.001, "b": 1, "t": 1000}
+PRICE = (
+    r"[$€£]?\s*(?<![\w.])(\d{1,5}(?:\.\d+)?)\s*[$€£]?\s*(?:usd|eur|dollars?|euros?)?"
+    r"\s*(?:/|per|an|a)\s*(?:gpu[\s-]*)?h(?:r|our)?(?!\w)"
+)
+"""Pattern of the price of a GPU for an hour."""
 STORED = (
     (r"mxfp4", "mxfp4"),
     (rf"(?:iq|q){GAP}[2-4](?:_\w+)?|[2-4](?:\.\d+)?{GAP}(?:bits?|bpw)|nf4|int4|fp4|awq|gptq|bnb|gguf", "nf4"),

@@ -100,6 +100,12 @@ GENERATING = {
     "how many 3090s to run mixtral 8x7b?": (
         "mixtral-8x7b", "rtx-3090", {}, ["Of the GeForce RTX 3090, it needs at least 4; 2, with weights in 8 bits"]
     ),
+    "Can I fit Llama-3.1-8B-Instruct with 32k context in 24GB with 8 bit weights?": (
+        "llama-3.1-8b", "cuda-24gb", {"length": "32768", "weights": "fp8"}, ["4.00 GiB", "8.46 GiB", "It fits"]
+    ),
+    "How many tokens of context can I use with Mistral 7B 4bit on 8GB?": (
+        "mistral-7b", "cuda-8gb", {"weights": "nf4"}, ["3.85 GiB", "1 sequence of 23\u202f754 tokens"]
+    ),
     "llama-3.1-8b with fp8 kv cache, 64k context": (
         "llama-3.1-8b", "", {"length": "65536", "cache": "fp8"}, ["cached keys and values 4.00 GiB"]
     ),
@@ -167,7 +173,8 @@ def test_where_a_technique_saves_nothing_at_the_peak_its_effect_is_said():
 
 def test_which_models_fit_a_card():
     answer = asked("which models fit my 24 GB?")
-    assert (answer["opens"], answer["alone"], answer["values"]) == ("models", True, {"gpu": "cuda-24gb"})
+    values = {name: text_of(value) for name, value in DEFAULTS.items()}
+    assert (answer["opens"], answer["alone"], answer["values"]) == ("models", True, {"gpu": "cuda-24gb"} | values)
     assert "LoRA: mistral-7b (7.25 B); QLoRA: qwen3-14b (14.8 B)" in answer["answer"]
     for text in ("what can I fine-tune with 24GB?", "How big a model can I train on 24 gb", "largest llm for 24 gb"):
         assert asked(text)["answer"] == answer["answer"], text
@@ -221,12 +228,20 @@ def test_the_largest_setup_that_fits_keeps_a_margin(text, name, fields, gpu):
         "how long does it take to train gpt2 on an A100 80GB?",
         "what gpu do I need for flux lora training?",
         "which card is cheapest for a qlora of llama 3.1 8b?",
+        "llama 3.1 8b lora, 3090 vs 4090",
     ],
 )
 def test_which_gpu_how_long_and_what_it_costs_are_in_the_table_of_gpus(text):
     answer = asked(text)
     assert (answer["opens"], answer["alone"]) == ("gpus", False)
     assert ("No GPU is named" in answer["said"]) == (answer["values"]["gpu"] == "")
+
+
+def test_tokens_to_train_on_and_a_price_are_fields_of_that_table():
+    answer = asked("how long to pretrain gpt2 on 10 billion tokens with 8 H100 at $2.50/hour?")
+    assert answer["fields"] == {"billions": "10", "price": "2.50"} and answer["values"]["gpus"] == "8"
+    assert asked("gpt2 on 300M tokens, t4")["fields"] == {"billions": "0.3"}
+    assert asked("llama 3.2 1b on 1.5T tokens, 64 h100")["fields"] == {"billions": "1500"}
 
 
 @pytest.mark.parametrize(
