@@ -166,6 +166,16 @@ export function showFitting(form, values = readForm(form)) {
   form.shown = next;
 }
 
+/** Keeps the form in sight beside a long answer while the window has room for all of it; a longer one scrolls away. */
+export function keepInSight({ element }, ended) {
+  const update = () => {
+    const top = parseFloat(getComputedStyle(element).top) || 0;
+    element.classList.toggle("stays", top + element.offsetHeight <= innerHeight);
+  };
+  new ResizeObserver(update).observe(element);
+  addEventListener("resize", update, { signal: ended });
+}
+
 /** Shortens texts that are more than the model accepts; returns a sentence on each of them. */
 export function keepWithinLimits(form) {
   const most = Object.entries(ownOf(form, readForm(form)).most ?? {});

@@ -11,7 +11,7 @@ import { addressOf, goTo, isEmbedded, joinAddress, partsOf } from "./address.mjs
 import { startPasting, startSaving, startSharing } from "./buttons.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
-import { keepWithinLimits, mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
+import { keepInSight, keepWithinLimits, mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
 import { queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
@@ -134,6 +134,7 @@ function pinsPage(page) {
 function listen(page) {
   const { form, view } = page;
   listenToForm(page);
+  keepInSight(form, page.ended.signal);
   const { model } = form.element.elements;
   makeCombobox(model, () => currentAddress(page) !== location.href && modelChanged(page, model));
   view.slot("choices").addEventListener("click", (event) => takeAdvice(page, event));
@@ -195,8 +196,9 @@ function open(page, query) {
 /** Sets a field to the name that was pressed in a table; a listed model replaces a pasted one. */
 function choose(page, field, value) {
   const values = { ...readForm(page.form), [field]: value };
+  // What a question has hidden comes back above the table, and its answer with it.
+  if (page.root.dataset.alone) page.root.scrollIntoView({ block: "start" });
   show(page, field === "model" ? { ...values, config: "" } : values);
-  page.root.scrollIntoView({ block: "start" });
 }
 
 function show(page, values) {
@@ -213,6 +215,7 @@ function showQuestion(page, { values, opens, fields, alone }) {
   writeForm(page.form, { ...page.form.defaults, ...values });
   if (table) openGpuTable(table, fields);
   if (!alone) return changed(page);
+  page.typing = null;
   page.root.dataset.alone = opens;
   page.root.dataset.state = "shown";
   say(page, table.details.querySelector("summary").textContent);
@@ -349,6 +352,7 @@ function showAnswer(page, request, answer) {
  * them: a model generates text even if its training is refused, and the table says of which setup it speaks nowhere.
  */
 function showRefusal(page, error) {
+  delete page.root.dataset.alone;
   page.root.dataset.state = "refused";
   say(page, refusalOf(page.form, error).slice(0, LONGEST_MESSAGE));
   updateDetails(page);

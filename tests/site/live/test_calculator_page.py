@@ -626,6 +626,49 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == expected["total"]
 
 
+def test_a_length_beyond_what_the_next_model_accepts_is_shortened_and_that_is_said(open_page):
+    page = open_page("calculator/?sequence_length=1000")
+    shows(page, {**DEFAULT, "sequence_length": 1000})
+    choose_model(page, "bert-base")
+    shows(page, {**DEFAULT, "model": "bert-base", "sequence_length": 512})
+    said = "“Sequence length” is 512 now, the most that this model accepts, not 1000."
+    expect(message(page)).to_contain_text(said)
+    page.get_by_label("Micro-batch").first.fill("2")
+    shows(page, {**DEFAULT, "model": "bert-base", "sequence_length": 512, "micro_batch_size": 2})
+    expect(message(page)).not_to_contain_text(said)
+    page.get_by_text("Paste a config.json").click()
+    page.get_by_label("of a model on Hugging Face").fill(json.dumps({**GPT2, "n_positions": 256}))
+    page.get_by_role("button", name="Use it").click()
+    expect(message(page)).to_contain_text("is 256 now, the most that this model accepts, not 512.")
+    expect(page.get_by_label("Sequence length")).to_have_value("256")
+    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "shown")
+
+
+def test_while_python_starts_the_old_verdict_and_advice_are_grey(open_page):
+    page = open_page("404.html")
+    held = []
+    page.route("**/runtime/**", held.append)
+    page.goto(page.url.replace("404.html", "calculator/?model=gpt2"))
+    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "computing")
+    for old in (".verdict-line", ".advice", ".bars", ".tables"):
+        assert page.locator(old).evaluate("part => getComputedStyle(part).filter") == "grayscale(1)"
+    expect(message(page)).to_have_text("Starting Python in your browser …")
+    page.unroute_all()
+    for route in held:
+        route.continue_()
+    shows(page, {**DEFAULT, "model": "gpt2"})
+    assert page.locator(".verdict-line").evaluate("part => getComputedStyle(part).filter") == "none"
+
+
+def test_the_form_does_not_scroll_within_the_page(open_page):
+    page = open_page("calculator/")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    for address in ("", "?model=llama-3.1-8b&lora_rank=16&gpus=4", "?model=t5-3b&optimizer=galore"):
+        page.goto(page.url.partition("?")[0] + address)
+        form = page.get_by_role("form", name="Setup", exact=True)
+        assert form.evaluate("form => form.scrollHeight <= form.clientHeight"), address
+
+
 def test_what_would_make_it_fit_is_one_click(open_page):
     page = open_page("calculator/?micro_batch_size=4&optimizer=adamw&checkpointing=false")
     setup = {"model": "gpt2-large", "micro_batch_size": 4}
