@@ -65,9 +65,9 @@ class Card:
 
 
 def card_of(text: str) -> tuple[Card, str]:
-    """The GPU of a text, and the text without it.
+    """Returns the GPU that a text names, and the text without its name.
 
-    It is a card of the memory that is said, if the listed one has another.
+    If the text gives a memory that this GPU does not have, the answer is any CUDA card with that memory.
 
     >>> card_of("a 4090 laptop")[0]
     Card(name='cuda-16gb', in_float16=False, note='RTX 4090 laptop is counted as a CUDA card with 16 GB.')
@@ -121,7 +121,7 @@ def _of_apple(size: int) -> Card:
 
 
 def _sizes(gpu: str) -> set[int]:
-    """Numbers of gigabytes that are said of a GPU: of 2**30 or 10**9 bytes, and what its driver reports."""
+    """Gigabytes that people name for a GPU: its memory in units of 2**30 or 10**9 bytes, or as its driver reports."""
     device = device_named(gpu)
     sold = {round(device.memory_bytes / 2**30), device.memory_bytes // 10**9}
     return sold | {int(device.usable_bytes / unit) + 1 for unit in (2**30, 10**9)}

@@ -15,7 +15,7 @@ from calculator.parts.parameters import count_parameters
 from calculator.step.setups import NOT_COUNTED
 
 LEAST_NAME = 4
-"""Shorter words are read as before: a word such as t5 may have its size in the next one."""
+"""Words of this length or less are not looked up as whole names: the next word may have the size, as in "t5 small"."""
 MOST_WORDS = 6
 """The most words of a model's name that blanks divide: phi 3 mini 4k instruct."""
 HUB_ID = re.compile(r"(?:https?://\S+/)?[A-Za-z][\w.-]*/[A-Za-z][\w.-]*\d[\w.:-]*(?:/\S*)?")
@@ -37,12 +37,10 @@ ROUNDED = 0.05
 
 
 def with_presets(text: str) -> str:
-    """The text with presets in place of hub ids, links and names in several words.
-
-    Of a quantized copy, its bits become a word.
+    """Replaces hub ids, links and names in a text by presets; adds "4 bit" after a copy quantized to 4 bits.
 
     Raises:
-        BadSetup: If a hub id has other sizes than every preset.
+        BadSetup: If a hub id in the text has other sizes than every preset.
 
     >>> with_presets("can GPT-2 XL or Qwen 2.5 7B instruct fit?")
     'can gpt2-xl or qwen2.5-7b fit?'
@@ -62,7 +60,7 @@ def with_presets(text: str) -> str:
 
 
 def _preset_at_start(words: list[str]) -> tuple[int, str, str]:
-    """How many words at the start of a text name a preset, the preset, and words of its bits; 0 if they name none."""
+    """Returns how many words at the start of a text name a preset (0: none do), the preset, and words for its bits."""
     for count in range(min(MOST_WORDS, len(words)), 1, -1):
         part = words[:count]
         found = named("-".join(part)) if all(map(_is_of_a_name, part)) else None
@@ -81,7 +79,7 @@ def _is_of_a_name(word: str) -> bool:
 
 
 def model_of(text: str) -> tuple[str | None, list[str], str]:
-    """The preset of a text, others that its words name as well, and the text without it."""
+    """Returns the preset that a text names, others that its words fit as well, and the text without the name."""
     found = matches(PRESETS, text)
     if not found:
         return None, [], text
@@ -104,9 +102,9 @@ def check_version(model: str, text: str, rest: str) -> str:
     """Refuses a text that names another version of a model than the one that was found, such as Llama 4.
 
     Args:
-        model: What was found.
-        text: All that was said.
-        rest: The part of it that was not understood so far.
+        model: The model that was found.
+        text: The whole text.
+        rest: The part of the text that was not understood so far.
 
     Returns:
         The rest without the version.
@@ -124,8 +122,8 @@ def check_words_beside(model: str, text: str, without_model: str, rest: str) -> 
     """Refuses a word directly beside a model's name that was not understood: it may make it another model's name.
 
     Args:
-        model: What was found.
-        text: All that was said.
+        model: The model that was found.
+        text: The whole text.
         without_model: The same with bars in place of the model.
         rest: The part that was not understood.
     """

@@ -34,7 +34,7 @@ ASKED = {
 
 
 def said(found: Question) -> str:
-    """What was understood, with the names of the form's answer, and what was not.
+    """Says in a sentence what `understood` has found, with the names that the form uses.
 
     >>> from calculator.page.question.understood import understood
     >>> said(understood("gpt2 batch 4 t4 and quickly"))

@@ -1,7 +1,7 @@
 """A reader's words in one spelling, and names found among them.
 
-After `plain`, no character moves: what was understood becomes bars, so that places in the text stay comparable, and a
-number is not taken for that of a word beyond.
+After `plain`, no character moves: bars replace what was understood. So places in the text stay comparable, and no
+pattern joins a number to a word on the other side of the bars.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def masked(text: str, before: str, after: str, mask: str = "\0") -> str:
 
 
 def matches(names: Iterable[str], text: str) -> list[tuple[str, list[re.Match]]]:
-    """The names of which a text has the most words, each with the places of these words; none without a first word.
+    """Finds the names that have the most words in common with a text. Returns each with the places of these words.
 
-    The words of a name stand between hyphens. Of equally many words, those with the most letters count, then the names
-    with the fewest other words.
+    The words of a name stand between hyphens. Among names with equally many words in common, those with the most
+    letters in common count, then those with the fewest other words. A name must have its first word in the text.
     """
     best: list[tuple[str, list[re.Match]]] = []
     standing = (0, 0, 0)
@@ -96,12 +96,13 @@ def named(names: Iterable[str], text: str) -> tuple[str | None, str]:
 
 
 def _pattern(word: str) -> str:
-    """A word of a name, or two, with or without gaps between letters and numbers: "gpt2", "gpt-2", "gpt 2"."""
+    """Pattern of one or two words of a name, with or without gaps between letters and numbers: "gpt2", "gpt 2"."""
     atoms = re.findall(r"[a-z]+|[\d.]+", word)
     before = r"(?<![\d.])" if atoms[0][0].isdigit() else "(?<![a-z])"
     if atoms[0] == "b":  # 13b 200 is a size and a number, no B200
         before = r"(?<![a-z\d.])"
-    after = r"(?![\d]|\.\d)" if atoms[-1][-1].isdigit() else "(?![a-z])"
+    # A number before a b is a size, no version: gemma 2b is no Gemma 2.
+    after = r"(?!\d|\.\d|b(?![a-z]))" if atoms[-1][-1].isdigit() else "(?![a-z])"
     if atoms[-1] == "b":  # nor is 2 B200 a model of 2b
         after = r"(?![a-z\d])"
     if atoms[0] == "a" and len(atoms) > 1:  # a 40 GB card is no A40

@@ -144,7 +144,7 @@ def understood(text: str) -> Question:
 
 
 def _about_models(text: str, card: Card, rest: str, generating: bool) -> Question:
-    """A question which names no model, as it asks for those that fit a GPU.
+    """Reads a question that names no model, as it asks for those that fit a GPU.
 
     Raises:
         BadSetup: If it names no GPU.
@@ -165,7 +165,7 @@ def _about_models(text: str, card: Card, rest: str, generating: bool) -> Questio
 def _merged(
     techniques: list[dict[str, object]], excluded: list[dict], numbers: dict[str, object], *, alone: bool = False
 ) -> dict[str, object]:
-    """The fields that techniques and numbers set together, and what follows from them.
+    """Merges the fields that techniques and numbers set, and adds what follows from them.
 
     Args:
         techniques: The changes of each technique; the first that sets a field counts.
@@ -200,7 +200,7 @@ def _merged(
 
 
 def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object], str]:
-    """The number that stands before a GPU, as the field `gpus`, and the text without it.
+    """Returns the number that stands before a GPU, as the field `gpus`, and the text without it.
 
     Args:
         text: The part that was not understood so far.
@@ -214,7 +214,7 @@ def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object
 
 
 def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
-    """Returns the fields that numbers in the text set, the look-alikes, and the rest of the text."""
+    """Returns the fields that numbers set, the words for a global batch, which no field holds, and the rest."""
     numbers: dict[str, object] = {}
     unknown = []
     for name, pattern in NUMBERS:
@@ -231,7 +231,7 @@ def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
 
 
 def _run(text: str) -> tuple[dict[str, str], str]:
-    """The tokens to train on and the price of a GPU for an hour, if a text names them, and the text without them."""
+    """Returns the tokens to train on and the price of a GPU for an hour that a text names, and the rest of the text."""
     run: dict[str, str] = {}
     if found := re.search(TOKENS, text):
         run["billions"] = f"{float(found[1]) * BILLIONS[found[2][0]]:g}"
@@ -243,7 +243,7 @@ def _run(text: str) -> tuple[dict[str, str], str]:
 
 
 def _stored(text: str) -> tuple[dict[str, str], str]:
-    """The types of weights and cache that a text about generating names, and the text without them."""
+    """Returns the types of weights and cache that a text names, and the rest of the text."""
     stored: dict[str, str] = {}
     for name, kinds in (("cache", CACHES), ("weights", STORED)):
         for pattern, kind in kinds:
@@ -254,7 +254,7 @@ def _stored(text: str) -> tuple[dict[str, str], str]:
 
 
 def _techniques(text: str) -> tuple[list[dict[str, object]], list[dict[str, object]], str]:
-    """The changes of techniques that a text names, of those that it excludes, and the text without them."""
+    """Returns the changes of the techniques that a text asks for, those that it excludes, and the rest."""
     taken: list[dict[str, object]] = []
     excluded: list[dict[str, object]] = []
     for pattern, changes in WORDS:
@@ -267,7 +267,7 @@ def _techniques(text: str) -> tuple[list[dict[str, object]], list[dict[str, obje
 
 
 def _check_optimizers(fields: dict[str, object], changes: dict[str, object]) -> None:
-    """Refuses two optimizers; AdamW may be named beside another, which it is a part of or updates the rest for."""
+    """Refuses two optimizers. AdamW may stand beside another one: as a part of it, or to update other parameters."""
     named = [one["optimizer"] for one in (fields, changes) if one.get("optimizer", "adamw") != "adamw"]
     if len(set(named)) > 1:
         first, second = [OPTIMIZERS[name].title for name in named]
