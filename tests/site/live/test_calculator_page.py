@@ -484,7 +484,10 @@ def test_a_model_is_frozen_beside_adapters(open_page):
     "query, said",
     [
         ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "The nearest to the model"),
+        (
+            "model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E",
+            "The nearest to the model",
+        ),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999%7D", "9999 layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
         ("model=constructor", "The nearest to the model"),
