@@ -1,6 +1,7 @@
 """`draw`, `prepare` and `data` as a maintainer calls them."""
 
 import json
+import re
 
 import pytest
 import typer
@@ -41,6 +42,18 @@ def test_from_nothing_to_shards(call, tmp_path):
     assert again.exit_code == 0 and "Nothing to do" in again.output
 
 
+def test_what_is_left_out_is_counted_and_the_first_ones_are_named(call, tmp_path):
+    call("draw", "--out", tmp_path / "pictures", "--count", 12, "--seed", 1)
+    lines = (tmp_path / "pictures" / "captions.jsonl").read_text().splitlines()
+    (tmp_path / "captions.jsonl").write_text("\n".join([*lines[:6], "{", '{"file": "none.png", "caption": "gone"}']))
+    flags = ["--images", tmp_path / "pictures", "--captions", tmp_path / "captions.jsonl", "--codec-steps", 2]
+    output = call("prepare", *flags, "--out", tmp_path / "shards").output
+    assert "Left out of 14 pictures: 1 broken line, 1 missing file, 6 not in the captions.\n" in output
+    assert "  broken line: captions.jsonl, line 7\n  missing file: none.png\n  not in the captions: " in output
+    assert re.search(r"not in the captions: (\S+\.png, ){2}\S+\.png and 3 more\n", output)
+    assert len((tmp_path / "shards" / "left-out.jsonl").read_text().splitlines()) == 8
+
+
 def test_help_names_every_flag():
     for command, flags in (("draw", ("--out", "--count", "--seed")), ("prepare", ("--images", "--codec", "--replace"))):
         output = CliRunner().invoke(build_app(), [command, "--help"]).output
@@ -60,9 +73,9 @@ def test_from_text_to_shards(call, tmp_path):
     shards = open_shards(tmp_path / "shards", kind="text")
     assert f"Prepared {shards.samples} train, 0 held-out, 0 new-pairs blocks of 32 tokens in " in result.output
     assert f"Tokens: {32 * shards.samples}, each one of {shards.tokenizer.vocab_size}, in 16 bit." in result.output
-    assert "Left out of 61 documents: 1 broken line." in result.output
+    assert "Left out of 61 documents: 1 broken line.\n  broken line: a.jsonl, line 61\n" in result.output
     again = call("prepare", *flags, "--push", tmp_path / "copy").output
-    assert "Nothing to do" in again and f"Sent 4 files to {tmp_path / 'copy'}." in again
+    assert "Nothing to do" in again and f"Sent 5 files to {tmp_path / 'copy'}." in again
     assert open_shards(tmp_path / "copy", kind="text").samples == shards.samples
     assert "Nothing to send: all files are at " in call("prepare", *flags, "--push", tmp_path / "copy").output
     result = call("data", tmp_path / "shards", "--out", tmp_path / "below" / "page.html", "--count", 5)

@@ -13,22 +13,29 @@ from training.errors import BadInput
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
 
+MOST_SHOWN = 3
+"""Names that are shown of what was left out for one reason."""
 Out = Annotated[Path, typer.Option(help="Folder for the shards; appears only once it is complete.")]
 Images = Annotated[
     str | None,
     typer.Option(
-        help="Folder of the pictures or of webdataset tars, or one tar; or a data set of the Hugging Face Hub, "
-        "hf://OWNER/NAME[/config][@revision]."
+        help="Folder of the pictures, with a metadata.jsonl as `imagefolder` reads it, texts beside them, or of "
+        "webdataset tars; or one tar; or a data set of the Hugging Face Hub, hf://OWNER/NAME[/config][@revision]."
     ),
 ]
 ImageColumn = Annotated[
-    str | None, typer.Option(help="Column that has the pictures of a data set of the hub. Default: the only one.")
+    str | None,
+    typer.Option(
+        help="Column that has the pictures of a data set of the hub (default: the only one), or key or column of their "
+        "names or addresses (default: file, file_name or another usual one)."
+    ),
 ]
 Captions = Annotated[
     Path | None,
     typer.Option(
-        help='JSON lines such as {"file": "1.png", "caption": "...", "split": "train"}, or a .csv with these columns. '
-        "Default: captions are beside the pictures, 1.txt for 1.png."
+        help='JSON lines such as {"file": "1.png", "caption": "...", "split": "train"}, an array of such, or a .csv or '
+        ".parquet with these columns. Of a list of captions, the first is used. Default: captions are beside the "
+        "pictures, 1.txt for 1.png."
     ),
 ]
 Urls = Annotated[
@@ -41,9 +48,9 @@ Urls = Annotated[
 Text = Annotated[
     str | None,
     typer.Option(
-        help='Text instead of pictures: a file, or a folder of files. JSON lines such as {"text": "..."}, .txt, '
-        ".parquet; the first two also as .gz, such as C4's .json.gz. Or a data set of the Hugging Face Hub, "
-        "hf://OWNER/NAME[/config][@revision]."
+        help='Text instead of pictures: a file, or a folder of files. JSON lines such as {"text": "..."}, an array of '
+        "such, .csv, .parquet, .arrow, .txt or .md; all but tables also as .gz, .zst, .bz2 or .xz. Or a data set of "
+        "the Hugging Face Hub, hf://OWNER/NAME[/config][@revision]."
     ),
 ]
 BlockLength = Annotated[int | None, typer.Option(min=2, max=1 << 17, help="Tokens of a block of text. Default: 1024.")]
@@ -58,8 +65,8 @@ Vocabulary = Annotated[
 TextColumn = Annotated[
     str | None,
     typer.Option(
-        help="Key or column that has the text; of pictures of the hub, the column of captions. Default: text, or "
-        "caption."
+        help="Key or column that has the text, or the captions of pictures. Default: text; of captions, caption, text "
+        "or captions."
     ),
 ]
 EndOfText = Annotated[
@@ -204,14 +211,11 @@ def _prepare_text(out: Path, flags: dict[str, Any], settings: dict[str, Any]) ->
 
 def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
     """Prints what was prepared of pictures."""
-    from training.data.prepare.pictures import LEFT_OUT_FILE, NEAR_DUPLICATE
-    from training.data.sources.work import told_reasons
+    from training.data.prepare.pictures import NEAR_DUPLICATE
     from training.data.store.card import times_smaller
 
     print(f"{_made(manifest, made=made)} samples in {out}.")
-    left_out = told_reasons(manifest.left_out)
-    listed = f" {out / LEFT_OUT_FILE} names the pictures that could not be used." if left_out else ""
-    print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.{listed}")
+    _tell_left_out(manifest, out, f"{manifest.pictures} pictures")
     if manifest.near_duplicates:
         what = (
             "They were left out"
@@ -226,17 +230,29 @@ def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
 
 def _tell_text(manifest: TextManifest, out: Path, *, made: bool) -> None:
     """Prints what was prepared of text."""
-    from training.data.sources.work import told_reasons
     from training.data.store.card import times_smaller
 
     print(f"{_made(manifest, made=made)} blocks of {manifest.block_length} tokens in {out}.")
     bits = 8 * manifest.token_type.itemsize
     print(f"Tokens: {manifest.tokens}, each one of {manifest.vocab_size}, in {bits} bit.")
-    left_out = told_reasons(manifest.left_out)
-    print(f"Left out of {manifest.documents} documents: {left_out or 'none'}.")
+    _tell_left_out(manifest, out, f"{manifest.documents} documents")
     print(f"Left over at the end, too few for a block: {manifest.left_over_tokens} tokens.")
     print(f"The text has {times_smaller(manifest):.1f} times as many bytes as the shards.")
     print(f"Tokens {manifest.tokens_digest}: every peer of the run needs shards of this tokenizer.")
+
+
+def _tell_left_out(manifest: Manifest | TextManifest, out: Path, of: str) -> None:
+    """Prints the counts by reason, and the first names of each."""
+    from training.data.sources.unused import LEFT_OUT_FILE, first_left_out, told_reasons
+
+    print(f"Left out of {of}: {told_reasons(manifest.left_out) or 'none'}.")
+    found = first_left_out(out, MOST_SHOWN)
+    for reason, (count, names) in sorted(found.items()):
+        # A text's list has only the first names; what is used in part, such as a list of captions, has no count.
+        more = manifest.left_out.get(reason, count) - len(names)
+        print(f"  {reason}: {', '.join(names)}{f' and {more} more' if more else ''}")
+    if found:
+        print(f"  {out / LEFT_OUT_FILE} names them.")
 
 
 def _made(manifest: Manifest | TextManifest, *, made: bool) -> str:

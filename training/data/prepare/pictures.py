@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,14 @@ import torch
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.fetch import Fetcher
+from training.data.sources.folders import read_folder, tars_of
 from training.data.sources.hub import HubSet
 from training.data.sources.hub_rows import HubRows
-from training.data.sources.kinds import read_addresses, read_captions, read_folder, tars_of
+from training.data.sources.kinds import ADDRESSES, USUAL, lists_of, read_addresses, read_captions
 from training.data.sources.near import NearDuplicates
 from training.data.sources.pictures import Picture, Pictures
-from training.data.sources.rows import Row, RowTable, Unusable
+from training.data.sources.rows import Row, RowTable
+from training.data.sources.unused import Unusable, Unused, told_reasons, write_left_out
 from training.data.sources.work import (
     MARKS_FILE,
     NOTE_SUFFIX,
@@ -39,7 +40,6 @@ from training.data.sources.work import (
     finish,
     finished,
     part_folder,
-    told_reasons,
 )
 from training.data.store.card import write_card
 from training.data.store.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, SplitEntry, write_shard
@@ -58,8 +58,6 @@ LARGEST_WORD_VOCABULARY = 4096
 DECODED_EVERY = 32
 """One picture in this many is decoded again, to measure what the codec loses: with 2021's codec, decoding takes 1.5
 times as long as encoding."""
-LEFT_OUT_FILE = "left-out.jsonl"
-"""Names the pictures that were left out, with the reasons."""
 NEAR_DUPLICATE = "near-duplicate"
 NO_ROWS = "there are no rows"
 CPU = torch.device("cpu")
@@ -78,8 +76,9 @@ class Input:
     hub: str | None = None
     """Data set of the hub, `hf://OWNER/NAME[/config][@revision]`; instead of the others."""
     image_column: str | None = None
+    """Key or column of the pictures, or of their names or addresses; None: a usual name."""
     caption_column: str | None = None
-    """Column of the captions in a set of the hub; None: a usual name."""
+    """Key or column of the captions; None: a usual name."""
 
     def __post_init__(self) -> None:
         given = [one for one in (self.images, self.urls, self.hub) if one is not None]
@@ -88,32 +87,29 @@ class Input:
                 "Pictures come from --images, with or without --captions, or from --urls alone. Give one of both, or "
                 "--text."
             )
-        if self.hub is None and (self.image_column or self.caption_column):
-            raise BadInput(
-                "--image-column and --text-column name columns of a data set of the hub, or of text. Omit them, or "
-                "give --images hf://OWNER/NAME."
-            )
 
-    def open_rows(self, folder: Path) -> RowTable | HubRows:
-        """Opens the rows that are not left out; `folder` is for temporary files."""
+    def open_rows(self, folder: Path, out: Path) -> RowTable | HubRows:
+        """Opens the rows that are not left out; `folder` is for temporary files, `out` for the shards."""
         if self.hub is None:
-            return RowTable(folder, self.rows())
+            return RowTable(folder, self.rows(out))
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
         return HubRows(HubSet(self.hub), folder, **columns)
 
-    def rows(self) -> Iterator[Row | Unusable]:
+    def rows(self, out: Path) -> Iterator[Row | Unusable]:
         """All rows, and the lines or files that cannot be used."""
+        keys = (USUAL if self.urls is None else ADDRESSES).named(self.image_column, self.caption_column)
         if self.urls is not None:
-            return read_addresses(self.urls)
-        return read_folder(self.images) if self.captions is None else read_captions(self.captions)
+            return read_addresses(self.urls, keys)
+        captions = None if self.captions is None else read_captions(self.captions, keys)
+        return read_folder(self.images, keys, captions=captions, but=out)
 
-    def files(self) -> list[Path]:
+    def files(self, out: Path) -> list[Path]:
         """The files in which the rows are, tars included."""
         if self.hub is not None:
             return []
         if self.urls is not None:
-            return sorted(self.urls.glob("*.parquet")) if self.urls.is_dir() else [self.urls]
-        return tars_of(self.images) if self.captions is None else [self.captions]
+            return lists_of(self.urls)
+        return tars_of(self.images, but=out) if self.captions is None else [self.captions]
 
 
 def prepare(
@@ -161,17 +157,20 @@ def prepare(
     out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
     with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
-        table = source.open_rows(Path(folder))
+        table = source.open_rows(Path(folder), out)
         images = source.images if source.hub is None else Path(folder)
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
-        files, settings = [codec_file, tokenizer_file], [codec_steps, seed, drops_near_duplicates]
-        digest = _input_digest(source, table, pictures, run, files, settings, progress)
+        if table.kept is not None and not table.count("train"):
+            raise _nothing_left("to train on", table.unused, held_out=table.kept)
+        files = [codec_file, tokenizer_file, *source.files(out)]
+        settings = [codec_steps, seed, drops_near_duplicates]
+        digest = _input_digest(table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
         work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress, device)
         manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
         write_card(work.folder, manifest, run, licence=licence)
-        _list_left_out(work.folder, table)
+        write_left_out(work.folder, _left_out(work.folder, table))
         finish(work.folder, out, manifest)
     return manifest, True
 
@@ -235,12 +234,12 @@ class _Work:
                 names += [name] if note.samples else []
                 samples += note.samples
             splits[split] = SplitEntry(samples=samples, shards=tuple(names))
-        totals.left_out.update(self.table.left_out)  # a stream's are known only now
+        totals.left_out.update(self.table.unused.counts)  # a stream's are known only now
         if not splits["train"].samples:
-            raise BadInput(
-                f"No picture is left to train on ({told_reasons(totals.left_out) or NO_ROWS}). Check --images, "
-                "--captions or --urls."
-            )
+            for note in sorted(self.folder.glob(f"*{NOTE_SUFFIX}")):
+                for one in _Note.read(note).listed:
+                    self.table.unused.add(Unusable(**one))
+            raise _nothing_left("to train on", self.table.unused)
         return splits, totals
 
     def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, near: NearDuplicates, done: int) -> _Note:
@@ -318,15 +317,17 @@ class _Work:
     def _trained_codec(self, steps: int) -> ImageCodec:
         chosen = self.table.sample(CODEC_PICTURES, seed=str(self.seed))
         found: list[np.ndarray] = []
-        opened, reasons = 0, Counter[str]()
+        opened, faults = 0, Unused()
         for batch in self.pictures.batches(chosen):
             found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
-            reasons.update(reason for reason in batch if isinstance(reason, str))
+            for row, reason in zip(chosen[opened:], batch, strict=False):
+                if isinstance(reason, str):
+                    faults.add(Unusable(reason=reason, file=row.file))
             opened += len(batch)
             self.progress("Opening pictures for the codec", opened, len(chosen))
         if not found:
-            why = told_reasons(reasons + Counter(self.table.left_out)) or NO_ROWS
-            raise BadInput(f"No picture is left to train a codec on ({why}). Check --images, --captions or --urls.")
+            faults.update(self.table.unused)
+            raise _nothing_left("to train a codec on", faults)
         return train_small_codec(
             torch.from_numpy(np.stack(found)),
             self.run.codec,
@@ -334,6 +335,15 @@ class _Work:
             seed=self.seed,
             progress=lambda done, total, loss: self.progress("Training the image codec", done, total),
         )
+
+
+def _nothing_left(what: str, unused: Unused, *, held_out: int = 0) -> BadInput:
+    counts = unused.counts | ({"held out": held_out} if held_out else {})
+    told = unused.told("Name those of picture and caption with --image-column and --text-column.")
+    return BadInput(
+        f"No picture is left {what} ({told_reasons(counts) or NO_ROWS}). {told}".rstrip(),
+        cure="Check --images, --captions or --urls.",
+    )
 
 
 class _Note:
@@ -387,7 +397,6 @@ class _Note:
 
 
 def _input_digest(
-    source: Input,
     table: RowTable | HubRows,
     pictures: Pictures,
     run: RunConfig,
@@ -398,14 +407,13 @@ def _input_digest(
     sizes = {"text_vocab_size": run.model.text_vocab_size, "rows_per_shard": ROWS_PER_SHARD, "row_group": ROW_GROUP}
     described = json.dumps([run.codec.model_dump(), sizes, settings], sort_keys=True)
     digest = hashlib.sha256(described.encode())
-    for file in chain(files, source.files()):
+    for file in files:
         digest.update(digest_of_input(file))
     if isinstance(table, HubRows):
         digest.update(table.identity.encode())
         return digest.hexdigest()
     for done, row in enumerate(table):
-        if row.tar is None:  # else it was read with its tar
-            digest.update(f"{row.file}\0{row.caption}".encode())
+        digest.update(f"{row.file}\0{row.caption}".encode())
         if row.tar is None and row.url is None:
             try:
                 digest.update(digest_of(pictures.path(row)))
@@ -421,10 +429,8 @@ def _marked(folder: Path) -> int:
     return max((_Note.read(note).marked for note in folder.glob(f"*{NOTE_SUFFIX}")), default=0)
 
 
-def _list_left_out(work: Path, table: RowTable | HubRows) -> None:
-    with (work / LEFT_OUT_FILE).open("w", encoding="utf-8") as listed:
-        for one in table.unusable():
-            listed.write(json.dumps(one, ensure_ascii=False) + "\n")
-        for note in sorted(work.glob(f"*{NOTE_SUFFIX}")):
-            for one in _Note.read(note).listed:
-                listed.write(json.dumps(one, ensure_ascii=False) + "\n")
+def _left_out(work: Path, table: RowTable | HubRows) -> Iterator[dict[str, str]]:
+    """The files and lines that were left out, by `file`, each with its `reason`."""
+    yield from table.unusable()
+    for note in sorted(work.glob(f"*{NOTE_SUFFIX}")):
+        yield from _Note.read(note).listed

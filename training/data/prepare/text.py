@@ -20,8 +20,9 @@ import numpy as np
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.prepare.packing import Packer
-from training.data.sources.documents import TEXT_COLUMN, Piece, TextFile, text_files
+from training.data.sources.documents import TEXT_COLUMN, Piece, TextFile, name_of, text_files
 from training.data.sources.hub import HubText, hub_texts, is_hub
+from training.data.sources.unused import Unusable, Unused, told_reasons, write_left_out
 from training.data.sources.work import (
     NOTE_SUFFIX,
     Progress,
@@ -31,7 +32,6 @@ from training.data.sources.work import (
     finish,
     finished,
     part_folder,
-    told_reasons,
 )
 from training.data.store.card import write_text_card
 from training.data.store.shards import (
@@ -60,7 +60,7 @@ SHOWN_EVERY = 64
 """Documents between two reports of progress."""
 MEGABYTE = 10**6
 
-_Placed = tuple[Piece | str, int, int]
+_Placed = tuple[Piece | Unusable, int, int]
 """A piece, or the reason why it is left out; the number of its file; pieces of that file read so far, this one
 included."""
 _Batch = list[_Placed]
@@ -123,11 +123,11 @@ def prepare_text(
     """
     out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     with alone_at(out):
-        files = _files(source, out)
+        files, others = _files(source, out)
         digest = _input_digest(source, files, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
-        work = _TextWork(part_folder(out, digest), source, files, progress)
+        work = _TextWork(part_folder(out, digest), source, files, others, progress)
         manifest = work.make(digest)
         write_text_card(work.folder, manifest, licence=licence)
         finish(work.folder, out, manifest)
@@ -151,7 +151,8 @@ class _Note:
     text_bytes: int = 0
     lengths: list[int] = field(default_factory=list)
     """Documents by length; see `TextManifest.document_lengths`."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    unused: dict = field(default_factory=lambda: asdict(Unused()))
+    """The documents that were left out; see `Unused`."""
     is_cut: bool = False
     """True if the beginning of the last document was left out; the rest of it is then left out too."""
     is_last: bool = False
@@ -168,6 +169,8 @@ class _TextWork:
     folder: Path
     source: TextInput
     files: Sequence[TextFile | HubText]
+    others: Sequence[Unusable]
+    """Files that are no text."""
     progress: Progress
 
     def make(self, digest: str) -> TextManifest:
@@ -189,22 +192,28 @@ class _TextWork:
             note = self._next(note, batches, tokenizer)
             full[note.number] = note.blocks
         splits = {split: _entry(split, full) for split in SPLITS}
+        unused = Unused(**note.unused)
+        for other in self.others:
+            unused.add(other)
         if not splits["train"].samples:
-            reasons = told_reasons(note.left_out) or "nothing left out"
+            reasons = told_reasons(unused.counts) or "nothing left out"
+            told = unused.told("Give that of the text with --text-column.")
             raise BadInput(
                 f"{self.source.path} does not fill a block of {self.source.block_length} tokens to train on: it has "
-                f"{note.documents} documents ({reasons}). Check --text, or give a smaller --block-length."
+                f"{note.documents + len(self.others)} documents ({reasons}). {told}".rstrip(),
+                cure="Check --text, or give a smaller --block-length.",
             )
+        write_left_out(self.folder, unused.listed())
         return TextManifest(
             input_digest=digest,
             block_length=self.source.block_length,
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
-            documents=note.documents,
+            documents=note.documents + len(self.others),
             left_over_tokens=sum(len(rest["tokens"]) for rest in note.rests.values()),
             text_bytes=note.text_bytes,
             document_lengths=tuple(note.lengths),
-            left_out=dict(sorted(note.left_out.items())),
+            left_out=dict(sorted(unused.counts.items())),
             splits=splits,
             **described(self.folder, splits),
         )
@@ -264,15 +273,16 @@ class _TextWork:
             split: Packer.from_rest(before.rests[split], **settings) if split in before.rests else Packer(**settings)
             for split in SPLITS
         }
-        note, left_out = _Note(**{**asdict(before), "number": before.number + 1}), Counter(before.left_out)
+        note = _Note(**{**asdict(before), "number": before.number + 1})
+        unused = Unused(**note.unused)
         while sum(packer.blocks for packer in packers.values()) * self.source.block_length < SHARD_TOKENS:
             batch = next(batches, None)
             if batch is None:
                 note.is_last = True
                 break
-            self._pack([piece for piece, _, _ in batch], packers, tokenizer, note, left_out)
+            self._pack([piece for piece, _, _ in batch], packers, tokenizer, note, unused)
             note.file, note.read = batch[-1][1:]
-        note.left_out, note.blocks = dict(left_out), {}
+        note.unused, note.blocks = asdict(unused), {}
         for split, packer in packers.items():
             is_ended = note.is_last and packer.is_open
             note.lengths = _counted(note.lengths, [*packer.finished, *([packer.length] if is_ended else [])])
@@ -289,17 +299,17 @@ class _TextWork:
 
     def _pack(
         self,
-        pieces: list[Piece | str],
+        pieces: list[Piece | Unusable],
         packers: dict[Split, Packer],
         tokenizer: TextTokenizer,
         note: _Note,
-        left_out: Counter[str],
+        unused: Unused,
     ) -> None:
         encoded = iter(tokenizer.encode([piece.text for piece in pieces if isinstance(piece, Piece)]))
         for piece in pieces:
-            begins = isinstance(piece, str) or piece.begins or note.is_cut
-            ids = None if isinstance(piece, str) else next(encoded)
-            reason = piece if ids is None else _reason_to_leave_out(piece, ids, self.source.min_characters)
+            begins = isinstance(piece, Unusable) or piece.begins or note.is_cut
+            ids = None if isinstance(piece, Unusable) else next(encoded)
+            reason = piece.reason if ids is None else _reason_to_leave_out(piece, ids, self.source.min_characters)
             note.documents += begins
             if begins:
                 note.is_cut = reason is not None
@@ -307,7 +317,7 @@ class _TextWork:
                 packers[piece.split].add(ids, begins=begins)
                 note.text_bytes += len(piece.text.encode())
             elif begins:
-                left_out[reason] += 1
+                unused.add(Unusable(reason=reason, file=piece.name) if isinstance(piece, Piece) else piece)
 
 
 def _reason_to_leave_out(piece: Piece, ids: np.ndarray, min_characters: int) -> str | None:
@@ -349,10 +359,13 @@ def _entry(split: Split, full: dict[int, dict[Split, int]]) -> SplitEntry:
     return SplitEntry(samples=sum(blocks.values()), shards=tuple(blocks))
 
 
-def _files(source: TextInput, out: Path) -> Sequence[TextFile | HubText]:
+def _files(source: TextInput, out: Path) -> tuple[Sequence[TextFile | HubText], list[Unusable]]:
+    """The files of a set, and those that are no text."""
     if is_hub(source.path):
-        return hub_texts(str(source.path), source.text_column)
-    return [TextFile(file, source.text_column) for file in text_files(Path(source.path), but=out)]
+        return hub_texts(str(source.path), source.text_column), []
+    path = Path(source.path)
+    files, others = text_files(path, but=out)
+    return [TextFile(file, source.text_column, name=name_of(file, path)) for file in files], others
 
 
 def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progress: Progress) -> str:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from training.data.demo.captions import Split
-from training.data.sources.documents import BROKEN_FILE, Piece, pieces_of
+from training.data.sources.documents import Piece, pieces_of
+from training.data.sources.records import BROKEN_FILE
+from training.data.sources.unused import Unusable
 from training.errors import BadInput, TrainingError, first_line
 from training.storage.remote import TRIES
 
@@ -204,16 +206,21 @@ class HubText:
         self.read_bytes = 0
         """Bytes of the texts that were read."""
 
-    def __iter__(self) -> Iterator[Piece | str]:
-        for row in self._part.rows():
-            text = row if isinstance(row, str) else row.get(self._column)
-            if isinstance(row, str):
-                yield row
-            elif not isinstance(text, str):
-                yield "no text"
-            else:
-                self.read_bytes += len(text)
-                yield from pieces_of(text, self._part.split)
+    def __iter__(self) -> Iterator[Piece | Unusable]:
+        for number, row in enumerate(self._part.rows()):
+            name = f"{self._part.name}/{number}"
+            for piece in self._pieces(row, name):
+                yield piece if isinstance(piece, Piece) else Unusable(reason=piece, file=name)
+
+    def _pieces(self, row: dict | str, name: str) -> Iterator[Piece | str]:
+        text = row if isinstance(row, str) else row.get(self._column)
+        if isinstance(row, str):
+            yield row
+        elif not isinstance(text, str):
+            yield "no text"
+        else:
+            self.read_bytes += len(text)
+            yield from pieces_of(text, self._part.split, name)
 
 
 def hub_texts(address: str, column: str) -> list[HubText]:

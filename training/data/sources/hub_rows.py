@@ -8,7 +8,6 @@ says with which row of the set it ends: if the work is interrupted, the next sta
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,7 +20,8 @@ import numpy as np
 from training.data.demo.captions import Split
 from training.data.sources.fetch import LARGEST_PICTURE_BYTES
 from training.data.sources.hub import HubPart, HubSet, broken_off
-from training.data.sources.rows import Row, reason_to_leave_out
+from training.data.sources.rows import MORE_CAPTIONS, Row, reason_to_leave_out
+from training.data.sources.unused import Unusable, Unused
 from training.data.sources.work import NOTE_SUFFIX, PLACE_SUFFIX
 from training.data.stream.order import permuted
 from training.storage.whole import write_whole
@@ -44,7 +44,8 @@ class _Read:
     place: int = 0
     """The next row is this one of this part."""
     read: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
+    unused: dict = field(default_factory=lambda: asdict(Unused()))
+    """The rows that were left out; see `Unused`."""
     is_last: bool = False
 
 
@@ -70,13 +71,13 @@ class HubRows:
         usual = (*pictures, *IMAGE_COLUMNS) if len(pictures) < 2 else IMAGE_COLUMNS
         self._image = found.column(image_column, usual, what="pictures", flag="--image-column")
         self._caption = found.column(caption_column, CAPTION_COLUMNS, what="captions", flag="--text-column")
-        self.left_out: Counter[str] = Counter()
+        self.unused = Unused()
         self.read = 0
         self._sampled: list[Row] | None = None
 
     def unusable(self) -> Iterator[dict[str, str]]:
-        """Yields nothing: rows of the hub have no names."""
-        return iter(())
+        """The first rows of each reason that are left out, by `file`, each with its `reason`."""
+        return iter(self.unused.listed())
 
     @property
     def identity(self) -> str:
@@ -103,7 +104,7 @@ class HubRows:
                 batch, last = self._spooled(rows, parts, size, "spool", last)
                 write_whole(place, json.dumps(asdict(last)))
             self.read += last.read
-            self.left_out.update(last.left_out)
+            self.unused.update(Unused(**last.unused))
             order = permuted(np.arange(len(batch)), len(batch), f"{seed}/{split}/{number}")
             yield number, [batch[at] for at in order]
             number += 1
@@ -132,7 +133,7 @@ class HubRows:
     ) -> tuple[list[Row], _Read]:
         """Takes at most `size` rows and writes their pictures to the file `name`. Returns the rows, and the place
         behind them."""
-        found, batch, left_out = _Read(part=last.part, place=last.place), [], Counter()
+        found, batch, unused = _Read(part=last.part, place=last.place), [], Unused()
         # Threads, since each picture of a folder on the hub is a request.
         with (self._folder / name).open("wb") as spool, ThreadPoolExecutor(READ_TOGETHER // 4) as pool:
             while len(batch) < size and spool.tell() < SPOOL_BYTES and not found.is_last:
@@ -140,10 +141,11 @@ class HubRows:
                 found.is_last = not together
                 for (part, at, row), content in zip(together, pool.map(self._content, together), strict=True):
                     found.part, found.place, found.read = part, at + 1, found.read + 1
-                    caption = row if isinstance(row, str) else self._text(row)
+                    captions = [] if isinstance(row, str) else self._texts(row)
                     made = Row(
                         file=f"{parts[part].name}/{at}",
-                        caption=caption,
+                        caption=captions[0] if captions else "",
+                        more_captions=len(captions[1:]),
                         split=parts[part].split,
                         unsafe=not isinstance(row, str) and row.get("nsfw", row.get("NSFW")) in (True, "NSFW"),
                         tar=name,
@@ -155,17 +157,18 @@ class HubRows:
                         spool.write(content)
                         batch.append(made)
                     else:
-                        left_out[reason] += 1
-        found.left_out = dict(left_out)
+                        unused.add(Unusable(reason=reason, file=made.file))
+                    if made.more_captions:
+                        unused.name(MORE_CAPTIONS, made.file)
+        found.unused = asdict(unused)
         return batch, found
 
-    def _text(self, row: dict) -> str:
-        caption = row.get(self._caption)
-        if isinstance(caption, list):
-            caption = caption[0] if caption else None
+    def _texts(self, row: dict) -> list[str]:
+        captions = row.get(self._caption)
+        captions = captions if isinstance(captions, list) else [captions]
+        texts = [caption.strip() for caption in captions if isinstance(caption, str)]
         # Half of a surrogate pair, or a null character, is no text that a shard can hold.
-        text = caption.strip() if isinstance(caption, str) else ""
-        return text.encode(errors="replace").decode().replace("\0", "")
+        return [text.encode(errors="replace").decode().replace("\0", "") for text in texts if text]
 
     def _content(self, placed: tuple[int, int, dict | str]) -> bytes:
         """Returns the bytes of a row's picture; no bytes if it cannot be read, or is too large."""

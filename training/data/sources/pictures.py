@@ -34,6 +34,9 @@ LARGEST_PIXELS = 24_000_000
 """Most pixels of a decoded picture, 6000 x 4000: a small file can claim to be a picture of gigabytes."""
 LARGEST_DRAFT_PIXELS = 120_000_000
 """Most pixels of a JPEG, whose decoder can skip detail: phones take pictures of 108 million pixels."""
+UNREADABLE, NEEDS_HEIF = "unreadable file", "HEIC, which `pip install pillow-heif` makes readable"
+HEIF_MARKS = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypheim", b"ftypmif1", b"ftypmsf1")
+"""Bytes 4 to 12 of the files that phones write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,8 @@ class Pictures:
         self, images: Path | None, run: RunConfig, *, workers: int | None = None, fetcher: Fetcher | None = None
     ):
         self._images, self._run, self._fetcher = images, run, fetcher or Fetcher()
+        self._is_tar = images is not None and not images.is_dir()
+        _learn_heif()
         self._workers = workers or os.cpu_count() or 1
         self._decoding = threading.Semaphore(self._workers)
 
@@ -95,7 +100,7 @@ class Pictures:
                 image_size=self._run.codec.image_size,
             )
             if isinstance(pixels, str):
-                return pixels
+                return NEEDS_HEIF if pixels == UNREADABLE and _is_unknown_heif(content) else pixels
             return Picture(pixels=pixels, file_bytes=len(content), mark=mark_of(pixels))
 
     def _content(self, row: Row) -> bytes:
@@ -106,7 +111,7 @@ class Pictures:
             if row.tar is None:
                 facts = path.stat()
                 if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
-                    raise LeftOutError("unreadable file")
+                    raise LeftOutError(UNREADABLE)
                 size = facts.st_size
             if size > LARGEST_PICTURE_BYTES:
                 raise LeftOutError("huge file")
@@ -116,14 +121,27 @@ class Pictures:
         except FileNotFoundError:
             raise LeftOutError("missing file") from None
         except OSError:
-            raise LeftOutError("unreadable file") from None
+            raise LeftOutError(UNREADABLE) from None
 
     def path(self, row: Row) -> Path:
         """The file that holds a picture; for a name that leads out of the folder, a path that does not exist."""
         if row.tar is not None:
-            return self._images if self._images.suffix == ".tar" else self._images / row.tar
+            return self._images if self._is_tar else self._images / row.tar
         name = PurePath(row.file)
         return self._images / (".outside" if name.is_absolute() or ".." in name.parts else name)
+
+
+def _learn_heif() -> None:
+    """Has Pillow read HEIC if the library for it, which is not among ours, is installed."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return
+    pillow_heif.register_heif_opener()
+
+
+def _is_unknown_heif(content: bytes) -> bool:
+    return content[4:12] in HEIF_MARKS and ".heic" not in Image.registered_extensions()
 
 
 def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | str:
@@ -135,7 +153,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | st
     try:
         with Image.open(file) as opened:
             if opened.format == "EPS":  # a program, which Pillow would have Ghostscript run, for as long as it likes
-                return "unreadable file"
+                return UNREADABLE
             width, height = opened.size
             if width * height > LARGEST_DRAFT_PIXELS:
                 return "huge picture"
@@ -152,7 +170,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | st
             if picture.mode.startswith("I;16"):  # Pillow's own conversion clips everything above 255
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             elif picture.mode in ("I", "F"):
-                return "unreadable file"  # such files do not say which value is white
+                return UNREADABLE  # such files do not say which value is white
             if picture.has_transparency_data:
                 # Transparent pixels may have any colour; on a page, readers see white behind them.
                 picture = picture.convert("RGBA")
@@ -163,7 +181,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | st
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return "huge picture"
     except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
-        return "unreadable file"
+        return UNREADABLE
     return _central_square(picture, image_size)
 
 

@@ -1,26 +1,28 @@
 """The rows of a set that is prepared: which picture has which caption, and where the picture is.
 
-Rows are read one at a time from captions files, folders, tars or lists of addresses (`training.data.sources.kinds`).
-Those
-that are kept go to a table on disk, from which they are taken in a random order: memory does not grow with the set.
+Rows are read one at a time from captions files and lists of addresses (`training.data.sources.kinds`), folders or tars
+(`training.data.sources.folders`). Those that are kept go to a table on disk, from which they are taken in a random
+order: memory does not grow with the set.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 from training.data.demo.captions import SPLITS, Split
+from training.data.sources.unused import Unusable, Unused
 from training.data.store.layouts import LARGEST_ASPECT_RATIO, LARGEST_CAPTION_BYTES, LEAST_CAPTION_CHARACTERS
 from training.data.stream.order import permuted
 
 READ_TOGETHER = 4096
+MORE_CAPTIONS = "more captions than the first, which is used"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +45,8 @@ class Row:
     """Address of the picture; None: it is in a file."""
     aspect_ratio: float = 1.0
     """The longer side over the shorter one, if the list says so."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unusable:
-    """A file or line that cannot be used as a row."""
-
-    reason: str
-    file: str | None = None
-    """Name of the file; None for a line."""
+    more_captions: int = 0
+    """Captions beyond the first one, which are not used."""
 
 
 def reason_to_leave_out(row: Row) -> str | None:
@@ -67,6 +62,11 @@ def reason_to_leave_out(row: Row) -> str | None:
     return None
 
 
+def _left_out(row: Row) -> Unusable | None:
+    reason = reason_to_leave_out(row)
+    return None if reason is None else Unusable(reason=reason, file=row.file)
+
+
 class RowTable:
     """Rows on disk, by split.
 
@@ -78,30 +78,34 @@ class RowTable:
     def __init__(self, folder: Path, rows: Iterable[Row | Unusable]):
         self._file, self._unusable = folder / "rows.jsonl", folder / "unusable.jsonl"
         self._offsets = {split: folder / f"{split}.offsets" for split in SPLITS}
-        self.left_out: Counter[str] = Counter()
-        """Reason -> rows that were left out."""
+        self.unused = Unused()
+        """Rows that were left out, and files that are not used."""
         self.read = 0
         """Rows read, those left out included."""
         with self._file.open("wb") as lines, self._unusable.open("w", encoding="utf-8") as unusable:
             pending = {split: array("Q") for split in SPLITS}
             for row in rows:
                 self.read += 1
-                if isinstance(row, Unusable):
-                    self.left_out[row.reason] += 1
-                    if row.file is not None:
-                        unusable.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                one = row if isinstance(row, Unusable) else _left_out(row)
+                if one is not None:
+                    self.unused.add(one)
+                    self._list(one.reason, one.file, unusable)
                     continue
-                if (reason := reason_to_leave_out(row)) is not None:
-                    self.left_out[reason] += 1
-                    continue
+                if row.more_captions:
+                    self._list(MORE_CAPTIONS, row.file, unusable)
                 pending[row.split].append(lines.tell())
                 lines.write(json.dumps(asdict(row)).encode() + b"\n")
                 if self.read % READ_TOGETHER == 0:
                     self._append(pending)
             self._append(pending)
 
+    @staticmethod
+    def _list(reason: str, file: str | None, unusable: TextIO) -> None:
+        if file is not None:
+            unusable.write(json.dumps({"file": file, "reason": reason}, ensure_ascii=False) + "\n")
+
     def unusable(self) -> Iterator[dict[str, str]]:
-        """The files that are no rows, by `file`, each with its `reason`."""
+        """The files and lines that are left out, by `file`, each with its `reason`."""
         with self._unusable.open(encoding="utf-8") as lines:
             yield from map(json.loads, lines)
 
@@ -118,6 +122,8 @@ class RowTable:
     def shuffled(self, split: Split, start: int, end: int, *, seed: str) -> list[Row]:
         """Rows at some places of a random order of a split, which `seed` decides."""
         count = self.count(split)
+        if not count:  # no file can be mapped that has no bytes
+            return []
         places = permuted(np.arange(start, min(end, count)), count, f"{seed}/{split}")
         offsets = np.memmap(self._offsets[split], dtype="<u8", mode="r")[places]
         with self._file.open("rb") as lines:

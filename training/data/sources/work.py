@@ -9,8 +9,8 @@ import hashlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -38,6 +38,46 @@ NOTE_SUFFIX = ".note.json"
 PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
 """Suffix of the file beside a shard that says where its input ends, for input that is read as a stream; and name of the
 file of marks of all pictures. Both let interrupted work continue, and are deleted when the set is finished."""
+
+
+def files_below(folder: Path, *, but: Path | None = None, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yields the files of a folder in the order of their names, then those of the folders in it; also of linked ones.
+
+    A hidden folder comes as one path, since its files are nobody's pictures or texts, and so does a folder that may not
+    be read.
+
+    The names are sorted on disk: one folder may have millions of files.
+
+    Args:
+        folder: The folder.
+        but: Folder of the shards that are made, which may lie in it; what belongs to it is left out.
+        above: Folders in which this one lies.
+    """
+    here = folder.resolve()
+    if here in above:  # a link leads back to a folder that it is in
+        return
+    try:
+        listing = os.scandir(folder)
+    except PermissionError:
+        yield folder
+        return
+    with closing(sqlite3.connect("")) as names, listing as entries:
+        names.execute("CREATE TABLE names (name BLOB, is_folder INTEGER)")
+        found = ((os.fsencode(entry.name), entry.is_dir() and entry.name[0] != ".") for entry in entries)
+        names.executemany("INSERT INTO names VALUES (?, ?)", found)
+        for name, is_folder in names.execute("SELECT name, is_folder FROM names ORDER BY is_folder, name"):
+            path = folder / os.fsdecode(name)
+            if but is not None and here == but.parent and _is_of(but, path.name):
+                continue
+            if is_folder:
+                yield from files_below(path, but=but, above=above | {here})
+            else:
+                yield path
+
+
+def _is_of(out: Path, name: str) -> bool:
+    """Returns whether a name beside a set is that of the set, of its lock, or of unfinished work on it."""
+    return name == out.name or name.startswith((f".{out.name}.part-", f".{out.name}.rows-", f".{out.name}.lock"))
 
 
 @contextmanager
@@ -165,15 +205,6 @@ def described(
         "files": {name: describe_file(work / name) for name in [*others, TOKENIZER_FILE, *shards]},
         "index": {name: describe_shard(work / name) for name in shards},
     }
-
-
-def told_reasons(left_out: Mapping[str, int]) -> str:
-    """Counts with their reasons, as a part of a sentence; empty if there are none.
-
-    >>> told_reasons({"missing file": 3, "broken line": 1})
-    '3 missing file, 1 broken line'
-    """
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
 
 
 def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:

@@ -86,7 +86,7 @@ def _card(manifest: Manifest, run: RunConfig, captions: list[str], licence: str 
             _table(facts_of(manifest)),
             f"## Left out of {manifest.pictures:,} rows\n",
             _left_out(manifest),
-            "`left-out.jsonl` names the pictures that could not be used.\n",
+            "`left-out.jsonl` names what was left out.\n",
             "## The first samples, as the codec shows them\n",
             f"![{len(captions)} pictures]({SAMPLES_FILE})\n",
             "".join(f"{number}. {caption}\n" for number, caption in enumerate(captions, start=1)),
@@ -119,6 +119,7 @@ def _text_card(folder: Path, manifest: TextManifest, licence: str | None) -> str
             _table(facts_of(manifest)),
             f"## Left out of {manifest.documents:,} documents\n",
             _left_out(manifest),
+            "`left-out.jsonl` names the first of each.\n",
             "## How the first blocks begin\n",
             "".join(f"{number}. {text}\n" for number, text in enumerate(shown, start=1)),
         ]

@@ -123,7 +123,7 @@ class Manifest(AnyManifest):
     reconstruction_error: float
     """Mean squared error between pictures in [0, 1] and the codec's reconstructions, of a part of the pictures."""
     pictures: int
-    """Rows of captions or addresses, those left out included."""
+    """Rows of captions or addresses, those left out included, and other files in the folder of the pictures."""
     picture_bytes: Annotated[int, Field(ge=0)]
     """Bytes of the files of all pictures in the shards."""
     near_duplicates: Annotated[int, Field(ge=0)]
@@ -145,7 +145,7 @@ class TextManifest(AnyManifest):
     end_of_text: Annotated[int, Field(ge=0)]
     """The id between two documents."""
     documents: Annotated[int, Field(ge=0)]
-    """Documents that were read, those left out included."""
+    """Documents that were read, those left out included, and files that are no text."""
     left_over_tokens: Annotated[int, Field(ge=0)]
     """Tokens at the end of each split that do not fill a block."""
     text_bytes: Annotated[int, Field(ge=0)]

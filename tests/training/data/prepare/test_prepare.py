@@ -1,5 +1,6 @@
 """Preparing shards: a maintainer's pictures of every kind, filters by reason, interruption, the codes themselves."""
 
+import io
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from training.data.prepare.pictures import Input, prepare
 from training.data.sources import pictures as pictures_module
 from training.data.sources.fetch import Fetcher
 from training.data.sources.pictures import square_picture
+from training.data.sources.unused import first_left_out
 from training.data.store.shards import MANIFEST_FILE, check_file, read_manifest, read_shard, write_shard
 from training.data.store.tokenizer import Tokenizer
 from training.errors import BadInput, TrainingError
@@ -308,6 +310,68 @@ def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few,
         assert listed == [{"file": f"{server.url}/gone.png", "reason": "not found at its address"}]
     found = [samples_in(tmp_path / name) for name in "abcd"]
     assert found[0] == found[1] == found[2] == found[3] and found[0].keys() == few.keys()
+
+
+def test_nothing_usable_is_one_sentence_with_the_keys_that_are_there(few, tmp_path):
+    """With a codec to train and without: the first step that needs a picture differs."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number, content in enumerate(few.values()):
+        (folder / f"{number}.png").write_bytes(content)
+    with pytest.raises(BadInput, match=r"to train on \(12 no caption\)\. The first ones: no caption: 0\.png\.$"):
+        prepare(Input(images=folder), tmp_path / "out", RUN)
+    (folder / "metadata.jsonl").write_text('{"file_name": "0.png", "prompt": "a cat", "seed": 5}\n')
+    with pytest.raises(
+        BadInput, match=r"1 line without file.* keys are file_name, prompt, seed\. Name .*--text-column"
+    ):
+        prepare(Input(images=folder), tmp_path / "out", RUN)
+    (folder / "test").mkdir()
+    (folder / "0.png").rename(folder / "test" / "0.png")
+    (folder / "test" / "0.txt").write_text("a cat")
+    with pytest.raises(BadInput, match=r"1 held out"):
+        prepare(Input(images=folder), tmp_path / "out", RUN)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"there are no rows"):
+        prepare(Input(images=tmp_path / "empty"), tmp_path / "out", RUN)
+    assert not (tmp_path / "out").exists()
+
+
+def test_metadata_and_dotted_tars_become_the_same_shards(make, few, tmp_path):
+    metadata, dotted = tmp_path / "metadata", tmp_path / "dotted"
+    (metadata / "train").mkdir(parents=True)
+    dotted.mkdir()
+    rows = []
+    with tarfile.open(dotted / "a.tar", "w") as tar:
+        for number, (caption, content) in enumerate(few.items()):
+            (metadata / "train" / f"{number}.png").write_bytes(content)
+            rows.append({"file_name": f"{number}.png", "text": [caption, "another caption"]})
+            (tmp_path / "caption").write_text(caption)
+            tar.add(metadata / "train" / f"{number}.png", arcname=f"22.{number:02}.png")
+            tar.add(tmp_path / "caption", arcname=f"22.{number:02}.txt")
+    (metadata / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    manifests = [
+        make(source=Input(images=folder), out=tmp_path / name)[0]
+        for name, folder in {"a": metadata, "b": dotted}.items()
+    ]
+    assert [(manifest.pictures, manifest.left_out) for manifest in manifests] == [(12, {})] * 2
+    assert samples_in(tmp_path / "a") == samples_in(tmp_path / "b") and samples_in(tmp_path / "a").keys() == few.keys()
+    assert first_left_out(tmp_path / "a", 1) == {"more captions than the first, which is used": (12, ["train/0.png"])}
+
+
+def test_pictures_of_phones(make, few, tmp_path):
+    """AVIF is read by Pillow; HEIC needs a library that is not ours, and the reason names it."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    picture = Image.open(io.BytesIO(next(iter(few.values()))))
+    picture.save(folder / "1.AVIF", quality=95)
+    (folder / "2.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(20))
+    (folder / "3.png").write_bytes(b"\0\0\0\x18ftypmif1" + bytes(20))
+    (folder / "4.png").write_bytes(b"\0\0\0\x18ftypwhat" + bytes(20))
+    for number in range(1, 5):
+        (folder / f"{number}.txt").write_text("a picture")
+    manifest, _ = make(source=Input(images=folder))
+    assert manifest.left_out == {"HEIC, which `pip install pillow-heif` makes readable": 2, "unreadable file": 1}
+    assert manifest.splits["train"].samples == 1
 
 
 def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):

@@ -25,6 +25,7 @@ from tests.training.data.text_shards import (
 from training.cli import build_app
 from training.data.prepare import text as prepare_module
 from training.data.prepare.text import TextInput, prepare_text
+from training.data.sources.unused import first_left_out
 from training.data.store.sets import open_shards
 from training.data.store.shards import check_file, read_manifest
 from training.data.store.text_tokenizer import TextTokenizer
@@ -129,6 +130,23 @@ def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(
     with pytest.raises(BadInput, match=r"id, content.*--text-column"):
         prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
     assert not (tmp_path / "shards").exists()
+
+
+def test_a_line_without_text_refuses_no_set(tmp_path):
+    """Nor does a file without the column: both are counted and named."""
+    (tmp_path / "text").mkdir()
+    lines = ['{"version": 1}', *(json.dumps({"text": document(number)}) for number in range(20))]
+    (tmp_path / "text" / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "text" / "b.csv").write_text("id,body\n1,x\n")
+    (tmp_path / "text" / "c.pdf").touch()
+    manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "text")
+    assert manifest.left_out == {"line without text": 1, "no such column": 1, "other kind of file": 1}
+    assert manifest.documents == 23
+    assert first_left_out(tmp_path / "shards", 3) == {
+        "line without text": (1, ["a.jsonl, line 1"]),
+        "no such column": (1, ["b.csv, line 1"]),
+        "other kind of file": (1, ["c.pdf"]),
+    }
 
 
 class KilledError(BaseException):

@@ -114,7 +114,10 @@ def test_pictures_of_the_hub_become_shards(prepared, environment, pictures):
     assert "Prepared 60 train, 10 held-out, 0 new-pairs samples" in said
     assert manifest.pictures == 72 and manifest.left_out == {"short caption": 1, "unreadable file": 1}
     left_out = [json.loads(line) for line in (out / "left-out.jsonl").read_text().splitlines()]
-    assert left_out == [{"file": "validation/0/10", "reason": "unreadable file"}]
+    assert left_out == [
+        {"file": "validation/0/11", "reason": "short caption"},
+        {"file": "validation/0/10", "reason": "unreadable file"},
+    ]
     codec = load_codec(out, RUN.codec)
     wanted = {f"train/{n // 20}/{n % 20}": pictures[n] for n in range(60)}
     wanted |= {f"validation/0/{n}": pictures[60 + n] for n in range(10)}

@@ -1,7 +1,10 @@
 """Rows of every kind of set, in a table on disk, whose order depends on the seed only."""
 
+import gzip
 import io
 import json
+import os
+import re
 import tarfile
 import tracemalloc
 
@@ -10,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from training.data.sources.kinds import BROKEN, read_addresses, read_captions, read_folder
-from training.data.sources.rows import Row, RowTable, Unusable, reason_to_leave_out
+from training.data.sources.folders import read_folder
+from training.data.sources.kinds import Keys, read_addresses, read_captions
+from training.data.sources.rows import Row, RowTable, reason_to_leave_out
+from training.data.sources.unused import Unusable
 from training.errors import BadInput
 
 
@@ -45,7 +50,7 @@ def test_a_csv_is_read_as_json_lines_are(tmp_path):
 def test_lines_that_are_no_rows_are_counted(tmp_path):
     (tmp_path / "a.csv").write_text("file,caption,split\n1.png,a cat,other\n,a cat,train\n2.png,a dog,train\n")
     assert [row.reason if isinstance(row, Unusable) else row.file for row in read_captions(tmp_path / "a.csv")] == [
-        "broken line",
+        "unknown split",
         "broken line",
         "2.png",
     ]
@@ -93,10 +98,10 @@ def test_files_are_read_in_the_order_of_their_names_those_of_a_folder_first(tmp_
     ]
 
 
-@pytest.mark.parametrize("line", ["image,text", "file;caption", "a.png,a cat"])
+@pytest.mark.parametrize("line", ["picture,words", "picture;caption", "a.png,a cat"])
 def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
     (tmp_path / "a.csv").write_text(f"{line}\n1.png,a cat\n")
-    with pytest.raises(BadInput, match=f"columns {line.split(',')[0]}"):
+    with pytest.raises(BadInput, match=f"columns {re.split('[,;]', line)[0]}"):
         list(read_captions(tmp_path / "a.csv"))
 
 
@@ -116,6 +121,7 @@ def test_texts_beside_pictures_are_their_captions(tmp_path):
     assert {(row.file, row.reason) for row in rows if isinstance(row, Unusable)} == {
         ("3.png", "no caption"),
         ("4.webp", "broken text"),
+        ("notes.txt", "text without a picture"),
     }
     with pytest.raises(BadInput, match="is no folder"):
         list(read_folder(tmp_path / "none"))
@@ -155,13 +161,186 @@ def test_tars_of_webdataset(tmp_path):
     content = (tmp_path / "00000.tar").read_bytes()
     assert content[found[0].offset : found[0].offset + found[0].size] == pictures["00/a.png"]
     assert [(row.file, row.reason) for row in rows if isinstance(row, Unusable)] == [
+        ("00000.tar/00/b.c.png", "no caption"),
         ("00000.tar/00/d.jpg", "no caption"),
+        ("00000.tar/00/b.json", "text without a picture"),
+        ("00000.tar/00/f.txt", "text without a picture"),
         ("00001.tar", "broken tar"),
     ]
     assert [row.file for row in read_folder(tmp_path / "00000.tar") if isinstance(row, Row)] == [
         "00000.tar/00/a.png",
         "00000.tar/00/e.png",
     ]
+
+
+def usable(rows):
+    return [(row.file, row.caption) for row in rows if isinstance(row, Row)]
+
+
+def unusable(rows):
+    return {row.file: row.reason for row in rows if isinstance(row, Unusable)}
+
+
+NAMES = {
+    "dots": ["22.00", "22.01", "a.b.c", "photo 2021.05.01 12.30", "v1.0-0001"],
+    "plain": ["000", "001", "002"],
+    "folders": ["x/1", "y/1", "./z.w/1"],
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("order", ["one after the other", "pictures first", "texts first"])
+def test_the_files_of_a_sample_in_a_tar(tmp_path, names, order):
+    """Names with dots, and members as plain `tar` writes them: in any order."""
+    pairs = [[(f"{name}.PNG", picture()), (f"{name}.txt", f"caption of {name}".encode())] for name in names]
+    members = [member for pair in pairs for member in pair]
+    if order != "one after the other":
+        members.sort(key=lambda member: member[0].endswith(".PNG") != (order == "pictures first"))
+    write_tar(tmp_path / "A.TAR", [*members, ("._22.00.png", b"attributes"), ("readme.md", b"what this is")])
+    rows = list(read_folder(tmp_path))
+    assert usable(rows) == [(f"A.TAR/{name}.PNG", f"caption of {name}") for name in names]
+    assert unusable(rows) == {"A.TAR/._22.00.png": "hidden file", "A.TAR/readme.md": "other kind of file"}
+    content = (tmp_path / "A.TAR").read_bytes()
+    assert all(content[row.offset :].startswith(picture()) for row in rows if isinstance(row, Row))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "json"])
+def test_metadata_as_imagefolder_reads_it(tmp_path, kind):
+    """https://huggingface.co/docs/datasets/image_dataset: `file_name` is relative to the metadata's folder."""
+    for name in ("train/1.png", "train/sub/2.JPG", "train/3.png", "test/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(picture())
+    lists = {
+        "train": [("1.png", "a cat"), ("sub/2.JPG", "a dog"), ("gone.png", "a bird")],
+        "test": [("4.png", "a fish")],
+    }
+    for folder, rows in lists.items():
+        path = tmp_path / folder / f"metadata.{kind}"
+        fields = [{"file_name": name, "text": text, "label": 3} for name, text in rows]
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_pylist(fields), path)
+        elif kind == "csv":
+            path.write_text("file_name,text,label\n" + "".join(f"{name},{text},3\n" for name, text in rows))
+        else:
+            lines = json.dumps(fields) if kind == "json" else "\n".join(map(json.dumps, fields))
+            path.write_text(lines, encoding="utf-8-sig")
+    rows = list(read_folder(tmp_path))
+    assert [(row.file, row.caption, row.split) for row in rows if isinstance(row, Row)] == [
+        ("test/4.png", "a fish", "held-out"),
+        ("train/1.png", "a cat", "train"),
+        ("train/sub/2.JPG", "a dog", "train"),
+        ("train/gone.png", "a bird", "train"),
+    ]
+    assert unusable(rows) == {"train/3.png": "not in the captions"}
+
+
+def test_metadata_without_the_keys_names_them(tmp_path):
+    (tmp_path / "1.png").write_bytes(picture())
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.png", "prompt": "a cat"}\n')
+    line, found = read_folder(tmp_path)
+    assert (line.reason, line.file) == ("line without file and caption", "metadata.jsonl, line 1")
+    assert line.keys == ("file_name", "prompt") and found == Unusable(reason="no caption", file="1.png")
+    row, *others = read_folder(tmp_path, Keys().named(None, "prompt"))
+    assert (row.caption, others) == ("a cat", [])
+
+
+def test_what_else_lies_in_a_folder_of_pictures(tmp_path):
+    for name in ("a/1.HEIC", "a/2.avif", "a/3.jpg", "a/4.Png", "5.jpeg", "a/6.jpg", "val/7.gif", "svg/8.svg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture())
+    texts = {"a/1.txt": "an apple", "a/2.TXT": "a pear", "a/3.jpg.txt": "a plum", "a/4.caption": "a fig"}
+    texts |= {"5.json": '{"caption": ["a kiwi", "a green kiwi"], "NSFW": "NSFW"}', "a/6.json": '{"prompt": "a lime"}'}
+    texts |= {"val/7.txt": "a date", "a/9.txt": "alone", "Thumbs.db": "", ".DS_Store": "", "a/._1.HEIC": ""}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-16" if name == "a/1.txt" else "utf-8")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x.png").write_bytes(picture())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "samples.png").write_bytes(picture())
+    write_tar(tmp_path / "a" / "more.tar", [("1.png", picture()), ("1.txt", b"a rose")])
+    (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b")
+    os.mkfifo(tmp_path / "a" / "pipe.txt")
+    rows = list(read_folder(tmp_path, but=tmp_path / "out"))
+    assert sorted(usable(rows)) == [
+        ("5.jpeg", "a kiwi"),
+        ("a/1.HEIC", "an apple"),
+        ("a/2.avif", "a pear"),
+        ("a/3.jpg", "a plum"),
+        ("a/4.Png", "a fig"),
+        ("a/more.tar/1.png", "a rose"),
+        ("val/7.gif", "a date"),
+    ]
+    kiwi = next(row for row in rows if row.file == "5.jpeg")
+    assert kiwi.more_captions == 1 and kiwi.unsafe
+    assert [row.file for row in rows if isinstance(row, Row) and row.split == "held-out"] == ["val/7.gif"]
+    assert unusable(rows) == {
+        "a/6.jpg": "no caption",
+        "a/9.txt": "text without a picture",
+        "a/pipe.txt": "text without a picture",
+        "svg/8.svg": "other kind of file",
+        "Thumbs.db": "other kind of file",
+        ".DS_Store": "hidden file",
+        "a/._1.HEIC": "hidden file",
+        ".git": "hidden file",
+        "b.tar.gz": "compressed tar",
+    }
+    assert [row.keys for row in rows if row.file == "a/6.jpg"] == [("prompt",)]
+
+
+def test_pictures_that_the_captions_do_not_name(tmp_path):
+    for name in ("1.png", "2.png", "sub/3.png", ".4.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture())
+    lines = [{"file": "./1.png", "caption": "a cat"}, {"file": "sub//3.png", "caption": "a dog"}]
+    (tmp_path / "captions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows = list(read_folder(tmp_path, captions=read_captions(tmp_path / "captions.jsonl")))
+    assert usable(rows) == [("./1.png", "a cat"), ("sub//3.png", "a dog")]
+    assert unusable(rows) == {"2.png": "not in the captions"}
+
+
+CAPTIONS = {
+    "array.json": json.dumps([{"file": "1.png", "caption": "a cat"}, {"file": "2.png", "caption": "a dog, asleep"}]),
+    "names.jsonl": '{"file_name": "1.png", "text": "a cat"}\n{"image": "2.png", "captions": ["a dog, asleep", "x"]}',
+    "mixed.ndjson": '{"image_path": "1.png", "text": ["", "a cat"]}\n{"FileName": "2.png", "Caption": "a dog, asleep"}',
+    "last.csv": "file,caption\n1.png,a cat\n2.png,a dog, asleep\n",
+    "flickr.txt": 'image,caption\n1.png,a cat\n2.png,"a dog, asleep"\n',
+    "bars.csv": "image_name| comment_number| caption\n1.png| 0| a cat\n2.png| 0| a dog, asleep\n",
+    "semicolons.csv": "\ufefffile;caption\n1.png;a cat\n2.png;a dog, asleep\n",
+    "tabs.tsv": "filename\ttext\n1.png\ta cat\n2.png\ta dog, asleep\n",
+}
+
+
+@pytest.mark.parametrize("name, content", CAPTIONS.items(), ids=CAPTIONS)
+@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+def test_captions_files_as_people_have_them(tmp_path, name, content, end):
+    content = content.encode()
+    content = {"": content, ".gz": gzip.compress(content), ".zst": pa.compress(content, codec="zstd", asbytes=True)}[
+        end
+    ]
+    (tmp_path / f"{name}{end}").write_bytes(content)
+    assert usable(read_captions(tmp_path / f"{name}{end}")) == [("1.png", "a cat"), ("2.png", "a dog, asleep")]
+
+
+def test_captions_of_columns_that_somebody_names(tmp_path):
+    pq.write_table(pa.table({"id": ["1.png"], "prompt": ["a cat"], "caption": ["not this"]}), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"columns id, prompt, caption;.*"):
+        list(read_captions(tmp_path / "a.parquet"))
+    assert usable(read_captions(tmp_path / "a.parquet", Keys().named("id", "prompt"))) == [("1.png", "a cat")]
+
+
+def test_a_line_whose_commas_are_ambiguous_is_counted(tmp_path):
+    (tmp_path / "a.csv").write_text("file,caption,split\n1.png,a cat, asleep,train\n2.png,a dog,train\n")
+    cat, dog = read_captions(tmp_path / "a.csv")
+    assert cat == Unusable(reason="more commas than columns", file="a.csv, line 2") and dog.caption == "a dog"
+
+
+def test_a_line_that_is_not_utf8_is_counted(tmp_path):
+    line = json.dumps({"file": "1.png", "caption": "Straße"}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(line.encode() + b"\n" + line.encode("latin-1"))
+    (tmp_path / "a.csv").write_bytes(b"file,caption\n" + "1.png,Straße\n".encode() + "1.png,Straße\n".encode("latin-1"))
+    for name, line in {"a.jsonl": 2, "a.csv": 3}.items():
+        right, wrong = read_captions(tmp_path / name)
+        assert right.caption == "Straße" and wrong == Unusable(reason="not UTF-8", file=f"{name}, line {line}")
 
 
 @pytest.mark.parametrize("fault", ["a header is overwritten", "it ends after a member", "it ends in a header"])
@@ -199,7 +378,30 @@ def test_lists_of_addresses_as_laions(tmp_path):
     assert (cat.url, cat.caption, cat.unsafe) == ("http://a/1.jpg", "a cat", False)
     assert dog.unsafe and dog.aspect_ratio == 1.5
     assert reason_to_leave_out(wide) == "extreme aspect ratio" and reason_to_leave_out(cat) is None
-    assert list(read_addresses(tmp_path / "1.parquet")) == rows
+    assert usable(read_addresses(tmp_path / "1.parquet")) == usable(rows)
+
+
+def test_lists_of_addresses_of_other_kinds(tmp_path):
+    small = pa.table(
+        {"url": pa.array(["http://a/1.jpg"]).dictionary_encode(), "caption": pa.array(["a cat"], pa.string_view())}
+    )
+    (tmp_path / "below").mkdir()
+    pq.write_table(small, tmp_path / "below" / "1.PARQUET")
+    (tmp_path / "2.tsv").write_text("caption\turl\na dog\thttp://b/2.jpg\n")
+    (tmp_path / "3.jsonl").write_text(
+        '{"url": "https://c/3.jpg", "text": ["a bird", "a big bird"], "width": 5, "height": "x"}'
+    )
+    pq.write_table(pa.table({"link": ["x"]}), tmp_path / "4.parquet")
+    (tmp_path / "5.parquet").write_bytes(b"PAR1")
+    (tmp_path / "6.sha256").write_text("")
+    rows = list(read_addresses(tmp_path))
+    assert usable(rows) == [("http://b/2.jpg", "a dog"), ("https://c/3.jpg", "a bird"), ("http://a/1.jpg", "a cat")]
+    assert unusable(rows) == {
+        "4.parquet, its columns": "no such column",
+        "5.parquet, its end": "broken file",
+        "6.sha256": "other kind of file",
+    }
+    assert [row.keys for row in rows if row.file.startswith("4.")] == [("link",)]
 
 
 ROWS = [
@@ -214,11 +416,22 @@ def table_of(tmp_path, name, rows):
 
 def test_a_table_gives_each_row_once_in_an_order_of_the_seed(tmp_path):
     table = table_of(
-        tmp_path, "a", [*ROWS, BROKEN, Unusable(reason="broken tar", file="a.tar"), Row(file="x", caption="")]
+        tmp_path,
+        "a",
+        [
+            *ROWS,
+            Unusable(reason="broken line", file="a.jsonl, line 3"),
+            Unusable(reason="broken tar", file="a.tar"),
+            Row(file="x", caption=""),
+        ],
     )
     assert (table.count("train"), table.count("held-out"), table.kept, table.read) == (40, 10, 50, 53)
-    assert table.left_out == {"broken line": 1, "broken tar": 1, "short caption": 1}
-    assert list(table.unusable()) == [{"file": "a.tar", "reason": "broken tar"}]
+    assert table.unused.counts == {"broken line": 1, "broken tar": 1, "short caption": 1}
+    assert [(one["file"], one["reason"]) for one in table.unusable()] == [
+        ("a.jsonl, line 3", "broken line"),
+        ("a.tar", "broken tar"),
+        ("x", "short caption"),
+    ]
     orders = [
         [row.file for start in (0, 17, 34) for row in table.shuffled("train", start, start + 17, seed=seed)]
         for seed in ("1", "1", "2")

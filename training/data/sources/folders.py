@@ -1,0 +1,304 @@
+"""The rows of folders and tars of pictures.
+
+    1.png, 1.txt       the text beside a picture is its caption; or 1.json with "caption"
+    metadata.jsonl     "file_name" and "text", as `imagefolder` of `datasets` has it, for its folder and those below
+    00000.tar          webdataset: 1.jpg and 1.txt, or 1.json
+    train/, test/      folders of the splits
+
+A sample's files have the same name up to the last dot, so that 22.00.png and 22.01.png are two samples. A file that is
+not used gives the reason instead of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import sqlite3
+import stat
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from training.data.demo.captions import Split
+from training.data.sources.documents import NOT_TEXT, split_named
+from training.data.sources.kinds import NO_CAPTION, USUAL, Keys, row_of
+from training.data.sources.records import BROKEN, RECORD_KINDS, Records, kind_of
+from training.data.sources.rows import Row
+from training.data.sources.unused import HIDDEN, Unusable
+from training.data.sources.work import files_below
+from training.errors import BadInput
+
+PICTURE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | {".avif", ".heic", ".heif", ".hif", ".jp2", ".ppm", ".pgm", ".tga"}
+)
+TEXT_SUFFIXES = (".txt", ".text", ".caption")
+"""Suffixes of a caption beside a picture; the first one that is there counts, before a .json."""
+METADATA = "metadata"
+LARGEST_NOTE_BYTES = 1 << 20
+"""Largest size of a text or JSON beside a picture."""
+NOT_LISTED, ALONE = "not in the captions", "text without a picture"
+BROKEN_TEXT, BROKEN_TAR, NOT_UTF8 = "broken text", "broken tar", "name is not UTF-8"
+COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
+"""Kinds of files that may be used; the kind of any other is the reason why it is not."""
+
+
+def read_folder(
+    images: Path, keys: Keys = USUAL, *, captions: Iterable[Row | Unusable] | None = None, but: Path | None = None
+) -> Iterator[Row | Unusable]:
+    """Yields the rows of a folder, or of a tar in its place, and the files that are not used.
+
+    Args:
+        images: Folder of the pictures, tars and metadata files, or a tar.
+        keys: The keys that have file and caption.
+        captions: Rows of a captions file, in place of what the folder says of its pictures.
+        but: Folder of the shards that are made, which may lie in it.
+
+    Raises:
+        BadInput: If it is neither a folder nor a tar.
+    """
+    if captions is None and is_tar(images.name) and not images.is_dir():
+        yield from _tar_rows(images, images.name, keys)
+        return
+    if captions is None and not images.is_dir():
+        raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
+    with closing(_Files()) as files:
+        yield from _used(captions or (), files)
+        if images.is_dir():
+            for path in files_below(images, but=but):
+                files.add(path.relative_to(images).as_posix())
+        if captions is None:
+            yield from _folder_rows(images, files, keys)
+        else:
+            yield from files.unused(f"kind IN ('{PICTURE}', '{TAR}')", lambda kind: NOT_LISTED)
+
+
+def is_tar(name: str) -> bool:
+    """Returns whether a file's name is that of a tar."""
+    return name.lower().endswith(".tar")
+
+
+def tars_of(images: Path, *, but: Path | None = None) -> list[Path]:
+    """Lists the tars below a folder, or the single tar that is given in place of a folder."""
+    if not images.is_dir():
+        return [images] if is_tar(images.name) else []
+    return [path for path in files_below(images, but=but) if _kind(path.name) == TAR]
+
+
+def _kind(name: str) -> str:
+    """One of the kinds of files that may be used, or the reason why a file is not."""
+    name = posixpath.basename(name)
+    path = PurePosixPath(name.lower())
+    if name.startswith("."):
+        return HIDDEN
+    if path.suffix in PICTURE_SUFFIXES:
+        return PICTURE if _is_utf8(name) else NOT_UTF8
+    if is_tar(name):
+        return TAR
+    if path.name.endswith(COMPRESSED_SUFFIXES):
+        return COMPRESSED_TAR if _is_utf8(name) else NOT_UTF8
+    if path.name.split(".")[0] == METADATA and kind_of(path.name) in RECORD_KINDS:
+        return LIST
+    return NOTE if path.suffix in (*TEXT_SUFFIXES, ".json") else NOT_TEXT
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stem(name: str) -> str:
+    """What the names of a sample's files have in common: `22.00` of 22.00.png, 22.00.txt and 22.00.png.txt."""
+    stem, suffix = posixpath.splitext(name)
+    before, last = posixpath.splitext(stem)
+    return before if last.lower() in PICTURE_SUFFIXES and suffix.lower() not in PICTURE_SUFFIXES else stem
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a folder, or a member of a tar."""
+
+    name: str
+    offset: int = 0
+    size: int = 0
+
+
+class _Files:
+    """The files of a folder or a tar, in a table on disk: there may be millions."""
+
+    def __init__(self):
+        self._table = sqlite3.connect("")
+        self._table.execute("CREATE TABLE files (name BLOB, stem BLOB, kind TEXT, offset INTEGER, size INTEGER)")
+        self._table.execute("CREATE INDEX samples ON files (stem)")
+        self._table.execute("CREATE TABLE used (name BLOB PRIMARY KEY) WITHOUT ROWID")
+
+    def close(self) -> None:
+        """Deletes the table."""
+        self._table.close()
+
+    def add(self, name: str, offset: int = 0, size: int = 0) -> None:
+        """Adds a file, in the order in which rows are made of them."""
+        values = (os.fsencode(name), os.fsencode(_stem(name)), _kind(name), offset, size)
+        self._table.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", values)
+
+    def use(self, name: str) -> None:
+        """Notes that a line of a captions file names a picture."""
+        name = posixpath.normpath(name)
+        self._table.execute("INSERT OR IGNORE INTO used VALUES (?)", (os.fsencode(name),))
+
+    def of(self, kind: str) -> Iterator[_File]:
+        """Files of a kind that no line has named."""
+        found = self._table.execute(
+            "SELECT name, offset, size FROM files WHERE kind = ? AND name NOT IN used ORDER BY rowid", (kind,)
+        )
+        return (_File(os.fsdecode(name), *place) for name, *place in found)
+
+    def notes(self, picture: str) -> dict[str, _File]:
+        """Texts and JSON of a picture's sample, by suffix."""
+        found = self._table.execute(
+            "SELECT name, offset, size FROM files WHERE stem = ? AND kind = ?", (os.fsencode(_stem(picture)), NOTE)
+        )
+        files = [_File(os.fsdecode(name), *place) for name, *place in found]
+        return {posixpath.splitext(file.name)[1].lower(): file for file in files}
+
+    def unused(self, condition: str, reason_of: Callable[[str], str]) -> Iterator[Unusable]:
+        """Files that no line has named, and that belong to no picture's sample."""
+        found = self._table.execute(
+            f"SELECT name, kind FROM files WHERE {condition} AND name NOT IN used AND (kind NOT IN (?, ?) OR "
+            "NOT EXISTS (SELECT 1 FROM files other WHERE other.stem = files.stem AND other.kind = ?)) ORDER BY rowid",
+            (NOTE, NOT_TEXT, PICTURE),
+        )
+        for name, kind in found:
+            yield Unusable(reason=reason_of(kind), file=name.decode("utf-8", "backslashreplace"))
+
+
+def _used(rows: Iterable[Row | Unusable], files: _Files) -> Iterator[Row | Unusable]:
+    for row in rows:
+        if isinstance(row, Row):
+            files.use(row.file)
+        yield row
+
+
+def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unusable]:
+    for tar in files.of(TAR):
+        yield from _tar_rows(images / tar.name, tar.name, keys, _split_of(tar.name))
+    listed = set()
+    for file in list(files.of(LIST)):
+        folder = posixpath.dirname(file.name)
+        for row in _used(_metadata_rows(images / file.name, file.name, folder, keys), files):
+            if isinstance(row, Row):
+                listed.add(folder)
+            yield row
+    for picture in files.of(PICTURE):
+        above = posixpath.dirname(picture.name)
+        if listed and any(folder == "" or f"{above}/".startswith(f"{folder}/") for folder in listed):
+            yield Unusable(reason=NOT_LISTED, file=picture.name)
+        else:
+            split = _split_of(picture.name)
+            yield _captioned(picture, files, lambda note: _read(images / note.name), keys, picture.name, split=split)
+    kinds = {NOTE: ALONE}
+    yield from files.unused(f"kind NOT IN ('{PICTURE}', '{TAR}', '{LIST}')", lambda kind: kinds.get(kind, kind))
+
+
+def _split_of(name: str) -> Split:
+    """The split that a file's first folder names; that for training if it names none."""
+    folder = name.split("/")[0] if "/" in name else None
+    return split_named(folder) or "train"
+
+
+def _metadata_rows(path: Path, name: str, folder: str, keys: Keys) -> Iterator[Row | Unusable]:
+    """The rows of a metadata file; its pictures' names are relative to its folder."""
+    records = Records(path, keys.all, long=keys.caption)
+    for place, record in records:
+        row = row_of(record, keys, f"{name}, {place}", split=_split_of(name))
+        if isinstance(row, Row):
+            row = replace(row, file=posixpath.normpath(posixpath.join(folder, row.file)))
+        elif records.missed:
+            row = replace(row, keys=records.missed)
+        yield row
+
+
+def _read(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
+        raise OSError("it is no file")
+    with path.open("rb") as file:
+        return file.read(LARGEST_NOTE_BYTES)
+
+
+def _captioned(
+    picture: _File, files: _Files, read: Callable[[_File], bytes], keys: Keys, name: str, **where: object
+) -> Row | Unusable:
+    """A row from a picture and the texts of its sample."""
+    notes = files.notes(picture.name)
+    text = next((notes[suffix] for suffix in TEXT_SUFFIXES if suffix in notes), None)
+    if not notes:
+        return Unusable(reason=NO_CAPTION, file=name)
+    try:
+        fields = json.loads(_decoded(read(notes[".json"])) or "{}") if ".json" in notes else {}
+        # A key that somebody names is meant, even if there is a text as well.
+        if text is not None and (keys.caption == USUAL.caption or not fields):
+            fields = {**fields, keys.caption[0]: _decoded(read(text))}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return Unusable(reason=BROKEN_TEXT, file=name)
+    row = row_of(fields, keys, name, file=name, **where) if isinstance(fields, dict) else None
+    if row is None or (isinstance(row, Unusable) and row.reason == BROKEN):
+        return Unusable(reason=BROKEN_TEXT, file=name)
+    return row
+
+
+def _decoded(content: bytes) -> str:
+    is_wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") and len(content) > 2
+    return content.decode("utf-16" if is_wide else "utf-8-sig")
+
+
+def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
+    """The rows of a tar, wherever the members of a sample stand in it."""
+    with closing(_Files()) as files:
+        fault = _list_members(tar, files)
+        try:
+            with tar.open("rb") as file:
+
+                def read(note: _File) -> bytes:
+                    file.seek(note.offset)
+                    return file.read(min(note.size, LARGEST_NOTE_BYTES))
+
+                for picture in files.of(PICTURE):
+                    where = {"tar": name, "offset": picture.offset, "size": picture.size, "split": split}
+                    yield _captioned(picture, files, read, keys, f"{name}/{picture.name}", **where)
+        except OSError:
+            fault = BROKEN_TAR
+        kinds = {NOTE: ALONE, LIST: ALONE, TAR: NOT_TEXT}
+        for one in files.unused(f"kind != '{PICTURE}'", lambda kind: kinds.get(kind, kind)):
+            yield replace(one, file=f"{name}/{one.file}")
+        if fault is not None:
+            yield Unusable(reason=fault, file=name)
+
+
+def _list_members(tar: Path, files: _Files) -> str | None:
+    """Adds the members of a tar. Returns what is wrong with the tar, or None."""
+    try:
+        with tarfile.open(tar, "r:") as opened:  # parts of a compressed tar cannot be read alone
+            for member in opened:
+                if member.isfile():
+                    files.add(member.name, member.offset_data, member.size)
+            # `tarfile` takes a header in the middle that is broken, or missing, for the end, which is a block of zeros.
+            opened.fileobj.seek(opened.offset)
+            return None if opened.fileobj.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE) else BROKEN_TAR
+    except (tarfile.TarError, OSError, EOFError, ValueError):  # ValueError: a header has letters in place of a number
+        return COMPRESSED_TAR if _is_gzip(tar) else BROKEN_TAR
+
+
+def _is_gzip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except OSError:
+        return False
