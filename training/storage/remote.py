@@ -37,8 +37,9 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 """The pause after the first failure, which doubles with each further one, and the longest."""
 PROGRESS_BYTES = 1 << 16
 """A request that has brought this much before it failed counts as a success: a slow link may break off often."""
-GRACE_SECONDS, LEAST_BYTES_PER_SECOND = 600.0, 20_000
-"""Longest time of a file: its length at this speed, and this much longer."""
+GRACE_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 20_000
+"""Longest time of a file: its length at this speed, and this much longer; of a document whose length nobody has said,
+such as a manifest, the second alone."""
 TRY_AGAIN_CODES = (408, 425, 429)
 """Answers below 500 which say that the same request may succeed later."""
 LARGEST_DOCUMENT_BYTES, MOST_REDIRECTS = 1 << 20, 5
@@ -463,7 +464,8 @@ class _Remote(Source):
             wait: Waits between two tries.
         """
         done = failures = 0
-        gives_up_at = time.monotonic() + GRACE_SECONDS + length / LEAST_BYTES_PER_SECOND
+        seconds = GRACE_SECONDS + (length / LEAST_BYTES_PER_SECOND if is_length_known else 0.0)
+        gives_up_at = time.monotonic() + seconds
         while done < length:
             before = done
             try:

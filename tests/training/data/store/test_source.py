@@ -109,6 +109,22 @@ def test_a_slow_server_is_waited_for_as_long_as_bytes_come(server, monkeypatch):
     assert open_source(server.url).read("file", length=10) == CONTENT[:10]
 
 
+def test_a_document_that_drips_is_given_up(server, monkeypatch):
+    """A byte now and then would hold a program for ever; nobody has said how long a manifest is."""
+    monkeypatch.setattr(source_module, "GRACE_SECONDS", 0.1)
+
+    def drip(handler, name, first):
+        handler.send_response(200)
+        handler.end_headers()
+        while True:  # until the reader has gone
+            handler.wfile.write(b"{")
+            time.sleep(0.01)
+
+    server.fault = drip
+    with pytest.raises(UnreachableError, match="has not arrived within"):
+        open_source(server.url).read_all("manifest.json", limit=1 << 25)
+
+
 def test_a_silent_server_is_unreachable(server, monkeypatch):
     monkeypatch.setattr(source_module, "SILENCE_SECONDS", 0.05)
     asked, over = [], threading.Event()
