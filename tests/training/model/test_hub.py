@@ -91,6 +91,16 @@ def test_what_the_hub_does_not_have_is_told(hub, build):
     assert fetched == ["config.json"]
 
 
+@pytest.mark.parametrize("where", ["the hub", "a folder"])
+def test_a_configuration_of_absurd_size_is_not_read(hub, build, where):
+    address, folder, fetched = hub
+    with (folder / "config.json").open("ab") as file:
+        file.truncate(2 << 20)
+    told = build(address, "ada/small" if where == "the hub" else str(folder))
+    assert "config.json of " in told and f"has more than {1 << 20:,} bytes; choose other weights" in told
+    assert fetched == []
+
+
 def test_weights_that_are_larger_than_their_architecture_are_not_fetched(hub, build):
     address, folder, fetched = hub
     with (folder / "model.safetensors").open("ab") as file:

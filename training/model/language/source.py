@@ -15,6 +15,8 @@ from typing import Any
 from training.errors import BadInput, TrainingError, first_line, reason_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+LARGEST_BYTES = {CONFIG: 1 << 20, INDEX: 1 << 26}
+"""Most bytes of the small files; the index of a model of 671 billion parameters has 9 million."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 """Owner and name, and a revision if wanted."""
 
@@ -57,12 +59,9 @@ class WeightSource:
             raise BadInput(f"{self._name} of model.from lacks {CONFIG}; give weights that `transformers` has saved.")
         return table
 
-    def check_size(self, names: Sequence[str], most_bytes: int) -> None:
-        """Checks files before they are fetched; a folder has nothing to check.
-
-        Raises:
-            BadInput: If they have more bytes than such weights can have.
-        """
+    def bytes_to_fetch(self, names: Sequence[str]) -> int:
+        """Bytes of files that are not on this machine yet; 0 of those that are missing."""
+        return 0
 
     def weight_files(self, most_bytes: int) -> list[Path]:
         """The safetensors files, all on this machine.
@@ -82,7 +81,11 @@ class WeightSource:
             # A name with a slash could lead out of the folder.
             if not names or any(not re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
                 raise BadInput(f"{INDEX} of {self._name} names no files beside it; choose other weights.")
-        self.check_size(names, most_bytes)
+        if (found := self.bytes_to_fetch(names)) > most_bytes:
+            raise BadInput(
+                f"The weights of {self._name} have {found:,} bytes, and a model of their config.json has at most "
+                f"{most_bytes:,}; they are not fetched. Choose other weights."
+            )
         paths = {name: self.path(name) for name in names}
         missing = [name for name, path in paths.items() if path is None]
         if missing:
@@ -93,7 +96,10 @@ class WeightSource:
         return list(paths.values())
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
-        path = self.path(name)
+        most, found = LARGEST_BYTES[name], self.bytes_to_fetch([name])
+        path = self.path(name) if found <= most else None
+        if max(found, 0 if path is None else path.stat().st_size) > most:
+            raise BadInput(f"{name} of {self._name} has more than {most:,} bytes; choose other weights.")
         if path is None:
             return None
         try:
@@ -117,7 +123,7 @@ class _Repository(WeightSource):
         self._repository, _, revision = name.partition("@")
         self._revision = revision or None
 
-    def check_size(self, names: Sequence[str], most_bytes: int) -> None:
+    def bytes_to_fetch(self, names: Sequence[str]) -> int:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
         where, missing = {"revision": self._revision}, 0
@@ -126,11 +132,7 @@ class _Repository(WeightSource):
                 # If a file is missing or the hub does not answer, the download reports it.
                 with suppress(Exception):
                     missing += get_hf_file_metadata(hf_hub_url(self._repository, name, **where)).size or 0
-        if missing > most_bytes:
-            raise BadInput(
-                f"The weights of {self._name} have {missing:,} bytes, and a model of their config.json has at most "
-                f"{most_bytes:,}; they are not fetched. Choose other weights."
-            )
+        return missing
 
     def path(self, name: str) -> Path | None:
         from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
