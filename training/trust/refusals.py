@@ -21,10 +21,11 @@ Reason = Literal[
     "nonce-over",
     "too-fast",
     "hub-away",
+    "busy",
     "malformed",
 ]
 REASONS: frozenset[str] = frozenset(get_args(Reason))
-STATUS: dict[Reason, int] = {"too-fast": 429, "hub-away": 503, "malformed": 422, "nonce-over": 409}
+STATUS: dict[Reason, int] = {"too-fast": 429, "hub-away": 503, "busy": 503, "malformed": 422, "nonce-over": 409}
 """HTTP status of those that are not 403."""
 
 
@@ -119,6 +120,11 @@ def _refuse_for_now(reason: str, seconds: int) -> NoReturn:
             raise TrainingError(
                 "The membership server cannot ask the Hugging Face Hub who you are: the Hub does not answer.",
                 cure="Try again in some minutes.",
+            )
+        case "busy":
+            raise TrainingError(
+                "The membership server cannot write its register: another program holds it.",
+                cure=f"Try again in {max(seconds, 1)} s; if that does not help, tell the run's maintainer.",
             )
         case "way-closed":
             raise RefusedByRun(

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hmac
 import math
+import sqlite3
 from collections.abc import Callable
 from typing import Annotated
 
@@ -31,6 +32,8 @@ from training.trust.ticket import LINEAGE, PEER_ID
 LARGEST_BODY_BYTES = 8192
 BODY_SECONDS = 10.0
 """Longest time until a body has come."""
+BUSY_SECONDS = 5.0
+"""Pause that is asked for while another program, such as a backup, holds the register."""
 LIMITS = {
     "/challenge": {"per_second": 0.5, "at_once": 30},
     "/tickets": {"per_second": 0.5, "at_once": 30},
@@ -85,6 +88,7 @@ def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(400, _malformed)  # what is no JSON
     app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(sqlite3.OperationalError, _busy)
 
     @app.get("/challenge")
     def challenge(peer_id: PeerId) -> dict:
@@ -126,6 +130,13 @@ def _refused(_request: Request, refusal: Refusal) -> JSONResponse:
     return _refusal(refusal)
 
 
+def _busy(_request: Request, error: sqlite3.OperationalError) -> JSONResponse:
+    """Answers that the register is held; any other fault of it is one to be logged."""
+    if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # above are kinds of these
+        raise error
+    return _refusal(Refusal("busy", seconds=BUSY_SECONDS))
+
+
 def _refusal(refusal: Refusal) -> JSONResponse:
     seconds = math.ceil(refusal.seconds)
     headers = {"retry-after": str(seconds)} if seconds else {}
@@ -160,10 +171,9 @@ class _Door:
                 message["headers"] = [*message.get("headers", []), *own]
             await send(message)
 
-        refusal = self._too_fast(scope)
-        body = await _body(receive) if refusal is None else None
-        if refusal is None and body is None:
-            refusal = Refusal("malformed")
+        # Requests that never come whole must not use up the permits of those who share an address.
+        body = await _body(receive)
+        refusal = Refusal("malformed") if body is None else self._too_fast(scope)
         if refusal is not None:
             await _refusal(refusal)(scope, receive, answer)
             return

@@ -19,6 +19,8 @@ from training.trust.keys import OTHERS
 REGISTER_VERSION = 2
 """Kept in SQLite's `user_version`."""
 REGISTER_FILE = "members.sqlite"
+LOCK_SECONDS = 5.0
+"""Longest wait for another program's change; a peer waits longer for its ticket."""
 
 _TABLES = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -114,7 +116,7 @@ class Ledger:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         # A connection for each query: the server answers in many threads, and a connection belongs to one.
-        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
         connection.row_factory = sqlite3.Row
         try:
             connection.execute("PRAGMA foreign_keys = ON")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import threading
 import urllib.request
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +27,7 @@ from training.trust.keys import MembershipKey
 from training.trust.proof import find_work, proof_message
 from training.trust.refusals import REASONS, Refusal
 from training.trust.server import app as apps
+from training.trust.server import ledger as ledger_module
 from training.trust.server.app import LARGEST_BODY_BYTES, LIMITS, create_app
 from training.trust.server.desk import NONCE_SECONDS
 from training.trust.server.hub import MOST_WAITING
@@ -378,6 +381,35 @@ def test_too_many_requests_of_an_address_are_put_off(tmp_path, hub):
         assert [answer.status_code for answer in answers] == [422] * most + [429]
         assert 0 < int(answers[-1].headers["retry-after"]) <= 1 / LIMITS["/tickets"]["per_second"]
         assert answers[-1].json()["refused"] == "too-fast"
+        assert HTTP.get(f"{server.url}/bans").status_code == 200
+
+
+def test_a_register_that_is_held_is_one_to_ask_again(server, monkeypatch, caplog):
+    """Another program holds the file, as a backup does: the peer keeps its ticket, and the log stays empty."""
+    monkeypatch.setattr(ledger_module, "LOCK_SECONDS", 0.01)
+    client = server.client(invitation=server.invite())
+    client.ticket()
+    with closing(sqlite3.connect(server.register.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        answer = HTTP.post(f"{server.url}/tickets", json=request_of(server, credential=("none", "")))
+        assert answer.status_code == 503 and answer.json() == {"refused": "busy", "seconds": 5}
+        assert answer.headers["retry-after"] == "5"
+        with pytest.raises(TrainingError, match="another program holds it") as refused:
+            client.ticket()
+        assert not isinstance(refused.value, RefusedByRun) and "Try again in 5 s" in refused.value.cure
+        assert client.bans(None).run_id == "demo"
+        other.execute("ROLLBACK")
+    assert client.ticket() and not caplog.records
+
+
+def test_requests_that_never_come_whole_use_up_no_permits(server):
+    """They may come from the address of others, as behind one router."""
+    place = server.url.removeprefix("http://").split(":")
+    head = b"GET /bans HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    with ExitStack() as opened:
+        for _ in range(LIMITS["/bans"]["at_once"] + 50):
+            connection = opened.enter_context(socket.create_connection(place))
+            connection.sendall(head)
         assert HTTP.get(f"{server.url}/bans").status_code == 200
 
 
