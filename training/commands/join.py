@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -88,9 +89,11 @@ HuggingFace = Annotated[
     _advanced(
         "--hugging-face",
         help="Show who you are on the Hugging Face Hub, for a run that admits members of an organization: your token "
-        "(HF_TOKEN, or that of `hf auth login`) is sent to the membership server that the recipe names.",
+        "(HF_TOKEN, or that of `hf auth login`) is sent to the membership server that the recipe names, after a "
+        "question.",
     ),
 ]
+Yes = Annotated[bool, _advanced("--yes", help="Answer the question of --hugging-face with yes.")]
 ClientMode = Annotated[bool, _advanced("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
 HostMaddrs = Annotated[list[str] | None, _advanced(help="Address to listen on.")]
 AnnounceMaddrs = Annotated[
@@ -120,6 +123,7 @@ def run(
     shards: Shards = None,
     invitation: Invitation = None,
     hugging_face: HuggingFace = False,
+    yes: Yes = False,
     bandwidth: Bandwidth = None,
     cache_size: CacheSize = None,
     normal_priority: NormalPriority = False,
@@ -137,6 +141,8 @@ def run(
     from training.trust.client import Credentials
 
     config, text = _checked_recipe(recipe, invitation=invitation, state_dir=state_dir)
+    if hugging_face and not yes:
+        _ask_for_token(config)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
     wishes["checkpointing"] = checkpointing
     settings = {
@@ -178,6 +184,24 @@ def _checked_recipe(source: str, *, invitation: str | None, state_dir: Path | No
             "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."
         )
     return config, text
+
+
+def _ask_for_token(config: RunConfig) -> None:
+    """Asks whether the volunteer's token may be sent: the address stands in a recipe, which anybody may have written.
+
+    Raises:
+        BadInput: If the answer is no, or there is nobody to ask.
+    """
+    url = config.membership.url
+    if url is None:  # an open run asks for no token
+        return
+    if not sys.stdin.isatty():
+        raise BadInput(
+            f"--hugging-face sends your Hugging Face token to {url}, the membership server that this recipe names.",
+            cure="If you trust that address, add --yes.",
+        )
+    if not typer.confirm(f"Send your Hugging Face token to {url}, the membership server that this recipe names?"):
+        raise BadInput("No token is sent.", cure="Without --hugging-face, join with --invitation.")
 
 
 def _hub_token() -> str | None:

@@ -348,13 +348,16 @@ def test_who_is_not_admitted_ends_with_causes_and_a_way_out(maintainer):
     with hub_serving() as hub:
         maintainer.serve("--hub-organization", "others", "--hub-endpoint", hub.url)
         environment = {**os.environ, "HF_TOKEN": ADAS}
-        refused = run_program(join(maintainer, nobody, "--dry-run", "--hugging-face"), env=environment)
+        refused = run_program(join(maintainer, nobody, "--dry-run", "--hugging-face", "--yes"), env=environment)
         assert refused.returncode == 3
         assert "belongs to none of the run's organizations (others)" in refused.stderr
         assert "Ask to be added to the organization" in refused.stderr
         assert f"Your Hugging Face token is shown to {maintainer.url}" in refused.stdout
         assert ADAS not in refused.stdout + refused.stderr and "Traceback" not in refused.stderr
         assert hub.asked == [("/api/whoami-v2", f"Bearer {ADAS}")]
+        unasked = run_program(join(maintainer, nobody, "--dry-run", "--hugging-face"), env=environment)
+        assert unasked.returncode == 2 and f"sends your Hugging Face token to {maintainer.url}" in unasked.stderr
+        assert len(hub.asked) == 1
     assert maintainer.moderate("list").said == "Members of demo: 0\n"
     without = join(maintainer, nobody, "--invitation", "x")
     place = without.index("--state-dir")
