@@ -24,7 +24,7 @@ from training.trust.server.policy import Policy
 pytestmark = pytest.mark.programs
 
 CADDYFILE = DEPLOY / "Caddyfile"
-TEST_ONLY = "{\n\tskip_install_trust\n\tadmin off\n\tauto_https disable_redirects\n\tlog {\n\t\tlevel ERROR\n\t}\n}\n\n"
+TEST_ONLY = "{\n\tskip_install_trust\n\tadmin off\n\tauto_https disable_redirects\n\tlog {\n\t\tlevel ERROR\n\t}\n"
 """Keeps Caddy from adding its own authority to this machine's, and from ports that need root."""
 
 
@@ -83,7 +83,8 @@ def site(programs, tmp_path, members):
     threading.Thread(target=monitor.serve_forever, daemon=True).start()
     port = free_port()
     file = tmp_path / "Caddyfile"
-    file.write_text(TEST_ONLY + CADDYFILE.read_text())
+    # There is one block of settings for all sites; the test's stand in it before the file's own.
+    file.write_text(CADDYFILE.read_text().replace("{\n", TEST_ONLY, 1))
     values = {"SITE_ADDRESS": f"https://localhost:{port}", "MONITOR": f"127.0.0.1:{monitor.server_port}"}
     values["MEMBERSHIP"] = members.removeprefix("http://")
     log = tmp_path / "caddy.log"
