@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 
 from tests.programs import Programs, end_forked_children, guard_tests
-from tests.tiers import GROUPS, is_quick
+from tests.tiers import LONG, is_quick
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,17 +16,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="run the first tier of the tests only, see tests/tiers.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the tier, and says which ones stay in one process; the longest groups start first."""
+    """Keeps the tests of the tier, and those of a file in one process; tests of real peers and of pages start first."""
     marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
     if config.getoption("quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(marks[item])])
         items[:] = [item for item in items if is_quick(marks[item])]
     for item in items:
-        group = next((group for group in GROUPS if group in marks[item]), item.location[0])
-        item.add_marker(pytest.mark.xdist_group(group))
-    order = {group: place for place, group in enumerate(GROUPS)}
-    items.sort(key=lambda item: min((order[mark] for mark in marks[item] if mark in order), default=len(order)))
+        item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    items.sort(key=lambda item: not marks[item] & LONG)
 
 
 def pytest_configure() -> None:

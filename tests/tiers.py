@@ -11,8 +11,8 @@ import pytest
 
 SLOW = frozenset({"swarm", "programs", "browser", "exhaustive"})
 """Marks of tests that only `nox -s all` runs; pyproject.toml says what each means."""
-GROUPS = ("swarm", "browser")
-"""Marks whose tests follow each other in one process of pytest-xdist: beside each other they would starve."""
+LONG = frozenset({"swarm", "browser"})
+"""Marks of the tests that take longest, which start first."""
 
 
 def is_quick(marks: set[str]) -> bool:
