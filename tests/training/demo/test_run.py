@@ -26,7 +26,7 @@ from training.errors import TrainingError
 demo.READY_SECONDS = float(sys.argv[4])
 try:
     sys.exit(demo.run_demo(demo.DemoConfig(run_dir=Path(sys.argv[1]), python=(sys.executable, sys.argv[2]),
-                                           epochs=int(sys.argv[3]) or None)))
+                                           epochs=int(sys.argv[3]) or None, port=0)))
 except TrainingError as error:
     print("Error:", error)
     sys.exit(error.exit_code)
