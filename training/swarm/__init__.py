@@ -14,37 +14,39 @@
 
 # An epoch's life
 
-A peer's training loop calls `SwarmOptimizer.step` (optimizer.py) after each micro-batch's `backward`. What happens to
-a gradient from there on, in order:
+A peer's training loop (`training.volunteer.loop`) computes micro-batches: `training.compute.micro_batches` calls
+`backward`, undoes the loss scale of float16, and computes a micro-batch again in two parts if memory runs out. The loop
+skips micro-batches whose loss is not finite. After each other one it calls `SwarmOptimizer.step` (optimizer.py). What
+happens to a gradient from there on, in order:
 
 1. **Adding up.** The strategy (epoch/strategies/) adds the model's gradients to sums (epoch/gradients.py).
 2. **Progress.** The peer announces its samples in the DHT and adds up everybody's (peers/progress.py). An epoch ends
    when all peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
-   What a peer reports counts as far as it has brought it to averages before (peers/table.py).
+   A peer's reported samples count as far as the peer has brought such reports to averages before (peers/table.py).
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers
    (epoch/exchange.py asks for it; in round/, averager.py, pipe.py and service.py are the trainer's handle, the pipe
    and the process; matchmaking.py forms the group). It waits for peers that answer a ping (node/slow_nodes.py),
    then for the majority of them, and leaves out those that have spoiled averages (peers/table.py).
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
-   round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
-   weighted by samples, and answers (round/: rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit
-   (engine/codecs.py) over streams that their reader closes (engine/calls.py). epoch/powersgd.py averages thin
-   matrices in place of large ones. With `aggregation = "centered-clip"` a `RoundGuard` (round/guard.py) joins in,
-   whose code is in defence/: a reducer clips how far each sender pulls, also in 7, peers send momentum in place of
-   gradients, parts and answers are signed, and peers compute some answers again; a wrong answer proves that its
-   reducer lies.
+   round. The tensors are cut into parts, and each peer is the reducer of some parts: it receives them from all peers,
+   averages them weighted by samples, and sends the results back (round/: rounds.py, allreduce.py, reducer.py). Large
+   tensors travel in 8 bit (engine/codecs.py) over streams that their reader closes (engine/calls.py).
+   epoch/powersgd.py averages thin matrices in place of large ones. With `aggregation = "centered-clip"`, a
+   `RoundGuard` (round/guard.py), whose code is in defence/, takes part: a reducer clips how far each sender pulls
+   (also in step 7), peers send momentum in place of gradients, senders sign parts and reducers sign answers, and peers
+   compute some answers again. A wrong answer proves that its reducer lies.
 5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise the peers that are
    left repeat it (round/agreement.py).
-6. **The update.** The optimizer on the host updates the master weights in the background (epoch/updates.py,
-   state/master_weights.py); they are copied to the model between two micro-batches.
+6. **The update.** The optimizer on the host (`training.optim`) updates the master weights in the background
+   (epoch/updates.py, state/master_weights.py). `Updates.apply` copies them to the model between two micro-batches.
 7. **A round of parameters** follows every `average_state_every` epochs, or when a peer asks for it
    (state/parameters.py): weights that have drifted apart become the same again.
 8. **The report** says who sent, how much of the update was this peer's own, and what went wrong (peers/epochs.py,
    peers/groups.py).
 
 With awaited gradients, the peer waits for 4 and 5, and computes during 6 and 7. With delayed gradients it computes
-during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each
-is a file in epoch/strategies/.
+during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each of the three
+strategies is a file in epoch/strategies/.
 
 A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients and an averager
 of parameters.

@@ -1,4 +1,8 @@
-"""What a peer checks of another one's ticket, by itself and without a message to anybody."""
+"""Check of another peer's ticket, which every peer does by itself and without a message to anybody.
+
+`check_ticket` has all the rules. Only `training.swarm.node.admission` calls it; its docstring lists the places where a
+peer meets tickets. Before the server signs a ticket, it checks a proof and a credential (`training.trust.server.desk`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class TicketRefused(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What a peer knows when it checks a ticket."""
+    """Facts by which a peer checks tickets."""
 
     public_key: str
     """The membership key, from the recipe."""
@@ -35,23 +39,22 @@ class Rules:
     """The lineage that this peer trains, and those that it has branched off: when a maintainer goes back to an earlier
     epoch, tickets go on holding. None: any, for what does not depend on the weights, such as the DHT."""
     bans: BanList | None = None
-    """The newest that it knows."""
+    """The newest ban list that the peer knows."""
     server_since: float | None = None
-    """Since when the server has been there without a gap, as `ServerSight` has seen it; None: it is away."""
+    """Time since which the server has been there without a gap, as `ServerSight` has seen it; None: it is away."""
 
 
 def check_ticket(text: str | bytes, *, peer_id: str, rules: Rules, now: float) -> Ticket:
-    """The ticket that a peer has shown, if it holds. It reads only what it is given, in less than a
-    millisecond.
+    """Checks a ticket, and returns its contents. Reads only its arguments, and takes less than a millisecond.
 
     Args:
-        text: As it came, from anybody.
-        peer_id: Of the peer that shows it, as the connection or the signature of its record proves it.
-        rules: See there.
+        text: The ticket as it came, from anybody.
+        peer_id: Id of the peer that shows the ticket, proved by its connection or by the signature of its record.
+        rules: Facts by which the ticket is checked.
         now: Seconds since 1970.
 
     Raises:
-        TicketRefused: If it does not hold.
+        TicketRefused: If the ticket is not valid.
     """
     ticket = read_ticket(text, rules.public_key)
     if ticket is None:
@@ -88,7 +91,7 @@ class ServerSight:
     _newest: float = field(default=0.0, init=False)
 
     def note(self, issued: float) -> None:
-        """Takes note of something that the server has signed; `issued` is when, in seconds since 1970."""
+        """Notes that the server has signed something at the time `issued`, in seconds since 1970."""
         if self._first is None or issued - self._newest > AWAY_SECONDS:
             self._first = issued
         self._newest = max(self._newest, issued)
@@ -99,8 +102,10 @@ class ServerSight:
 
 
 def newer_bans(known: BanList | None, heard: BanList | Pulse | None) -> BanList | None:
-    """The ban list to go by, of the one that a peer has and what it has heard, both from `read_bans`: an older list
-    that somebody repeats lifts no ban."""
+    """Returns the newer of the ban list that a peer has and the answer that it has heard, both from `read_bans`.
+
+    So nobody can lift a ban by repeating an older list.
+    """
     if not isinstance(heard, BanList):
         return known
     return heard if known is None or (heard.version, heard.issued) > (known.version, known.issued) else known
