@@ -44,7 +44,7 @@ COMMANDS = {
         schema_report,
     ),
 }
-"""Commands beside an estimate: the help text of each, and the module that adds its flags and runs it."""
+"""Commands besides an estimate: the help text of each, and the module that adds its flags and runs it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flags_parser() -> argparse.ArgumentParser:
-    """The flags of an estimate."""
+    """Builds the parser of an estimate's flags."""
     parser = _Parser(
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup per "
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """The flags of another command than an estimate, by its name in `COMMANDS`."""
+    """Builds the parser of a command in `COMMANDS`; an estimate has `flags_parser`."""
     description, command = COMMANDS[name]
     parser = _Parser(prog=f"python -m calculator {name}", description=description)
     command.add_flags(parser)
@@ -214,7 +214,7 @@ def _batch() -> int:
 
 
 def batch_line(line: str) -> str:
-    """The answer to one line of a batch: an estimate, or why it is refused."""
+    """Answers one line of a batch with a line of JSON: an estimate, or the reason why the setup is refused."""
     try:
         return json.dumps(estimate(setup_from(parsed(line))).as_dict())
     except BadSetup as error:
@@ -257,7 +257,7 @@ def report(result: Estimate) -> str:
 
 
 def _fit_report(fits: dict) -> list[str]:
-    """Sentences: whether the setup fits, the largest one that fits, and what makes it fit."""
+    """Lines on whether the setup fits, the largest micro-batch and longest sequence that fit, and what makes it fit."""
     judged = fits["verdict"]
     lines = ["", judged["sentence"], *judged["notes"]]
     if judged["largest_micro_batch"]:

@@ -1,4 +1,4 @@
-"""GaLore and APOLLO: AdamW whose moments of a layer's matrices are those of a projection to few dimensions.
+"""GaLore and APOLLO: AdamW that keeps the moments of a projection of each matrix to few dimensions.
 
 GaLore (Zhao et al. 2024, arXiv:2403.03507) projects a matrix's gradient to its first singular vectors, and projects
 AdamW's update back. APOLLO (Zhu et al. 2024, arXiv:2412.05270) projects it by random numbers, and learns from AdamW's
@@ -7,7 +7,7 @@ update there only how much to scale the gradient: each row or column ("channel")
 The rules are those of galore-torch 1.0 (adamw.py, galore_projector.py) and apollo-torch 1.0.3 (apollo.py,
 random_projector.py) with the settings of their examples: the linear modules of attention and feed-forward are
 projected, along their shorter side (`proj_type="std"`), and everything else has plain AdamW. Every 200th update finds
-new projections; it takes the most, and is the one that is counted.
+new projections. It takes the most memory, so we count this update.
 
 Letters: a matrix is (M, N), its shorter side K, the rank R.
 """
@@ -32,7 +32,7 @@ def is_projected(tensor: ParameterTensor) -> bool:
 
 
 def galore_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
-    """Bytes of two moments in R dimensions and of the projection; of other tensors, of two moments."""
+    """Bytes of a matrix's state, two moments in R dimensions and the projection; of another tensor's, two moments."""
     if not is_projected(tensor):
         return 2 * allocated_bytes(tensor.count, itemsize)
     rows, columns = tensor.shape
@@ -45,7 +45,7 @@ def galore_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
 
 
 def apollo_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
-    """Bytes of two moments in R dimensions, of the projection and of a norm; of other tensors, of two moments."""
+    """Bytes of a matrix's state, as in `galore_state` with a norm in addition; of another tensor's, two moments."""
     if not is_projected(tensor):
         return 2 * allocated_bytes(tensor.count, itemsize)
     shorter, longer = min(tensor.shape), max(tensor.shape)
@@ -56,8 +56,8 @@ def apollo_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
 class _Loop:
     """The local names of an update's loop over tensors, and the bytes of the tensor that each name keeps.
 
-    A name keeps the tensor of the parameter before until this parameter's is assigned to it, when both exist. The
-    optimizer's state is not counted.
+    A name keeps the previous parameter's tensor until this parameter's tensor is assigned to it; at that moment both
+    exist. The optimizer's state is not counted.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,17 @@ class _Loop:
         self.peak = 0
 
     def use(self, *sizes: int) -> None:
-        """Makes tensors that no name keeps."""
+        """Counts tensors of these bytes, which exist together for a moment and which no name keeps."""
         self.peak = max(self.peak, sum(self.kept.values()) + sum(sizes))
 
     def assign(self, name: str, size: int, *beside: int) -> None:
-        """Makes a tensor for a name while others exist that no name keeps."""
+        """Counts a new tensor, which `name` keeps from now on.
+
+        Args:
+            name: A local name of the loop.
+            size: Bytes of the tensor.
+            beside: Bytes of further tensors that exist at that moment and that no name keeps.
+        """
         self.use(size, *beside)
         self.kept[name] = size
 
@@ -78,9 +84,9 @@ def galore_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int) 
     """Temporary bytes of an update that decomposes every matrix again.
 
     Args:
-        tensors: All that are trained, in the order of the model.
+        tensors: All trained tensors, in the order of the model.
         itemsize: Bytes of a value of the parameters.
-        rank: Of the projections.
+        rank: Rank of the projections.
     """
     return _step(tensors, itemsize, lambda loop, tensor: _galore_update(loop, tensor, itemsize, rank))
 
@@ -91,7 +97,7 @@ def apollo_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int, 
 
 
 def _step(tensors: tuple[ParameterTensor, ...], itemsize: int, update: Callable[[_Loop, ParameterTensor], None]) -> int:
-    """The first group of parameters, those with plain AdamW, and then the matrices that are projected."""
+    """Plays an update of the parameters with plain AdamW, then of the projected matrices; returns its peak in bytes."""
     loop = _Loop()
     in_order = list(_unrolled(tensors))
     for tensor in in_order:
@@ -104,13 +110,13 @@ def _step(tensors: tuple[ParameterTensor, ...], itemsize: int, update: Callable[
 
 
 def _unrolled(tensors: Iterable[ParameterTensor]) -> Iterator[ParameterTensor]:
-    """The tensors of two layers, of which the second stands for all that follow a layer, and those around them."""
+    """Yields the tensors outside of the layers, and those of two layers; the second stands for all later layers."""
     for copies, group in groupby(tensors, key=lambda tensor: tensor.copies):
         yield from list(group) * min(copies, 2)
 
 
 def _plain_update(loop: _Loop, size: int) -> None:
-    """AdamW: the root of the second moment, and the first moment divided by it."""
+    """Counts AdamW's update of one tensor: the root of the second moment, and the first moment divided by it."""
     loop.kept["grad"] = 0  # the parameter's own gradient
     loop.assign("denom", size)
     loop.assign("norm_grad", size)
@@ -129,10 +135,11 @@ def _galore_update(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: in
 
 
 def _decompose(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int) -> None:
-    """Finds a projection anew, while the previous one, of which the state has the bytes, still exists.
+    """Counts the search for a new projection. The previous projection still exists; the state's bytes include it.
 
-    cuSOLVER overwrites what it decomposes, so PyTorch gives it a copy, and a number for its success (pytorch,
-    aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, svd_cusolver). Its own workspace is not known.
+    cuSOLVER overwrites the matrix that it decomposes and reports success in a number, so PyTorch passes it a copy and
+    allocates that number (pytorch, aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, svd_cusolver).
+    cuSOLVER's own workspace is not known.
     """
     rows, columns = tensor.shape
     shorter = min(rows, columns)
@@ -167,7 +174,7 @@ def _apollo_update(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: in
 
 
 def _draw(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int) -> None:
-    """Draws a projection anew in 32 bits, and divides it by the root of the rank."""
+    """Counts the draw of a new projection in 32 bits, and its division by the root of the rank."""
     count = min(tensor.shape) * rank
     # Of a gradient in 16 bits, the package makes a 32-bit copy, of which it uses only the shape.
     copy = allocated_bytes(tensor.count, 4) if itemsize == 2 else 0

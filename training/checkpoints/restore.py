@@ -1,7 +1,7 @@
 """Sends a run back to an earlier checkpoint: orders a new branch, which the servers announce and volunteers go over to.
 
-The order is a file in the state folder of each server. A server that runs takes it within seconds, one that does not
-when it starts; so nothing of the run changes before the monitor, the only writer of its folder, changes it.
+The order is a file in the state folder of each server. A running server carries it out within seconds, a stopped server
+when it starts. Only the monitor writes to its folder, so nothing of the run changes before the monitor obeys.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ BOOTSTRAP_FOLDER = "bootstrap"
 
 
 def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ()) -> list[str]:
-    """Orders it; returns what to tell the maintainer.
+    """Orders the return to a checkpoint. Returns sentences for the maintainer.
 
     Args:
         run_dir: Folder of the monitor.
-        epoch: Of the checkpoint; 0: begin anew.
-        state_dirs: State folders of bootstrap peers that are to announce it as well, beside the one within the run's.
+        epoch: Epoch of the checkpoint; 0: begin anew.
+        state_dirs: State folders of bootstrap peers that should announce the branch, in addition to the bootstrap peer
+            whose state folder lies within `run_dir`.
 
     Raises:
         BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.
@@ -64,7 +65,7 @@ def check_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
 
     Args:
         run_dir: Folder of the monitor.
-        epoch: Of the checkpoint; 0: begin anew.
+        epoch: Epoch of the checkpoint; 0: begin anew.
         state_dirs: See `order_restore`.
 
     Raises:

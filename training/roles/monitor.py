@@ -83,7 +83,7 @@ class MonitorFlags:
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which peers reach this monitor, if they differ."""
     credentials: Credentials = field(default=Credentials(), repr=False)
-    """What this monitor may show to the membership server, in a run that admits members only."""
+    """Credentials that this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
     """Place to which checkpoints are copied, see `training.publish.copies.push`."""
     log_json: Path | None = None
@@ -97,7 +97,7 @@ class MonitorFlags:
 
     @property
     def announced_url(self) -> str | None:
-        """Address that volunteers get; None if this monitor does not know any at which they reach it."""
+        """Address that volunteers get; None if this monitor knows no address at which they reach it."""
         return None if self.public_url is None and self.host in ANY_HOST else self.url
 
 
@@ -114,7 +114,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
         RefusedByRun: If the run has another recipe, or trains on tokens other than those of the shards, or the
             membership server gives this monitor no ticket.
         TrainingError: If another monitor is writing the same history.
-        DiskFilled: If the disk fills up before it watches; at its next beginning it waits for room.
+        DiskFilled: If the disk fills up before the monitor watches; at its next start it waits for room.
     """
     recipe_toml = read_recipe(flags.recipe)
     run = parse_recipe(recipe_toml, source=flags.recipe)
@@ -174,7 +174,7 @@ def _history(flags: MonitorFlags, run: RunConfig) -> History:
 
 
 def _note_end(history: History, events: EventLog) -> None:
-    """The monitor was asked to end, which a full disk does not make a fault."""
+    """Notes in the history and the event log that the monitor has ended. Only warns of a full disk."""
     try:
         history.add_event("stopped", "monitor", "has stopped watching")
     except TrainingError as error:
@@ -235,7 +235,7 @@ def _invitation(flags: MonitorFlags, redial: Redial, *, members_only: bool) -> d
 
 
 def _lineage(flags: MonitorFlags, redial: Redial, run: RunConfig, identity: Identity) -> ServerLineage:
-    """What this monitor announces: what it has kept, or what its newest checkpoint or the other servers say."""
+    """The lineage that this monitor announces: the kept one, or that of its newest checkpoint or the other servers."""
     latest = latest_checkpoint(flags.run_dir / "checkpoints")
     stored = lineage_of(latest) if latest is not None else None
     return ServerLineage(
@@ -258,10 +258,9 @@ def _enter(lineage: Lineage, history: History, keeper: Keeper) -> None:
 
 
 def _try_to_enter(lineage: Lineage, history: History, keeper: Keeper, watch: Watch) -> bool:
-    """Does as `_enter` while the monitor watches; returns whether it is done.
+    """Calls `_enter` while the monitor watches. Returns False on a full disk; the caller then tries again.
 
-    On a full disk it is not, and the caller tries again. Until then the history leaves out what volunteers of the new
-    lineage report; their records repeat it.
+    Until it succeeds, the history leaves out what volunteers of the new lineage report; their records repeat it.
     """
     try:
         _enter(lineage, history, keeper)
@@ -342,11 +341,11 @@ class _Tokens:
     Args:
         dht: This monitor's node.
         run: The recipe.
-        identity: This monitor's.
+        identity: This monitor's identity.
         shards: Location of the shards.
         trusted: Peer ids of the run's other servers.
-        has_stored: Whether this monitor has a checkpoint of the run. Then its shards are those of the run, whatever
-            strangers announce: their words shall not keep it from coming back.
+        has_stored: Whether this monitor has a checkpoint of the run. Then its shards are those of the run, and other
+            announcements, which may come from strangers, do not stop it.
 
     Raises:
         RefusedByRun: If volunteers already train on other tokens.
@@ -388,7 +387,7 @@ class _Tokens:
 
 
 def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: Member) -> list[PeerRecord]:
-    """Takes the peers' records into the history; none if they could not be read."""
+    """Writes the peers' records to the history, and returns them; returns an empty list if they cannot be read."""
     records: list[PeerRecord] = []
     try:
         records = read_believable(dht, run)

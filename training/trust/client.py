@@ -27,12 +27,12 @@ TICKET_SECONDS, BANS_SECONDS, WHOLE_SECONDS = 20.0, 5.0, 60.0
 """Longest silence of the server, which for a ticket may have to ask the Hub, and limit of the whole time."""
 LARGEST_ANSWER_BYTES = 8192
 _ATTEMPTS = 3
-"""Tries, each with a fresh nonce: the work takes its time, or the server was started again."""
+"""Tries, each with a fresh nonce: a nonce may end during the work, or with a restart of the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What a volunteer may show."""
+    """Credentials that a volunteer may show to the membership server."""
 
     invitation: str | None = None
     """Code of an invitation."""
@@ -43,7 +43,7 @@ class Credentials:
         """Kind and text of the credential to show; None if there is none.
 
         Raises:
-            BadInput: If the volunteer has no token, or what is given is none.
+            BadInput: If this machine has no Hugging Face token, or the invitation or token is malformed.
         """
         if self.invitation is not None:
             return "invitation", _plain(self.invitation, "--invitation")
@@ -59,16 +59,16 @@ class Credentials:
 
 
 class MembershipClient:
-    """Asks the server that a recipe names.
+    """Asks the membership server that a recipe names for tickets and the ban list.
 
     Args:
-        run: The recipe; its run is not open.
-        identity: Of the peer that the tickets are for.
-        credentials: What to show.
-        tell: Prints what the volunteer should know.
+        run: Recipe of a run that is not open.
+        identity: Identity of the peer that the tickets are for.
+        credentials: Credentials to show if the server asks for them.
+        tell: Prints sentences for the volunteer.
 
     Raises:
-        BadInput: If the recipe's key is none.
+        BadInput: If the recipe's membership key is malformed.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class MembershipClient:
         """The newest ban list that came, with its signature; empty: none has come."""
 
     def ticket(self, lineage: str = ANY_LINEAGE) -> tuple[str, Ticket]:
-        """A new ticket for this peer and a lineage, as it travels and as it reads.
+        """Gets a new ticket for this peer and a lineage. Returns the text that the server sent, and the ticket in it.
 
         Raises:
-            BadInput: If a credential is to be shown and there is none such on this machine.
-            RefusedByRun: If the server gives none.
-            TrainingError: If it does not answer, or has a fault that may pass.
+            BadInput: If a credential must be shown, and this machine has no such credential.
+            RefusedByRun: If the server gives no ticket.
+            TrainingError: If the server does not answer, or has a fault that may pass.
         """
         challenge, refused = self._challenge(), ""
         try:
@@ -108,7 +108,7 @@ class MembershipClient:
         return self._with_credential(challenge, lineage, refused)
 
     def bans(self, known: int | None) -> BanList | Pulse:
-        """The ban list, or a pulse if this peer knows the newest version.
+        """Gets the ban list, or a pulse if this peer knows the newest version.
 
         Raises:
             TrainingError: If the server does not answer with a list that the membership key has signed.
@@ -198,11 +198,11 @@ class MembershipClient:
         return answer
 
     def _get(self, path: str, largest_bytes: int, asked: dict | None = None, *, within: float) -> bytes:
-        """The body of an answer.
+        """Returns the body of the server's answer.
 
         Raises:
-            _Refused: If the server refuses in its own words.
-            TrainingError: If there is no answer, or another one.
+            _Refused: If the server refuses and gives one of `REASONS`.
+            TrainingError: If the server does not answer, or answers with an error without such a reason.
         """
         body, headers = None if asked is None else json.dumps(asked).encode(), {"Content-Type": "application/json"}
         try:

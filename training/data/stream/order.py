@@ -25,7 +25,7 @@ import numpy as np
 from training.storage.whole import write_whole
 
 PASSES_KEPT = 2
-"""Passes whose order of blocks is in memory: where one ends, samples of the next one are fetched."""
+"""Passes whose order of blocks is in memory: while one pass ends, samples of the next pass are fetched."""
 ROUNDS = 8
 """Rounds of the Feistel network; four with independent keys suffice for large sets (Luby and Rackoff 1988)."""
 
@@ -72,7 +72,7 @@ class _Layout:
     """Arrangement of the blocks of a pass in windows."""
 
     blocks: np.ndarray
-    """Their numbers, in order."""
+    """Numbers of the blocks, in order."""
     borders: list[int]
     """Numbers of blocks before each window, and before the end."""
     window_ends: list[int]
@@ -85,7 +85,7 @@ class Order:
     Args:
         block_rows: Samples of each block.
         window_samples: Samples that are mixed with each other, at most; a window has at least one block.
-        content: Identifies the samples, so that no place is taken for one in another set of the same sizes.
+        content: Identifies the samples, so that a place is not used in another set of the same sizes.
 
     Raises:
         ValueError: If there are no samples.
@@ -104,18 +104,18 @@ class Order:
         """Differs between sets: a position means something in its own order only."""
 
     def windows(self, place: Place) -> Iterator[Window]:
-        """The windows from a place on, pass after pass, for ever; the first one begins at the place itself."""
+        """Yields the windows from a place on, pass after pass, without end; the first one begins at that place."""
         while True:
             yield from self._pass(place)
             place = replace(place, finished_passes=place.finished_passes + 1, position=0)
 
     def behind(self, start: Place, count: int) -> Place:
-        """The place `count` samples behind another one of the same pass; behind the last one, the next pass begins."""
+        """Returns the place `count` samples after `start`; after the last sample of a pass, the next pass begins."""
         more, position = divmod(start.position + count, self.samples)
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
     def _layout(self, key: str) -> _Layout:
-        """Returns the arrangement of a pass's blocks; those used last are kept. Two threads may ask at once."""
+        """Returns the arrangement of a pass's blocks, and keeps it for a while. Two threads may call this at once."""
         if (layout := self._passes.get(key)) is not None:
             return layout
         count = len(self._rows)

@@ -1,11 +1,10 @@
 """Streams prepared shards as endless batches, from a folder or over the network.
 
 A peer fetches a row group at a time (`training.data.store.blocks`), in an order of its own
-(`training.data.stream.order`), and keeps
-what it has fetched in a cache with a limit (`training.data.store.cache`). While the trainer computes on one window of
-the order, threads fetch the next one, and another one puts the next batches together. If nothing can be fetched, the
-trainer goes on with samples that were fetched before; these count as repeated, and the peer's place in its order stays
-where it is.
+(`training.data.stream.order`), and keeps fetched row groups in a cache with a limit (`training.data.store.cache`).
+While the trainer computes on one window of the order, some threads fetch the next window, and another thread puts the
+next batches together. If nothing can be fetched, the trainer goes on with samples that were fetched before; these count
+as repeated, and the peer's place in its order stays where it is.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Samples(Protocol):
         """The samples of a block, ready to be drawn; raises as `Blocks.read`."""
 
     def batch(self, drawn: Sequence[tuple[Any, int]]) -> Batch | TextBatch:
-        """A micro-batch of samples, each given as what `read` has returned and a row of it."""
+        """Builds a micro-batch from samples; each is given as a block that `read` has returned and a row in it."""
 
 
 class SampleSet(Samples):
@@ -206,10 +205,10 @@ def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarra
 
 
 class SampleStream:
-    """Endless batches of a set, from a place in the order of a peer on.
+    """Endless batches of a set, beginning at a place in a peer's order.
 
     - `waiting_seconds` grows: the link or the server is too slow for this trainer; a server that is nearer helps.
-    - `skipped_samples` grows: the set is damaged where it lies, and should be copied there again.
+    - `skipped_samples` grows: the stored set is damaged; copy it to its place again.
     - `repeated_samples` grows: the server did not answer, and the trainer went on with what it had.
 
     Args:
@@ -251,7 +250,7 @@ class SampleStream:
         """The next batch.
 
         Raises:
-            BadInput: If no samples come and none are there, or too many are damaged.
+            BadInput: If no samples come and none were fetched before, or too many are damaged.
         """
         began = time.monotonic()
         ready = self._ready.get()
@@ -287,8 +286,8 @@ class SampleStream:
             self._ready.put(error)
 
     def _draw(self) -> Iterator[tuple[Sized, int, Place, int]]:
-        """Samples as a block and a row of it, each with a place of the order and how far behind it the next one is. A
-        sample that comes again has those of the last one before."""
+        """Yields each sample as a block and a row in it, with two values that say where the sample after it is: a place
+        in the order, and a number of samples after that place. Repeated samples leave both as they were."""
         start, number = self.place, 0
         self._coming = self._begin_window()
         while True:
@@ -304,7 +303,10 @@ class SampleStream:
                     yield found[at], row, start, number
 
     def _next_window(self) -> tuple[Window, list[Sized | None]]:
-        """The next window of the order, or one of samples that were fetched before; raises as `__next__`."""
+        """Returns the next window of the order, or, if it does not come, a window of samples that were fetched before.
+
+        Raises as `__next__`.
+        """
         began = time.monotonic()
         while not self._coming.done.wait(LOOK_SECONDS):
             if self._closed.is_set():
@@ -344,7 +346,7 @@ class SampleStream:
                 )
 
     def _repeated_window(self) -> tuple[Window, list[Sized | None]] | None:
-        """Returns samples from the cache, or else those of the last window; None if there are none."""
+        """Returns a window of samples from the cache, or else from the last window; None if neither has samples."""
         cached = self._blocks.cached()
         blocks = random.sample(cached, min(len(cached), REPEATED_BLOCKS))
         found = [rows for rows in map(self._cached_rows, blocks) if rows is not None]
@@ -377,7 +379,10 @@ class SampleStream:
                 loading.fail(error)
 
     def _fetch(self, block: int) -> tuple[Sized | None, str]:
-        """The samples of a block, or None and why it cannot be used; tries on while the source gives nothing."""
+        """Reads the samples of a block, and tries again while the source does not answer.
+
+        Returns the samples and an empty text, or None and the reason why the block cannot be used.
+        """
         failures = TRIES
         while not self._closed.is_set():
             try:
@@ -395,7 +400,7 @@ class SampleStream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ready:
-    """A batch that the trainer can take, and what is so as soon as it does; see `SampleStream`."""
+    """A batch for the trainer, and the place and counts of `SampleStream` once the trainer has taken it."""
 
     batch: Batch | TextBatch
     place: Place
@@ -415,7 +420,13 @@ class _Loading:
         self._left, self._lock = len(window.blocks), threading.Lock()
 
     def put(self, at: int, rows: Sized | None, fault: str) -> None:
-        """A block has been fetched, or cannot be."""
+        """Notes the result for one block of the window; sets `done` after the last block.
+
+        Args:
+            at: Index of the block in the window.
+            rows: Its samples; None if it cannot be used.
+            fault: The reason why it cannot be used; empty if it can.
+        """
         self.found[at], self.faults[at] = rows, fault
         with self._lock:
             self._left -= 1
@@ -423,6 +434,6 @@ class _Loading:
                 self.done.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes."""
+        """Ends the window with an error of the program, which the trainer's thread raises."""
         self.error = error
         self.done.set()

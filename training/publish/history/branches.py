@@ -1,11 +1,11 @@
 """The branches of a run's history: which training a volunteer's report belongs to.
 
 A branch begins with the run, with `restore`, or when volunteers come back after all had left and go on from an earlier
-epoch than the last one. The first two are told by the lineage; the third shows in the reports: an epoch is done that
-was done before, and nobody of those who did it is there.
+epoch than the last one. In the first two cases the lineage shows it. In the third the reports do: peers repeat an
+epoch, and no peer that did the epoch before is present.
 
-Volunteers that were cut off for a while may come back to a run that others have resumed from a checkpoint. Those who
-are further win, as peers follow the newest epoch, and so does their branch.
+Volunteers that were cut off for a while may come back to a run that others have resumed from a checkpoint. All peers
+follow the newest epoch, so the branch of the group that is further becomes the current one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Branches:
     """The branches of a history, within one of its transactions.
 
     Args:
-        connection: In a transaction.
-        now: Seconds since the epoch.
-        present_since: A peer that has been heard of since then is there.
+        connection: The history's connection, in a transaction.
+        now: Seconds since 1970.
+        present_since: Seconds since 1970; a peer that the monitor has heard of since then is present.
     """
 
     def __init__(self, connection: sqlite3.Connection, *, now: float, present_since: float):
@@ -39,11 +39,14 @@ class Branches:
     # -- lineages ------------------------------------------------------------------------------------------------------
 
     def enter(self, lineage: str, ancestors: Sequence[tuple[str, int]]) -> str | None:
-        """The run is of this lineage from now on; what has happened, None if nothing has.
+        """Notes the lineage that the run has from now on; makes its branch the current one.
 
         Args:
-            lineage: Its id.
-            ancestors: Of it, the nearest first, each with the epoch until which it has the same weights.
+            lineage: Id of the lineage.
+            ancestors: Ids of its ancestors, the nearest first, each with the last epoch whose weights the two share.
+
+        Returns:
+            A clause on what the run has done, such as "has gone back to epoch 7"; None if it stays on its branch.
         """
         current = self._row(self.current)
         if current["lineage"] == lineage:
@@ -62,9 +65,9 @@ class Branches:
         return f"has begun anew, as the lineage {lineage}"
 
     def of_lineage(self, lineage: str | None) -> int | None:
-        """The branch on which peers of a lineage train; None if it is not one of this run.
+        """The branch on which peers of a lineage train; None if the lineage is not one of this run.
 
-        Reports that name no lineage are of the current one, and so are all while that is not known.
+        Reports without a lineage belong to the current branch. So do all reports while its lineage is unknown.
         """
         current = self._row(self.current)
         if lineage is None or current["lineage"] in (None, lineage):
@@ -75,12 +78,13 @@ class Branches:
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def note(self, member_of: int | None, lineage: str | None, epoch: int) -> int | None:
-        """A peer says that it has weights of an epoch; the branch that it is a member of afterwards.
+        """Notes that a peer has the weights of an epoch. Returns the branch that the peer belongs to from then on.
 
         Args:
-            member_of: The branch of the epochs that it did before; None: it has done none since it came.
-            lineage: Of its weights.
-            epoch: Of its weights.
+            member_of: Branch of the epochs that the peer did before. None if it has done none since it came; the result
+                is then None.
+            lineage: Lineage of its weights.
+            epoch: Epoch of its weights.
         """
         if member_of is None:
             return None
@@ -94,13 +98,13 @@ class Branches:
         return member_of
 
     def branch_of_report(self, member_of: int | None, lineage: str | None, base: int, epoch: int) -> tuple[int, bool]:
-        """The branch to which a finished epoch belongs, and whether it has just begun.
+        """Returns the branch to which a finished epoch belongs, and whether the branch begins with this epoch.
 
         Args:
             member_of: See `note`.
             lineage: See `note`.
-            base: The epoch whose weights it went on from.
-            epoch: The one that it has finished.
+            base: Epoch of the weights from which the peer went on.
+            epoch: Epoch that the peer has finished.
         """
         number = member_of if member_of is not None else self.of_lineage(lineage)
         begins = member_of is None and epoch <= self.newest(number) and not self._is_anybody_there(number)
@@ -121,7 +125,7 @@ class Branches:
         return self._newest_before.get(self.of_lineage(lineage), 0)
 
     def holder(self, number: int, epoch: int) -> int:
-        """The branch that has an epoch: this one, or the ancestor that it goes on from."""
+        """The branch that holds an epoch of branch `number`: that branch itself, or one of its ancestors."""
         row = self._row(number)
         while row["parent"] is not None and epoch <= row["parent_epoch"]:
             row = self._row(row["parent"])
@@ -135,7 +139,7 @@ class Branches:
         return -math.inf if last is None else last
 
     def reach(self, number: int, epoch: int) -> None:
-        """Somebody has ended an epoch of this branch."""
+        """Notes that a peer has ended an epoch of a branch."""
         query = "UPDATE branches SET newest_epoch = max(newest_epoch, ?) WHERE number = ?"
         self._connection.execute(query, (epoch, number))
 

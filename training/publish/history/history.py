@@ -1,14 +1,14 @@
 """The run's history in one SQLite file: epochs, volunteers, events and pictures.
 
-Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last one. A
-peer's record repeats its recent epochs, so that those are there too that ended while no monitor watched. An epoch's
-loss is the mean of its peers' losses, weighted by the samples that each contributed to it.
-Readers (the live API, the export) open the same file concurrently. A volunteer is a name: all peers with the same name,
-one after another or at once, add to one total, as one person's machines did in the 2021 run.
+Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last
+observation. A peer's record repeats its recent epochs, so the history also has epochs that ended while no monitor
+watched. An epoch's loss is the mean of its peers' losses, weighted by the samples that each contributed to it. Readers
+(the live API, the export) open the same file concurrently. The history identifies a volunteer by name: all peers with
+the same name, one after another or at once, add to one total, as one person's machines did in the 2021 run.
 
-A run that goes back to an earlier epoch goes on as a branch (`branches`): no epoch has samples of two trainings, and
-only what banned peers have claimed of the epochs before is deleted. Readers see the current branch with what it goes on
-from.
+A run that goes back to an earlier epoch continues as a new branch (`branches`), so no epoch mixes the samples of two
+trainings. The epochs that the run has dropped stay in the file, except for what banned peers have claimed of them.
+Readers see the current branch and the epochs of its ancestors from which it continues.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "starte
 
 
 SAME_EPOCH_SECONDS = 10.0
-"""Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
+"""Peers of a group end an epoch within this time of each other. Peers do an epoch again only after all have left."""
 MOST_NAMES = 8
-"""Most names of one peer. A volunteer may begin again under another name; one that has a new name at each look is not
-noted under each of them."""
+"""Most names of one peer. A volunteer may begin again under another name; a peer that has a new name at each look is
+noted under its last one."""
 
 
 class HistoryReader:
@@ -105,8 +105,10 @@ class HistoryReader:
         return self._rows("SELECT * FROM shown_epochs WHERE epoch > ? ORDER BY epoch", since)
 
     def thinned_epochs(self, points: int, exact: int = 500) -> list[dict]:
-        """As `epochs`, but of all except the last `exact` epochs only `points` rows: neighbours are averaged (the loss
-        by samples) and listed under the last of them."""
+        """Returns rows as `epochs` does, one for each of the last `exact` epochs, and about `points` for all before.
+
+        These average neighbouring epochs (the loss by samples) and have the number of the last of them.
+        """
         return self._rows(
             f"""WITH bounds AS (SELECT {first_of("epochs", "-1")} AS first, {last_of("epochs")} - ? AS until),
             width AS (SELECT until, 1 + max(0, until - first) / ? AS epochs FROM bounds)
@@ -128,7 +130,7 @@ class HistoryReader:
         """The branches of the run, oldest first: number, lineage, kind, parent, parent_epoch, time, current, left.
 
         `kind` is `begun`, `restored` (a maintainer went back to `parent_epoch`) or `resumed` (all had left, and those
-        who came back went on from `parent_epoch`). `left` has its epochs that the run has gone back from.
+        who came back went on from `parent_epoch`). `left` lists the branch's epochs that the run has dropped.
         """
         with self._reading() as connection:
             branches = [dict(row) for row in connection.execute("SELECT * FROM branches ORDER BY number")]
@@ -151,7 +153,7 @@ class HistoryReader:
 
         Args:
             last: Number of epochs; there may be fewer.
-            until: The last one of them; None: the run's.
+            until: The last of these epochs; None: the run's last.
         """
         rows = self._rows(
             f"""WITH newest AS (SELECT coalesce(:until, {last_of("reports")}) AS epoch)
@@ -190,7 +192,7 @@ class HistoryReader:
         listed under the first of them.
 
         Args:
-            max_points: Of each volunteer.
+            max_points: Most points of each volunteer.
             since: Only epochs after this one.
             names: Only these volunteers; None: all.
         """
@@ -228,8 +230,8 @@ class HistoryReader:
         """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none.
 
         Args:
-            most: At most so many; None: all.
-            offset: Without so many of the first.
+            most: Largest number of volunteers to return; None: all.
+            offset: Number of volunteers to skip.
         """
         # The page is cut out before epochs are counted: counting those of all volunteers takes seconds in a large run.
         rows = self._rows(
@@ -279,7 +281,7 @@ class History(HistoryReader):
         run_id: The run whose history this is.
         recipe_digest: `RunConfig.digest` of its recipe.
         expiration_seconds: A peer whose record is not renewed for this long counts as gone.
-        target_batch_size: Samples that end an epoch, by which credit is bounded (`credit`); None: it is not.
+        target_batch_size: Samples that end an epoch, which bound credit (`credit`); None: no bound.
         clock: Seconds since the epoch; a test passes its own.
 
     Raises:
@@ -352,7 +354,7 @@ class History(HistoryReader):
         """A transaction: on an exception, none of it is written.
 
         Raises:
-            TrainingError: If the file cannot be written, such as on a full disk; the next one may succeed.
+            TrainingError: If the file cannot be written, such as on a full disk; the next transaction may succeed.
         """
         with self._guard:
             try:
@@ -376,11 +378,11 @@ class History(HistoryReader):
             connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     def enter_lineage(self, lineage: str, ancestors: Sequence[tuple[str, int]] = ()) -> None:
-        """The run is of this lineage from now on; a new branch begins if that has gone back to an earlier epoch.
+        """Notes the lineage that the run has from now on; begins a branch if the run goes back to an earlier epoch.
 
         Args:
-            lineage: Its id.
-            ancestors: Of it, the nearest first, each with the epoch until which it has the same weights.
+            lineage: Id of the lineage.
+            ancestors: Ids of its ancestors, the nearest first, each with the last epoch whose weights the two share.
         """
         now = self._clock()
         with self._writing() as connection:
@@ -393,8 +395,8 @@ class History(HistoryReader):
         Records of a lineage that is not of this run are left out.
 
         Args:
-            records: Of all peers.
-            banned: Peers whose records are left out, also earlier ones of epochs that the run has gone back from.
+            records: Records of all peers.
+            banned: Peers whose records are left out; what they reported of epochs that the run has dropped is deleted.
         """
         now = self._clock()
         with self._writing() as connection:
@@ -420,7 +422,7 @@ class History(HistoryReader):
     def _observe_one(
         self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float
     ) -> dict[tuple[int, int], float]:
-        """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
+        """Takes in one record. Returns the new epochs that it reports, as `{(branch, epoch): time of the end}`."""
         record = _under_noted_name(connection, with_believed_epochs(record, self._target_batch_size))
         key = (record.name, record.peer_id)
         known = self._known(connection, branches, record, now)
@@ -479,7 +481,7 @@ class History(HistoryReader):
     def _totals(
         self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, record: PeerRecord
     ) -> tuple[int, int]:
-        """The samples that a peer can have had, of the epochs that it has ended, and with the one under way."""
+        """Returns the samples that a peer can have, without those of the current epoch and with them."""
         base, key = known["since_epoch"], (record.name, record.peer_id)
         number = branches.of_lineage(record.lineage) if known["branch"] is None else known["branch"]
         query = "SELECT 1 FROM reports WHERE branch = ? AND epoch = ? AND name = ? AND peer_id = ?"
@@ -502,8 +504,8 @@ class History(HistoryReader):
     ) -> bool:
         """Returns whether a peer may have gone on from the epoch at which it was seen last.
 
-        The monitor may have missed that it was started again meanwhile. Then its first epoch after that does not follow
-        the last one that was seen, or its branch has this epoch from another time.
+        The monitor may have missed a restart of the peer. Then the peer's first epoch after the restart does not follow
+        the last epoch that the monitor saw, or the branch has the same epoch from another time.
         """
         number, base = known["branch"], known["since_epoch"]
         if number is None or base is None:
@@ -526,7 +528,7 @@ class History(HistoryReader):
         by_its_clock: float,
         now: float,
     ) -> bool:
-        """Returns whether a branch has an epoch that ended at another time than the one that a peer reports."""
+        """Returns whether a branch has an epoch that ended at another time than a peer reports."""
         query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
         known = connection.execute(query, (branch, epoch)).fetchone()
         return known is not None and abs(known["time"] - _ended_at(record, by_its_clock, now)) > SAME_EPOCH_SECONDS
@@ -534,12 +536,15 @@ class History(HistoryReader):
     def _fill_gaps(
         self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float
     ) -> dict[tuple[int, int], float]:
-        """Takes in epochs that a peer ended before it was started again, if no monitor watched then.
+        """Adds epochs that a peer ended before it was started again, if no monitor watched then.
 
-        Others may have done the same epoch again since, from a checkpoint, or may be about to. Then it ended at another
-        time than theirs, or before they went back, and the peer's samples are not among those of the weights that the
-        run has now. A peer whose clock was wrong tells a wrong time; so what it tells is also compared with what was
-        reported of the epoch before.
+        Others may have repeated such an epoch from a checkpoint since, or may be about to. Then the run's weights lack
+        the peer's samples, and the epoch is not added: it ended at another time than the repetition, or before the
+        others went back. A peer with a wrong clock reports a wrong time, so its report is also compared with the
+        reports that the history has.
+
+        Returns:
+            The added epochs, as `{(branch, epoch): time of the end}`.
         """
         number = branches.of_lineage(record.lineage)
         told: dict[tuple[int, int], float] = {}
@@ -557,9 +562,10 @@ class History(HistoryReader):
         return told
 
     def _known(self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float) -> sqlite3.Row:
-        """What is known of a peer; it is entered if nothing is.
+        """Returns a peer's row of the table `peers`, and makes the row of a new peer.
 
-        One that came while no monitor watched also brings its recent epochs that are newer than all that were seen.
+        A peer that came while no monitor watched also gets credit for those of its recent epochs that are newer than
+        all epochs seen: its row begins before them.
         """
         key = (record.name, record.peer_id)
         query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
@@ -590,7 +596,10 @@ class History(HistoryReader):
             self._add_event(connection, now, "left", record.name, "left the run")
 
     def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
-        """Forgets times later than now, of a clock that was ahead: peers seen then would not expire until then."""
+        """Replaces times later than `now`, which come from a clock that was ahead, by `now`.
+
+        Otherwise a peer seen at such a time would not expire before that time.
+        """
         self._watching_since = min(self._watching_since, now)
         connection.execute("UPDATE peers SET last_seen = ? WHERE last_seen > ?", (now, now))
 
@@ -636,10 +645,10 @@ class History(HistoryReader):
         """Stores the pictures of an epoch, in place of earlier ones of the same epoch.
 
         Args:
-            epoch: Of the weights.
-            pictures: What they drew, or wrote.
-            lineage: Of the weights: the run may have gone back while they drew. None, or one that is not of this run:
-                as the run is now.
+            epoch: Epoch of the weights.
+            pictures: Pictures or texts that these weights made.
+            lineage: Lineage of the weights, since the run may have gone back meanwhile. None, or a lineage of another
+                run: the current branch.
         """
         with self._writing() as connection:
             branches = self._branches(connection, self._clock())
@@ -662,7 +671,7 @@ class History(HistoryReader):
 
 
 def _lock_path(path: Path) -> Path:
-    """The file that the one writer of a history has locked."""
+    """Path of the file that the writer of a history locks."""
     return path.with_name(path.name + ".lock")
 
 
@@ -683,7 +692,7 @@ def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, 
 
 
 def _under_noted_name(connection: sqlite3.Connection, record: PeerRecord) -> PeerRecord:
-    """The record; of a peer that has had `MOST_NAMES`, under the one that it had last if it comes with a new one."""
+    """Returns the record, under the peer's last name if it comes with a new name and has had `MOST_NAMES` already."""
     query = "SELECT name FROM peers WHERE peer_id = ? ORDER BY last_seen DESC, name"
     names = [name for (name,) in connection.execute(query, (record.peer_id,))]
     if record.name in names or len(names) < MOST_NAMES:
@@ -692,20 +701,20 @@ def _under_noted_name(connection: sqlite3.Connection, record: PeerRecord) -> Pee
 
 
 def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
-    """Epochs between these two that nobody has reported."""
+    """Number of epochs after one and before another that no peer has reported."""
     query = "SELECT count(DISTINCT epoch) FROM epochs WHERE epoch > ? AND epoch < ?"
     (told,) = connection.execute(query, (after, before)).fetchone()
     return max(0, before - after - 1 - told)
 
 
 def _recent(record: PeerRecord, since: int) -> list[tuple[int, float, int, float]]:
-    """The epochs after one that a record repeats, if it repeats its last one."""
+    """The epochs after `since` that a record repeats; empty if it does not repeat its last epoch."""
     recent = [one for one in record.recent if since < one[0] <= record.epoch and one[2] > 0]
     return recent if recent and recent[-1][0] == record.epoch else []
 
 
 def _first_recent(record: PeerRecord) -> int:
-    """First epoch that a record reports; its last one, if it repeats none before that."""
+    """First epoch that a record reports: the oldest that it repeats, or its last epoch if it repeats no older one."""
     return min([record.epoch, *(epoch for epoch, _, _, _ in record.recent)])
 
 

@@ -100,7 +100,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def show(connection: sqlite3.Connection) -> None:
-    """Makes the views that readers use: `path`, and of the current branch `shown_epochs` and so on."""
+    """Makes the views that readers use: `path` for the current branch, `shown_epochs` and others for its rows."""
     shown = "".join(
         f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} "
         f"FROM path CROSS JOIN {table} USING (branch) WHERE epoch <= until;"
@@ -110,23 +110,24 @@ def show(connection: sqlite3.Connection) -> None:
 
 
 def first_of(table: str, since: str) -> str:
-    """SQL of the first epoch of the current branch after another one; an index finds it, however long the run is."""
+    """SQL for the current branch's first epoch after `since`; an index finds it, however long the run is."""
     return f"""(SELECT min(first) FROM (SELECT
         (SELECT min(epoch) FROM {table} WHERE {table}.branch = path.branch AND epoch > {since} AND epoch <= until)
         AS first FROM path))"""
 
 
 def last_of(table: str) -> str:
-    """SQL of the last epoch of the current branch; see `first_of`."""
+    """SQL for the current branch's last epoch; see `first_of`."""
     return f"""(SELECT max(last) FROM (SELECT
         (SELECT max(epoch) FROM {table} WHERE {table}.branch = path.branch AND epoch <= until)
         AS last FROM path))"""
 
 
 def no_history(path: Path, error: sqlite3.DatabaseError) -> TrainingError:
-    """The error of a file that cannot be read as a history; it names the newest backup.
+    """Returns the error to raise for a file that cannot be read as a history.
 
-    A history that only cannot be read now, such as a locked one, must not be moved away.
+    It proposes to move the file away, and names the newest backup. But if the history can be read again later, such as
+    a locked one, the error proposes neither, since the maintainer would lose the history.
     """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest of it tells more
     if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one: it lacks a table

@@ -1,9 +1,9 @@
-"""Limits of what a node stores for others: under each key as much as a look can read, and a total.
+"""Limits of what a node stores for others: a limit for each key, so that readers accept the answer, and a total.
 
-hivemind stores without end. In an open run anybody can make keys to sign with. Hundreds of large records under one key
-of the run make the answer to a look larger than what a reader takes (`bounds.MOST_BYTES`): then a newcomer finds
-nobody. So the largest records of a key make room for smaller ones, which the records of a run are; and when all room is
-taken, signers that have more of it than any peer of a run lose it.
+hivemind stores without limit. In an open run anybody can make keys to sign with. Hundreds of large records under one
+key of the run make a node's answer larger than a reader accepts (`bounds.MOST_BYTES`): then a newcomer finds no peers.
+So the largest records of a key are dropped for smaller records; those of a run are small. And when the total is
+reached, the node drops all records of signers that have more than any peer of a run has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_KEYS_OF_ONE = 64
 MOST_STORED_BYTES = 64 << 20
 """Most bytes of all records. When it is full, a new record replaces those of the signer that has the most."""
 USUAL_BYTES_OF_ONE = 128 << 10
-"""No peer of a run has more: about ten records of 3 kB for each lineage. Whoever has no more gives nothing back."""
+"""Most bytes of a run's peer: about ten records of 3 kB for each lineage. A signer with no more keeps its records."""
 RECOUNT_SECONDS = 1.0
 """Seconds until the records of a full storage are counted again; new ones are refused until then."""
 PACKING_BYTES = 24
@@ -41,14 +41,14 @@ class Storage(DHTLocalStorage, KeepingNewest):
         self._at_most = 0
         """Bytes of all records, those that have expired or were replaced too; counted anew when they are too many."""
         self._at_most_under: Counter[DHTID] = Counter()
-        """The same of each key."""
+        """The same for each key."""
         self._full_until = 0.0
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
-        """A copy of what lies under a key.
+        """Returns a copy of the records under a key.
 
-        hivemind's search begins with it, and adds to it what other nodes answer. Without the copy, all of that would be
-        stored here, uncounted.
+        hivemind's search begins with these records, and adds the answers of other nodes to them. Without the copy, the
+        search would store all answers here, uncounted.
         """
         found = super().get(key)
         return replace(found, value=found.value.copy()) if found and isinstance(found.value, Records) else found

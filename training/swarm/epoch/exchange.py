@@ -24,13 +24,13 @@ from training.swarm.state.alignment import AlignmentState, Event, Minorities
 
 
 class Exchange:
-    """Averages gradients, or what stands for them, with the others that end the same epoch.
+    """Averages gradients, or what a strategy sends in their place, with the peers that end the same epoch.
 
     Args:
         swarm: The recipe's settings.
-        averager: Of the gradients.
-        progress: Who trains.
-        alignment: Told what an average shows of this peer.
+        averager: Averages the gradients.
+        progress: Knows which peers train.
+        alignment: Notes what an average shows of this peer's weights.
         epochs_apart: See `Strategy.epochs_apart`.
     """
 
@@ -52,7 +52,7 @@ class Exchange:
         self._minorities = Minorities()
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
-        """Epoch that begins with a round of parameters, because a groupmate has asked for weights."""
+        """Epoch that begins with a round of parameters because a groupmate has asked for weights."""
 
     @property
     def under_way(self) -> bool:
@@ -101,7 +101,7 @@ class Exchange:
     def await_group_of_strangers(self) -> bool:
         """Waits up to a window of matchmaking for the search to find a group. Returns True if it has.
 
-        For a peer that has averaged with none of the others yet: they may be there in name only.
+        Called while this peer has averaged with none of the others: they may post records and never average.
         """
         deadline = time.monotonic() + self._swarm.matchmaking_seconds
         while self._search is not None and self._search.stage is Stage.SEARCHING and not self._search.done():
@@ -111,7 +111,7 @@ class Exchange:
         return self.has_group
 
     def begin_epoch(self) -> None:
-        """The peer begins an epoch: the wait at the last one's end does not count as time of a micro-batch."""
+        """Begins to measure a micro-batch's time anew, so that it does not include the wait at the last epoch's end."""
         self._step_ended = time.monotonic()
 
     def _look_for_group(self, epoch: int) -> Round:
@@ -146,13 +146,13 @@ class Exchange:
             time.sleep(window * LOOK_SHARE)
 
     def drop_search(self) -> None:
-        """Looks for no group any more."""
+        """Stops looking for a group."""
         if self._search is not None and not self._search.started:
             self._search.cancel()
         self._search = None
 
     def leave_group(self) -> None:
-        """Leaves the group that this peer may have found early, since its gradients are of no use to it any more.
+        """Leaves the group that this peer may have found early, when its gradients can no longer be used.
 
         If there is a group, the peer takes part in its average with weight 0, and waits for the end. If it just left,
         the group would have to repeat the average.
@@ -167,7 +167,7 @@ class Exchange:
     # -- the average -----------------------------------------------------------------------------------------------
 
     def begin(self, epoch_end: EpochEnd) -> Round | None:
-        """Loads this peer's gradients and begins to average them; None if nobody else trains.
+        """Loads this peer's gradients and begins to average them. Returns None if no other peer trains.
 
         Raises:
             LeftBehindError: If the last average has shown that the others are at a later epoch.
@@ -251,9 +251,10 @@ class Exchange:
         return group
 
     def _look_who_stays(self) -> tuple[int, int]:
-        """See `Progress.look_who_stays`; for a peer that does nothing but wait for a group.
+        """Calls `Progress.look_who_stays` for a peer that only waits for a group, and renews the peer's record.
 
-        It gives its samples up if most have gone on. If a few have, in a group of their own, it averages with the rest.
+        If most peers have gone on, this peer gives its samples up. If a few have, in a group of their own, it averages
+        with the rest.
         """
         # All who wait tell nothing new. Without this, each would soon take all others for dead.
         if not self._epochs_apart:  # else the trainer computes meanwhile and tells its samples
@@ -297,7 +298,10 @@ class Exchange:
             return False
 
     def _note_delays(self, report: RoundReport, *, waited: float, cycle: float) -> None:
-        """While the trainer computes, as with delayed gradients, a slow peer costs it nothing."""
+        """Notes how long each groupmate has delayed this peer, at most for the time that this peer has waited.
+
+        While the trainer computes, as with delayed gradients, a slow peer costs it nothing.
+        """
         for peer, delay in report.delays.items():
             seconds = min(delay.seconds, waited)
             self._progress.peers.delayed(id_bytes(peer), seconds, brought=delay.share, cycle=max(cycle, waited))
@@ -337,7 +341,7 @@ class Exchange:
             self._alignment.met_others()
 
     def _note_alone(self) -> None:
-        """Notes that the update is of this peer's gradients alone: it is no newcomer from then on."""
+        """Notes an update with the gradients of this peer alone, which no longer counts as a newcomer afterwards."""
         self._alignment.updated_alone()
         self.averager.is_new = False
 

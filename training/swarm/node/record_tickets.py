@@ -1,7 +1,6 @@
-"""Tickets in the records of the DHT: a node adds its own to what it stores, and refuses records without one that holds.
+"""Tickets in the records of the DHT: a node adds its ticket to its records, and refuses records without a valid ticket.
 
-The ticket comes behind the record's signature. It is the ticket of the key that has signed the record, or it does not
-hold.
+The ticket follows the record's signature. It is valid only if it belongs to the key that has signed the record.
 """
 
 from __future__ import annotations
@@ -29,16 +28,18 @@ BEGIN, END = b"[ticket:", b"]"
 MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
 """Most bytes that a ticket adds to a record."""
 LOOK_SECONDS = 1.0
-"""A node looks this often whether it has to forget records, such as those of a banned peer."""
+"""Interval at which a node looks whether it must forget records, such as those of a banned peer."""
 
 
 class TicketValidator(RecordValidatorBase):
-    """Adds tickets to records and checks them; of a priority above that of signatures, so that it comes after these
-    when a record is made, and before them when one is read.
+    """Adds tickets to records and checks them.
+
+    Its priority is above that of the signatures' validator: it works after that one when a record is made, and before
+    it when a record is read.
 
     Args:
-        admission: Whose tickets hold.
-        public_key: Under which this node stores its records.
+        admission: Checks the tickets.
+        public_key: Key under which this node stores its records.
     """
 
     priority = 15
@@ -47,14 +48,14 @@ class TicketValidator(RecordValidatorBase):
         self._admission, self._public_key = admission, public_key
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        """The record with this peer's ticket; as it was if this peer has none, and then every node refuses it."""
+        """Returns the record's value with this peer's ticket, or unchanged without one, which every node refuses."""
         ticket = self._admission.own_ticket
         if not ticket or self._public_key not in record.subkey:
             return record.value
         return record.value + BEGIN + ticket.encode() + END
 
     def validate(self, record: DHTRecord) -> bool:
-        """Returns True if the record has a ticket of the peer under whose key it lies."""
+        """Returns True if the record has a valid ticket of the peer under whose key it is stored."""
         begin = record.value.rfind(BEGIN)
         if begin < 0 or not record.value.endswith(END):
             return False
@@ -67,15 +68,16 @@ class TicketValidator(RecordValidatorBase):
         return True
 
     def strip_value(self, record: DHTRecord) -> bytes:
-        """The record with its signature alone."""
+        """Returns the record's value without the ticket, but with its signature."""
         begin = record.value.rfind(BEGIN)
         return record.value if begin < 0 else record.value[:begin]
 
 
 def accounts_of(dht: DHT, peers: Iterable[PeerID]) -> Accounts:
-    """The accounts of these peers, by the tickets in the records that the node has read.
+    """Returns the accounts of these peers, from the tickets in the records that the node has read.
 
-    Empty in an open run, and without peers that have no record.
+    Peers without such a record are left out. In an open run, or if the node does not answer in time, the result is
+    empty.
     """
     if admission_of(dht) is None:
         return {}

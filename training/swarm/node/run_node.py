@@ -1,12 +1,13 @@
-"""The node of a run: hivemind's `DHTNode` with our `DHTProtocol`, which stores records where it found room before.
+"""The node of a run: hivemind's `DHTNode` with our `DHTProtocol`. It stores records at nodes that it has found before.
 
 hivemind searches for the nodes nearest to a key whenever it stores a record. Each node that it asks answers with all
 records that it has of the key, and nobody reads these answers: in a run of five volunteers, storing a record of 1 kB
 brought 30 kB of them. Volunteers store every few seconds, so this was most of what a run with a small model sent.
 
 Of two records under one subkey, hivemind's DHT keeps the one that expires later. A peer whose clock was five minutes
-ahead has records that expire five minutes too late, and each node refuses its newer ones for so long: the others take
-it for dead, and no group waits for it. So a record here expires later than the one that it replaces.
+ahead has records that expire five minutes too late, and until then each node refuses the peer's newer records: the
+others take the peer for dead, and no group waits for it. So each record here expires later than the record that it
+replaces.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from training.swarm.engine.calls import Connection
 from training.swarm.node.protocol import DHTProtocol
 
 SEARCH_SECONDS = 60.0
-"""A search counts for so long. A node that does not answer a store, or one that comes, ends this at once: both change
-the routing table."""
+"""Time for which a search's result is used. It is dropped at once when a node does not answer a store, or a new node
+comes: both change the routing table."""
 NEIGHBOURS = 8
-"""Nodes of the routing table that are compared: more than the five on which a record lies."""
+"""Number of nodes of the routing table that are compared: more than the five that store a record."""
 LASTING_SECONDS = 120.0
 """A record that is valid for longer is not renewed soon."""
 MOST_TRIES = 3
 """Tries to store a record when unknown earlier ones of this peer turn up that expire later."""
 _DEPTH = 5
-"""hivemind's `depth_modulo`, of the routing table."""
+"""hivemind's `depth_modulo`, a setting of the routing table."""
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
-"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records.
-A node would answer others with what it keeps alone, if that expires later than what it stores."""
+"""hivemind caches the records that were looked for, and asks for them again before they expire. All our looks want the
+latest records. And a node answers others from the cache alone, if that expires later than its stored records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _Search:
     neighbours: frozenset[DHTID]
     """The nodes of the routing table that were nearest to the key then."""
     found: dict[DHTID, PeerID]
-    """The nearest first."""
+    """Nodes that the search has found, the nearest first."""
 
 
 class RunNode(DHTNode):
@@ -61,7 +62,7 @@ class RunNode(DHTNode):
         super().__init__(**settings)
         self._searches: dict[DHTID, _Search] = {}
         self._newest: dict[DHTID, object] = {}
-        """The store that began last, by the key: an earlier one that is still under way must not outlast it."""
+        """For each key, the call of `store` that began last: an earlier call must not replace its record."""
 
     @classmethod
     async def create(
@@ -79,16 +80,16 @@ class RunNode(DHTNode):
 
         Args:
             p2p: The connection; None: the node makes one.
-            own_subkey: Of this peer's records.
+            own_subkey: Subkey of this peer's records.
             record_validator: Signs and checks records.
             initial_peers: Full addresses of running nodes; without any, a new DHT starts.
             client_mode: Accept no incoming connections.
             strict: Refuse to start if an initial peer shows another time.
-            connection: Of `Connection.create`.
+            connection: Further arguments of `Connection.create`.
 
         Raises:
             RuntimeError: If no initial peer answers.
-            ValidationError: If one shows another time.
+            ValidationError: If an initial peer shows another time.
         """
         if p2p is None:
             mode = "client" if client_mode else "server"
@@ -118,7 +119,7 @@ class RunNode(DHTNode):
         return node
 
     async def meet(self, peers: Collection[PeerID], strict: bool) -> None:
-        """Introduces this node to some others, and finds its neighbours. Raises as `create`."""
+        """Introduces this node to some other nodes, and finds its neighbours. Raises as `create`."""
         pings = (self.protocol.call_ping(peer, validate=True, strict=strict) for peer in peers)
         if all(answer is None for answer in await asyncio.gather(*pings)):
             raise RuntimeError("none of the initial peers answers a ping")
@@ -165,9 +166,9 @@ class RunNode(DHTNode):
     async def store(
         self, key: object, value: object, expiration_time: float, subkey: bytes | None = None, **settings: object
     ) -> bool:
-        """Stores a record as hivemind does, so that it outlasts this peer's earlier ones at the nodes that are asked.
+        """Stores a record as hivemind does, but makes it expire after this peer's earlier records at the same nodes.
 
-        Other nodes than its own may be nearer to the key, and hivemind stores a record with those only. If all
+        hivemind stores a record only at the nodes nearest to its key, to which this node need not belong. If all
         volunteers leave at once, a server's records are gone with them. So this node keeps a copy of its lasting
         records.
         """
@@ -194,7 +195,7 @@ class RunNode(DHTNode):
         return stored
 
     def _note_kept(self, place: DHTID) -> None:
-        """Notes this node's own record under a key; other nodes may have sent back one from before a restart."""
+        """Notes this node's own record under a key; other nodes may have sent back a record from before a restart."""
         kept = self.protocol.storage.get(place)
         self.protocol.own_records.note_found(place, kept.value if kept is not None else None)
 

@@ -1,4 +1,4 @@
-"""Estimate of how far all peers have come together, from the records that one of them sees."""
+"""Estimate of the progress of all peers together, from the records that one peer sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from training.swarm.peers.records import PeerProgress
 from training.swarm.peers.table import Peers
 
 ENDLESS_SECONDS = 1e9
-"""No epoch takes so long: nobody computes. A rate that is not measured yet is tiny, not 0."""
+"""Duration that no epoch has: a longer estimate means that no peer computes. A rate that is not measured yet is tiny,
+not 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,13 +23,14 @@ class GlobalProgress:
     epoch: int
     """The newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
     reported: int
-    """The same, of all peers as long as none of them has a voice. It is a reason to look for a state, no more."""
+    """The same epoch, but while no peer has a voice, by the reports of all peers. These only make this peer look for a
+    state to download."""
     of_most: int
-    """The newest of those reports that no fewer peers make than do not, this one included; see `begun_by_most`."""
+    """The newest epoch that at least half of the peers have begun by these reports; see `begun_by_most`."""
     has_voices: bool
     """True if any of the others has a voice."""
     samples: float
-    """Samples of this epoch that count: this peer's, and those of peers that bring theirs to averages."""
+    """Samples of this epoch that count: this peer's, and those of peers that bring what they report to averages."""
     num_peers: int
     """Peers with a record, this one included; 0 if it finds none, not even its own."""
     epoch_seconds: float
@@ -36,7 +38,7 @@ class GlobalProgress:
     ends_at: float
     """DHT time at which the epoch's samples will be there."""
     full_at: float
-    """DHT time at which they would be there if newcomers' samples counted; a group is looked for by that."""
+    """The same time if newcomers' samples counted; this peer looks for a group by this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,7 @@ class Epoch:
     target_batch_size: int
 
     def samples_of(self, record: PeerProgress, epoch: int, at: float) -> float:
-        """Samples of an epoch that a peer should have at a time; with those of all, the epoch ends.
+        """Estimates the samples of `epoch` that a peer has at the DHT time `at`: the target batch size at most.
 
         A peer that is ahead has ended the epoch. It has computed since this peer began it, first for this epoch and
         then for the next.
@@ -66,7 +68,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """The records of a moment, and what this peer knows of those that posted them."""
+    """The records found at one moment, and what this peer knows of the peers that posted them."""
 
     now: float
     """DHT time."""
@@ -85,9 +87,9 @@ class Look:
         return self.peers.is_alive(peer, self.lively_seconds)
 
     def leaders(self) -> list[PeerProgress]:
-        """The others that can lead a group.
+        """Returns the other peers that can lead a group: if there are any, only live peers that have trained.
 
-        Those count that live and have trained, if there are any: a newcomer at epoch 0 does not know better.
+        A newcomer reports epoch 0, whichever epoch the run is at.
         """
         leaders = [record for record in self.others if not record.client_mode]
         leaders = [record for record in leaders if self.is_lively(record.peer_id)] or leaders
@@ -97,8 +99,8 @@ class Look:
         """Lists the sources of the epoch's samples.
 
         Args:
-            epoch: The epoch. Peers at older ones count for the rate, since they soon catch up.
-            counts: Gives the samples of a peer that count.
+            epoch: The epoch. Peers at older epochs count for the rate, since they soon catch up.
+            counts: Takes a peer and its samples; returns how many of them count.
         """
         counted = [(self.own, float), *((record, partial(counts, record.peer_id)) for record in self.others)]
         return [
@@ -173,9 +175,10 @@ def seconds_until(target: float, sources: Sequence[Source]) -> float:
 
 
 def agreed_epoch(epochs: Sequence[int]) -> int:
-    """The newest epoch that more of the other peers report than may lie: fewer than a third of all, this one included.
+    """The newest epoch that too many other peers report for all of them to be lying.
 
-    With one other peer nobody can tell who is right, so its report counts. Of two, one may lie.
+    Fewer than a third of all peers, this peer included, are taken to lie; of two others, one may. With one other peer
+    nobody can tell which of the two is right, so its report counts.
 
     >>> agreed_epoch([7, 7, 10**9]), agreed_epoch([7, 10**9]), agreed_epoch([7]), agreed_epoch([])
     (7, 7, 7, 0)
@@ -185,9 +188,10 @@ def agreed_epoch(epochs: Sequence[int]) -> int:
 
 
 def begun_by_most(epochs: Sequence[int]) -> int:
-    """The newest epoch that no fewer of all peers have begun than have not, by what the others report.
+    """The newest epoch that at least half of all peers have begun, by the reports of the others.
 
-    A peer that asks has not begun it. So with two others ahead and two beside it, most have not.
+    The peer that asks counts as a peer that has not begun it. So if two others have begun an epoch and two have not,
+    only two of five have.
 
     >>> begun_by_most([8, 8, 7, 7]), begun_by_most([8, 8, 7]), begun_by_most([8, 8, 8, 7]), begun_by_most([8])
     (7, 8, 8, 8)

@@ -138,10 +138,10 @@ class Progress:
 
     @property
     def ready_with_a_group(self) -> bool:
-        """True if the samples would be there if those of strangers counted, and all others are strangers.
+        """True if all other peers are strangers and the epoch would be full if their samples counted.
 
-        Newcomers, and peers that start a run together, know nobody yet. Reports of strangers end no epoch by
-        themselves; a group does that the strangers have come to.
+        Newcomers, and peers that start a run together, know no other peer yet. Reports of strangers alone do not end an
+        epoch; a group that the strangers have joined does.
         """
         known = self._global
         return not known.has_voices and get_dht_time() >= known.full_at
@@ -159,7 +159,7 @@ class Progress:
     def is_behind(self, epoch: int) -> bool:
         """Returns True if a peer at this epoch is so far back that ending the epoch does not bring it to the others.
 
-        It is if the first look in an epoch shows a newer one, and after that if the others are two epochs ahead.
+        It is behind if its first look in an epoch shows a newer epoch; later, if the others are two epochs ahead.
         The first look is compared once only; `SwarmOptimizer.step` remembers the answer until the peer has caught up.
         """
         if self._has_looked and not self._has_compared:
@@ -168,17 +168,17 @@ class Progress:
         return epoch < self.reported_epoch - 1
 
     def doubt(self) -> None:
-        """No state was found of the epoch that others report; see `Peers.doubt_reports`."""
+        """Notes that no peer sent a state of the epoch that others report; see `Peers.doubt_reports`."""
         self.peers.doubt_reports()
         epoch = self._local.epoch
         self._global = replace(self._global, epoch=epoch, reported=epoch, of_most=epoch)
 
     def believe(self) -> None:
-        """A state of the others has come; see `doubt`."""
+        """Notes that a state of the others has come; this ends the doubt that `doubt` began."""
         self.peers.trust_reports()
 
     def look_around(self) -> tuple[int, int]:
-        """Looks now: the newest epoch that the others report, and how many of them train.
+        """Looks at once. Returns the newest epoch that the others report, and how many of them train.
 
         Raises:
             TimeoutError: If the node does not answer.
@@ -187,7 +187,7 @@ class Progress:
         return known.reported, self.lively_peers - 1
 
     def look_who_stays(self) -> tuple[int, int]:
-        """Looks now: the newest epoch that most peers have begun, and how many others train.
+        """Looks at once. Returns the newest epoch that half of all peers or more have begun, and how many others train.
 
         Raises:
             TimeoutError: If the node does not answer.
@@ -200,7 +200,7 @@ class Progress:
     def report(self, epoch: int, samples: int) -> None:
         """Notes how many samples of the epoch this peer has computed.
 
-        The others learn of it at once if the epoch begins or ends with them, otherwise after a while.
+        The others learn of it at once if these samples begin or end the epoch, otherwise after a while.
         """
         before, new = self._local, samples - self._local.samples_accumulated
         # Own samples count at once. The next look replaces the sum by that of all records, this peer's among them.
@@ -226,13 +226,12 @@ class Progress:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While an epoch ends, what is known stays as it is, and time does not count against this peer's speed."""
+        """Keeps what is known of the others unchanged while an epoch ends, and that time out of this peer's speed."""
         with self._paused, self.performance.pause():
             yield
 
     def reports_of(self, epoch: int) -> dict[bytes, float]:
-        """The samples of this epoch that each of the others should have by its reports; 0 for a peer that lives and has
-        reported none."""
+        """Samples of this epoch that each other peer should have by its reports; 0 for a live peer without a report."""
         now, own = get_dht_time(), self._epoch
         reports = {one.peer_id: own.samples_of(one, epoch, now) for one in self._others}
         return {peer: samples for peer, samples in reports.items() if samples or self._is_lively(peer)}
@@ -240,12 +239,12 @@ class Progress:
     def note_average(
         self, reports: Mapping[bytes, float], brought: Mapping[bytes, float | None], lost: Collection[bytes]
     ) -> None:
-        """An average has ended.
+        """Notes which peers have taken part in an average that has ended.
 
         Args:
             reports: From `reports_of`, when the epoch ended.
-            brought: Samples of each of the others that were there to the end; None: this peer cannot tell.
-            lost: Those that were not.
+            brought: Samples of each other peer that was there to the end; None: this peer cannot tell.
+            lost: Peers that were lost before the end.
         """
         for peer, samples in brought.items():
             self.peers.brought(peer, samples, reported=reports.get(peer))
@@ -256,7 +255,7 @@ class Progress:
                 self.peers.failed(peer, Fault.MISSED, chance)
 
     def begin_epoch(self, epoch: int) -> None:
-        """This peer goes on with another epoch; call it while paused."""
+        """Moves this peer to another epoch; call it while paused."""
         known = self._global
         if epoch > known.epoch:
             reported = max(epoch, known.reported)
@@ -276,12 +275,12 @@ class Progress:
     ) -> None:
         """Asks the peers that a group waits for, and that have not reported lately, for a sign of life.
 
-        Those that have not answered the last time are asked again: a full link delays answers, and is not death.
+        Peers that did not answer the last time are asked again: a full link delays answers of a live peer.
 
         Args:
-            silent_seconds: A peer whose last report is older is asked.
-            answer_seconds: One that does not answer within this time is given up.
-            slow_seconds: So is one that takes longer than this, and much longer than most.
+            silent_seconds: A peer whose last report is older than this is asked.
+            answer_seconds: A peer that does not answer within this time is given up.
+            slow_seconds: A peer that takes longer than this, and much longer than most, is given up as well.
         """
         now = get_dht_time()
         asked = {
@@ -312,7 +311,7 @@ class Progress:
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _keep_telling(self) -> None:
-        """Stores this peer's record when there is news, and before the last one disappears."""
+        """Stores this peer's record when there is news, and before the stored record expires."""
         trained_at = -math.inf
         while not self._ending.is_set():
             if self._reports.wait(self._record_seconds / 2):
@@ -417,7 +416,7 @@ class Progress:
         return Epoch(number=self._local.epoch, began=self._epoch_began, target_batch_size=self.target_batch_size)
 
     def _read(self, subkey: bytes, value: object) -> PeerProgress | None:
-        """A record, if the peer that signed it is the one that it names."""
+        """Reads a record. Returns None if it is malformed, or names a peer other than its signer."""
         record = read_progress(value) if value else None
         if record is None or not self._signed_by_peers:
             return record

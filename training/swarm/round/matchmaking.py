@@ -69,9 +69,9 @@ class Search:
     deadline: float
     """DHT time at which the search ends."""
     expected: int
-    """Peers that the group should have; 0: nobody knows."""
+    """Number of peers that the group should have; 0: unknown."""
     faults: dict[PeerID, float]
-    """Peers that have cost this round time, with a weight; from 1 on without doubt."""
+    """Peers that have cost this round time, each with a weight; a weight of 1 or more leaves no doubt."""
     began: float = field(default_factory=time.monotonic)
     window_ends: float = -math.inf
     """DHT time at which this peer's own window ends."""
@@ -82,7 +82,7 @@ class Search:
     asked: set[tuple[float, PeerID]] = field(default_factory=set)
     """Announcements of leaders that this peer has asked."""
     followers: dict[PeerID, bytes] = field(default_factory=dict)
-    """Their messages."""
+    """Peers that follow this one, each with its packed message."""
     fate: asyncio.Future[FormedGroup | None] = field(default_factory=asyncio.Future)
     """The group of the followers; None if they are sent away."""
     found: asyncio.Future[FormedGroup] = field(default_factory=asyncio.Future)
@@ -104,11 +104,11 @@ class Matchmaking:
     """Finds groups for an averager.
 
     Args:
-        connection: To the network.
+        connection: This peer's connection to the network.
         dht: A running node, where peers announce themselves.
         servicer: Class of the averager's process, which leaders run as well.
-        settings: Of the averager.
-        schema: Of its tensors; only peers with the same form a group.
+        settings: The averager's settings.
+        schema: Digest of the averager's tensors; only peers with the same digest form a group.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class Matchmaking:
     async def find_group(
         self, message: bytes, *, deadline: float, expected_peers: int, faults: dict[PeerID, float]
     ) -> FormedGroup | None:
-        """Looks for a group for one average. Returns None if there was none until the deadline.
+        """Looks for a group for one average. Returns None if there was no group until the deadline.
 
         Args:
-            message: For its peers: packed `GroupMessage`.
+            message: Message for the group's peers: packed `GroupMessage`.
             deadline: End of the search, in DHT time.
             expected_peers: Number of peers that the group should have; 0: unknown.
             faults: See `Search`; peers that waste this peer's time are added.
@@ -178,9 +178,10 @@ class Matchmaking:
     # -- as a follower -----------------------------------------------------------------------------------------------
 
     async def _leaders(self, search: Search) -> list[tuple[float, PeerID]]:
-        """Peers that look for a group, as they have announced it, without those to which this peer's link is slow.
+        """Returns the peers that announce a search, with the ends of their windows, except those behind a slow link.
 
-        Such a leader would hold up its whole group. An error, such as that of a busy node, is the same as nobody.
+        A leader behind a slow link would hold up its whole group. After an error, such as that of a busy node, the list
+        is empty.
         """
         try:
             async with asyncio.timeout(max(search.window_ends - get_dht_time(), 0.0)):
@@ -196,7 +197,7 @@ class Matchmaking:
         """Returns True if this peer would follow a leader whose window ends then.
 
         A leader that has not answered (weight 0) is asked again only in a pair, where there is nobody else to ask.
-        Among more peers, each window would be spent on the one whose link is full.
+        Among more peers, this peer would spend each window on the leader whose link is full.
         """
         has_wasted = leader in search.faults and (search.faults[leader] > 0 or search.expected > 2)
         if leader == self._own or leader in self.left_out or has_wasted:
@@ -239,7 +240,7 @@ class Matchmaking:
             search.asks = search.follows = False
 
     def _join(self, search: Search, leader: PeerID, message: Message) -> None:
-        """Goes into the group that a leader names, unless that makes no sense or has members without tickets."""
+        """Joins the group that a leader names, unless the message makes no sense or a member has no valid ticket."""
         try:
             group = FormedGroup.read(message)
             self._check_epochs(group)
@@ -262,7 +263,11 @@ class Matchmaking:
             self._admission.check(GroupMessage.read(message).ticket, str(peer), trains=True)
 
     def _check_epochs(self, group: FormedGroup) -> None:
-        """A leader takes only followers near its own epoch, so no two members are further apart than this."""
+        """Raises NonsenseError if a group's members are too many epochs apart.
+
+        A leader takes in only followers that are at most `epochs_apart` from its own epoch, so two members are at most
+        twice as far apart.
+        """
         epochs = [
             announcement.epoch for message in group.messages if (announcement := _announcement_in(message)) is not None
         ]
@@ -270,7 +275,7 @@ class Matchmaking:
             raise NonsenseError("a leader names members of different epochs")
 
     def _blame(self, search: Search, leader: PeerID) -> None:
-        """A leader has sent nonsense, so this round's groups neither expect it nor take it in."""
+        """Notes that a leader has sent nonsense: this round's groups neither expect it nor take it in."""
         search.faults[leader] = 1.0
         search.expected = max(search.expected - 1, 0)
 
@@ -285,7 +290,7 @@ class Matchmaking:
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """A peer asks this one to lead it."""
+        """Answers a peer that asks this one to lead it: refuses, or accepts and later sends the group."""
         search, peer = self._search, context.remote_id
         if (refusal := self._refusal(search, request, peer)) is not None:
             yield Message(code=refusal)
@@ -304,7 +309,7 @@ class Matchmaking:
             yield group.message()
 
     def _refusal(self, search: Search | None, request: averaging_pb2.JoinRequest, peer: PeerID) -> int | None:
-        """Why this peer does not take another one in; None if it does.
+        """Returns the code with which this peer refuses to lead another peer; None if it accepts.
 
         If epochs differed, a peer that is late for the end of an epoch would form a group with a peer that is early for
         the end of the next one. The two would wait for that end, and a third peer would find neither of them.
@@ -339,17 +344,18 @@ class Matchmaking:
         return False
 
     def _make_room_for(self, search: Search, newcomer: Announcement) -> None:
-        """The group waits for one peer more if a newcomer knows of more peers than are expected.
+        """Makes the group wait for one more peer if a newcomer knows of more peers than are expected.
 
-        The others do not count the newcomer yet. Without this it would complete the group in place of one of them.
+        The others do not count the newcomer yet. Without this, the newcomer would complete the group in place of one of
+        the others.
         """
         if search.expected and newcomer.expected_peers > search.expected:
             search.expected += 1
 
     def expect_fewer(self, gone: int) -> None:
-        """Lowers the number of expected peers; a group that lacks nobody else begins now.
+        """Lowers the number of expected peers; begins the group if it is then complete.
 
-        A negative number raises it again: peers that were taken for dead have answered.
+        A negative `gone` raises the number again: peers that were taken for dead have answered.
         """
         if self._search is not None:
             self._search.expected = max(self._search.expected - gone, 0)
@@ -359,7 +365,7 @@ class Matchmaking:
         return MIN_GROUP_SIZE <= search.expected <= len(search.followers) + 1
 
     def _fewest(self, search: Search) -> int:
-        """A group of this size begins at the end of a window."""
+        """Number of peers with which a group begins at the end of the current window."""
         windows = (time.monotonic() - search.began) / self._window
         if windows < PATIENCE_WINDOWS:
             return max(search.expected, MIN_GROUP_SIZE)
@@ -371,9 +377,9 @@ class Matchmaking:
             self._begin(search, len(search.followers) + 1)
 
     def _begin(self, search: Search, fewest: int) -> bool:
-        """Begins the group of this peer and its followers, without those banned since they came; not a smaller one.
+        """Begins the group of this peer and its followers, unless it has fewer than `fewest` peers.
 
-        Returns whether there is a group now.
+        Leaves out followers that were banned after they came. Returns whether this peer has a group now.
         """
         if search.found.done():
             return True

@@ -6,7 +6,7 @@ round.start()    -- Start ------------->  averages with the group, as soon as it
 round.expect_fewer() -- Fewer --------->  waits for fewer peers
 round.cancel()   -- Cancel ------------>  gives the round up
 round.stage      <- Reached ------------
-round.result()   <- Ended --------------  what came of the round
+round.result()   <- Ended --------------  the group that has averaged, or why there is none
 peers.spoiled()  <- Caught -------------  a peer has lied as a reducer, or evades checks
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 give             <- Wanted ------------  another peer asks for something that the trainer has: its state
@@ -42,7 +42,7 @@ class AveragerSettings:
     allreduce_timeout_seconds: float | None = None
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
-    """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
+    """A sender that is silent for this time is given up, a reducer after twice this time; None: never."""
     epochs_apart: int = 0
     """See `Strategy.epochs_apart`."""
     client_mode: bool = False
@@ -56,7 +56,7 @@ class AveragerSettings:
     reduction: Reduction = field(default_factory=WeightedMean)
     """Rule that averages the parts of several peers."""
     guard: MakeGuard | None = None
-    """Makes what watches the all-reduces, in the averager's process; None: nothing does."""
+    """Makes, in the averager's process, the guard that watches the all-reduces; None: no guard."""
 
 
 class Stage(IntEnum):
@@ -74,10 +74,10 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The trainer wants a round."""
+    """Order of the trainer to begin a round."""
 
     number: int
-    """Names the round in what follows."""
+    """Names the round in later messages."""
     packed: bytes
     """Message for the group: packed `gathering.GroupMessage`."""
     seconds: float
@@ -90,7 +90,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The tensors are ready."""
+    """Order of the trainer to average: it has written its tensors."""
 
     number: int
     contribution: Contribution
@@ -98,7 +98,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fewer:
-    """Some expected peers are gone, or back."""
+    """Notice of the trainer that some expected peers are gone, or back."""
 
     number: int
     gone: int
@@ -107,7 +107,7 @@ class Fewer:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The trainer does not want the round any more."""
+    """Order of the trainer to give a round up."""
 
     number: int
 
@@ -121,7 +121,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer of the trainer for another peer (see `Donor`); None if it has none."""
+    """Answer of the trainer to `Wanted`; see `Donor`. Its `answer` is None if the trainer has none."""
 
     number: int
     answer: object | None
@@ -129,14 +129,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process serves, or why it does not."""
+    """Notice of the averager's process that it serves; otherwise, `fault` says why it does not."""
 
     fault: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A round has come to a stage."""
+    """Notice of the averager's process that a round has come to a stage."""
 
     number: int
     stage: Stage
@@ -144,19 +144,19 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A round's result, or why it has none."""
+    """Result of a round; otherwise, `fault` says why there is none."""
 
     number: int
     group: AveragedGroup | None
     fault: str = ""
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
-    """Peers that have cost its groups time, those groups included that have come to nothing, with a weight; see
-    `groups.spoilers`."""
+    """Peers that have cost the round's groups time, each with a weight; groups that have come to nothing count as well.
+    See `groups.spoilers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """A peer has lied as a reducer, or evades checks of reducers."""
+    """Notice of the averager's process that a peer has lied as a reducer, or evades checks of reducers."""
 
     peer: str
     weight: float
@@ -167,7 +167,7 @@ class Caught:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Another peer wants something that the trainer has; see `Donor`."""
+    """Request of another peer for something that the trainer has; see `Donor`."""
 
     number: int
     what: object
@@ -177,11 +177,11 @@ class Donor(Protocol):
     """Answers other peers in the averager's process with what the trainer has; also a `ServicerBase`."""
 
     def offer(self, priority: float | None) -> None:
-        """Other peers may ask from now on; None: no longer."""
+        """Lets other peers ask from now on; None: no longer."""
 
     def take(self, number: int, answer: object | None) -> None:
         """Takes the trainer's answer to what was asked under this number."""
 
 
 MakeDonor = Callable[[DHT, str, Callable[[int, object], None]], Donor]
-"""Makes a donor from the node, the averager's prefix, and what asks the trainer for something under a number."""
+"""Makes a donor from the node, the averager's prefix, and a function that passes a numbered request to the trainer."""
