@@ -78,13 +78,14 @@ def save_checkpoint(
     codec_digest: str | None = None,
     lineage: Lineage | None = None,
     extra_tensors: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Path:
     """Writes `folder/epoch-NNNNNN` atomically: if the program is killed, the folder is absent or complete.
 
     Args:
         folder: Folder of the run's checkpoints; created if need be.
-        model: Its weights are saved.
+        model: Its weights are saved, unless there are `weights`.
         recipe_toml: The recipe's text; must describe this model.
         epoch: Global updates so far.
         metrics: Facts for people and pages; must be serializable as JSON.
@@ -92,6 +93,7 @@ def save_checkpoint(
         codec_digest: Digest of their codec, if it is known.
         lineage: The training that the weights come from, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
+        weights: What `trained_state` of the model should give; None: what it gives.
         clock: Seconds since the epoch.
 
     Raises:
@@ -118,7 +120,7 @@ def save_checkpoint(
     delete_drafts(folder)
     target = folder / f"epoch-{epoch:06d}"
     with whole_folder(target) as draft:
-        _write_weights(draft, model, extra_tensors or {})
+        _write_weights(draft, model, trained_state(model) if weights is None else weights, extra_tensors or {})
         (draft / RECIPE_FILE).write_text(recipe_toml, encoding="utf-8")
         facts["files"] = {path.name: describe(path) for path in sorted(draft.iterdir())}
         (draft / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -139,8 +141,10 @@ def _origin(lineage: Lineage | None) -> dict[str, object]:
     return {"lineage": lineage.id, "ancestors": lineage.ancestors}
 
 
-def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str, Tensor]) -> None:
-    state, first = trained_state(model), _first_names(model)
+def _write_weights(
+    draft: Path, model: TrainedModel, state: Mapping[str, Tensor], extra_tensors: Mapping[str, Tensor]
+) -> None:
+    first = _first_names(model)
     weights = {name: tensor.contiguous() for name, tensor in state.items() if first[name] == name}
     write_tensors(weights, draft / MODEL_FILE)
     if extra_tensors:

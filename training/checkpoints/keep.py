@@ -1,32 +1,46 @@
-"""The weights that a volunteer keeps as it leaves, so that all may leave, and come back while no server answers.
+"""The weights that a volunteer keeps beside training and as it leaves, so that a run survives a power cut of all.
 
 STATE_DIR/kept/epoch-000040     a checkpoint (see `training.checkpoints`); at most one
 """
 
 from __future__ import annotations
 
+import math
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, save_checkpoint
 from training.checkpoints.facts import read_facts
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import TrainingError
-from training.model.trained import count_trained
+from training.model.trained import count_trained, trained_state
 from training.optim.saved import optimizer_tensors
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.run.lineage import Lineage
+from training.swarm.state.master_weights import MasterWeights
 from training.tasks.task import TrainedModel
 
 MOST_PARAMETERS = 10**8
-"""Largest model whose weights are kept: a peer that was asked to stop has ten seconds, in which it writes no more."""
+"""Largest model whose weights are written at leaving: a peer that was asked to stop has ten seconds, in which it writes
+no more."""
 BYTES_A_PARAMETER = 12
 """Bytes of weights and moments in float32; moments in 8 bit take less."""
 MAY_DIFFER = "may_differ"
 """Among a checkpoint's facts: whether others that left at the same epoch may have kept other weights or moments."""
 FREE_SHARE = 0.5
 """Largest share of the free space that is used."""
+EVERY_SECONDS = 600.0
+"""Pause between two writings beside training; a power cut costs no more of the run's work than this."""
+WRITING_SHARE = 0.02
+"""Largest share of a peer's time in which it writes; on a slow disk, the pauses are longer for it."""
+LEAVING_SECONDS = 5.0
+"""A peer that leaves waits so long for a writing that is under way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,34 +57,45 @@ class KeptWeights:
 
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
         """Writes the weights unless they are known to differ from those of the others; None if they do, or there is no
-        room."""
+        room.
+
+        Holds the lock of the master weights while it copies them, not while it writes: training goes on beside it.
+        """
         master, alignment = optimizer.master, optimizer.alignment
-        is_the_runs = master.epoch > 0 and not (alignment.behind or alignment.drifted)
-        if not (self.recipe_toml and is_the_runs):
-            return None
         try:
-            if not self._has_room(count_trained(model)):
+            if not (self.recipe_toml and self._has_room(count_trained(model))):
                 return None
-            older = list_checkpoints(self.folder)
             with master.lock:
-                master.copy_to_model()
-                path = save_checkpoint(
-                    self.folder,
-                    model=model,
-                    recipe_toml=self.recipe_toml,
-                    epoch=master.epoch,
-                    metrics={MAY_DIFFER: alignment.may_differ},
-                    shards=self.shards,
-                    codec_digest=self.codec_digest,
-                    lineage=lineage,
-                    extra_tensors=optimizer_tensors(master.optimizer),
-                )
-        except Exception:  # such as a full disk; the peer leaves in any case, and others have the weights, too
+                if not self.is_the_runs(optimizer):
+                    return None
+                epoch, may_differ = master.epoch, alignment.may_differ
+                weights = _copies(master, model)
+                moments = {name: one.detach().clone() for name, one in optimizer_tensors(master.optimizer).items()}
+            older = list_checkpoints(self.folder)
+            path = save_checkpoint(
+                self.folder,
+                model=model,
+                weights=weights,
+                recipe_toml=self.recipe_toml,
+                epoch=epoch,
+                metrics={MAY_DIFFER: may_differ},
+                shards=self.shards,
+                codec_digest=self.codec_digest,
+                lineage=lineage,
+                extra_tensors=moments,
+            )
+        except Exception:  # such as a full disk; the peer goes on in any case, and others have the weights, too
             return None
         for one in older:
             if one != path:
                 shutil.rmtree(one, ignore_errors=True)
         return path
+
+    @staticmethod
+    def is_the_runs(optimizer: SwarmOptimizer) -> bool:
+        """Returns whether a peer's weights have an update and are those of the others, as far as it knows."""
+        alignment = optimizer.alignment
+        return optimizer.master.epoch > 0 and not (alignment.behind or alignment.drifted)
 
     def newest(self, lineage: Lineage) -> tuple[Path | None, int]:
         """The checkpoint that was kept of a lineage, and its epoch; None and 0 if there is none."""
@@ -87,4 +112,63 @@ class KeptWeights:
 
     def _has_room(self, parameters: int) -> bool:
         free = shutil.disk_usage(self.folder.parent).free
-        return parameters <= MOST_PARAMETERS and parameters * BYTES_A_PARAMETER <= FREE_SHARE * free
+        return parameters * BYTES_A_PARAMETER <= FREE_SHARE * free
+
+
+class Keeping:
+    """Keeps a volunteer's weights again and again while it trains, and once more as it leaves.
+
+    A thread writes; it begins after the first epoch, and then every `EVERY_SECONDS`.
+
+    Args:
+        kept: What is written, and where.
+        clock: Seconds.
+    """
+
+    def __init__(self, kept: KeptWeights, *, clock: Callable[[], float] = time.monotonic):
+        self._kept, self._clock = kept, clock
+        self._due = -math.inf
+        self._writing: threading.Thread | None = None
+
+    def look(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> None:
+        """Begins to write if it is time; call it when an epoch has ended. Weights that are not the run's are not
+        written, and the next call looks again."""
+        is_busy = self._writing is not None and self._writing.is_alive()
+        if is_busy or self._clock() < self._due or not self._kept.is_the_runs(optimizer):
+            return
+        self._writing = threading.Thread(
+            target=self._write, args=(optimizer, model, lineage), daemon=True, name="keeping"
+        )
+        self._writing.start()
+
+    def leave(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> None:
+        """Writes the last weights, if that takes no longer than a peer that leaves has."""
+        self.finish(LEAVING_SECONDS)
+        is_busy = self._writing is not None and self._writing.is_alive()
+        if not is_busy and count_trained(model) <= MOST_PARAMETERS:
+            self._kept.keep(optimizer, model, lineage)
+
+    def finish(self, seconds: float | None = None) -> None:
+        """Waits for a writing that is under way, up to `seconds`."""
+        if self._writing is not None:
+            self._writing.join(seconds)
+
+    def _write(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> None:
+        began = self._clock()
+        self._kept.keep(optimizer, model, lineage)
+        ended = self._clock()
+        self._due = ended + max(EVERY_SECONDS, (ended - began) * (1 / WRITING_SHARE - 1))
+
+
+def _copies(master: MasterWeights, model: TrainedModel) -> dict[str, Tensor]:
+    """What `trained_state` of the model gives once it has the master weights; a shared weight is copied once."""
+    masters = {id(own): copy for own, copy in zip(master.model_parameters, master.parameters, strict=True)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    copies: dict[int, Tensor] = {}
+    state = trained_state(model)
+    for name, own in state.items():
+        key = id(named.get(name, own))
+        if key not in copies:
+            copies[key] = masters.get(key, own).detach().to(device="cpu", dtype=own.dtype, copy=True)
+        state[name] = copies[key]
+    return state

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from training.checkpoints.folders import KEPT_FOLDER
-from training.checkpoints.keep import KeptWeights
+from training.checkpoints.keep import Keeping, KeptWeights
 from training.compute.choices import Choices
 from training.data.store.sets import open_manifest
 from training.errors import ProcessEnded, TrainingError
@@ -153,12 +153,13 @@ class _Peer:
     tokens: str
     """Digest of the tokens that it trains on."""
     kept: KeptWeights
-    """What it keeps when it leaves."""
+    """The weights that it keeps."""
     state_dir: Path
 
     def take_part(self, resume: Path | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
         connection, belonging, run = self.connection, self.belonging, self.task.run
+        keeping = Keeping(self.kept)
         until = belonging.until_left(stop)
         with belonging.resting, self.member.resting:
             optimizer = SwarmOptimizer(
@@ -185,15 +186,16 @@ class _Peer:
                 # Another peer, with other tokens, may have come meanwhile.
                 facts = {"shards": self.kept.shards, "trusted": connection.redial.servers.ids}
                 check_tokens(connection.dht, run, connection.identity, self.tokens, **facts)
-                self._train(optimizer, source, until)
+                self._train(optimizer, source, until, keeping)
         finally:
             optimizer.say_goodbye()
             belonging.remember(optimizer.local_epoch)
         if source is not None and not belonging.is_left:
             self.reporter.leave()  # first: writing takes time, and the peer may be ended meanwhile
-            self.kept.keep(optimizer, self.model, belonging.lineage)
+            keeping.leave(optimizer, self.model, belonging.lineage)
         if belonging.is_left and not stop.asked:  # otherwise the processes end with the role
             optimizer.shutdown()
+            keeping.finish()  # a folder has one writer
         return optimizer.local_epoch
 
     def go_over(self, epoch: int) -> None:
@@ -203,7 +205,7 @@ class _Peer:
         self.member.bind(self.belonging.lineage)
         load_trained_state(self.model, trained_state(self.task.build_trained_part()))
 
-    def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest) -> None:
+    def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest, keeping: Keeping) -> None:
         """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
         give_back_freed_memory()
         self.reporter.update(epoch=optimizer.local_epoch)
@@ -230,6 +232,7 @@ class _Peer:
                     samples=samples,
                     reporter=self.reporter,
                     notices=self.notices,
+                    keep=partial(keeping.look, optimizer, self.model, self.belonging.lineage),
                 )
                 loop.train(self.settings.epochs, until)
         except ProcessEnded:

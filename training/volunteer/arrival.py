@@ -1,9 +1,11 @@
 """Obtains the run's current state for a newcomer, or finds that the run has ended.
 
 It begins with fresh weights only if no record, no server's report and no checkpoint tells of an update. Otherwise it
-takes the state of a peer. If no peer answers, it takes the weights that it has kept itself when it left, if it hears of
-no newer ones, or else the newest checkpoint that the run's site serves. It waits until it has one of them. If the site
-has no checkpoint either, and no peer comes for a while, the run begins anew.
+takes the state of a peer that trains. If nobody trains, as after a power cut of all, it loads the weights that it has
+kept itself and offers them to others that come back. If somebody has seen a newer epoch, it waits for whoever may have
+kept that, and takes what these offer. At the end of the wait it goes on with the newest state that has come, a
+checkpoint of the run's site among them, whatever epoch the servers remember. If nobody has any, and the site says that
+it has no checkpoint, the run begins anew.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from training.swarm.node.dht import check_node
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, believable, of_right_clocks, read_records
 from training.swarm.node.slow_nodes import any_answers
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.run.lineage import STATE_FILE
 from training.swarm.state.catching_up import CATCH_UP_EPOCHS
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.stored import fetch_stored
@@ -41,13 +44,13 @@ back with older weights or none then get them from it."""
 DIFFERING_SECONDS = 4.0
 """The same for a peer whose weights may differ from those that others have kept of the same epoch: they go first."""
 NOBODY_SECONDS = 5.0
-"""A newcomer takes the site's checkpoint if no peer that has the run's weights answers within this time. It can take
-part at once then, and takes newer weights from a peer that it finds later."""
+"""A newcomer goes on with the site's checkpoint, or with kept weights that lack a few updates, if no peer that trains
+answers within this time. It can take part at once then, and takes newer weights from a peer that it finds later."""
 ANSWER_SECONDS = 5.0
 """Longest wait for a sign of life."""
 FORGOTTEN_SECONDS = 60.0
-"""The run begins anew if no peer comes within this time and no checkpoint was ever written. A network that was split
-needs up to a minute to heal."""
+"""If no peer that trains comes within this time, the run goes on from kept weights however old they are, or begins anew
+if no checkpoint was ever written. A network that was split needs up to a minute to heal."""
 TOLD_SECONDS = 60.0
 """Pause before a newcomer that waits prints the same sentence again."""
 
@@ -80,36 +83,8 @@ def arrive(
         ProcessEnded: If the node has ended.
     """
     newcomer = _Newcomer(optimizer, run, belonging, kept, stop, console)
-    source = newcomer.resume(resume) if resume is not None else None
-    began = time.monotonic()
-    while not stop.asked:
-        others = newcomer.others_now()
-        if others is None:
-            continue
-        ahead = max(others.epoch, optimizer.progress.reported_epoch)
-        newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
-        if newest <= optimizer.local_epoch:
-            return source or "fresh weights"
-        may_take_kept = source is None and not others.there and time.monotonic() - began >= newcomer.kept_seconds
-        if may_take_kept and (found := newcomer.take_kept(newest)) is not None:
-            return found
-        # A peer at epoch 0 is another newcomer: it has no weights of the run either.
-        if optimizer.load_state_from_peers(oldest_epoch=1):
-            return "the state of another peer"
-        waited = time.monotonic() - began
-        if not others.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(others.there)):
-            if source is not None:
-                return source
-            if newcomer.kept_epoch >= run.schedule.total_epochs:
-                console.print(_end_of_run(run, newcomer.kept_epoch), markup=False)
-                return None
-            if (found := newcomer.take_stored(waited, newest, may_begin_anew=not others.there)) is not None:
-                return found
-        if source is not None and waited >= FORGOTTEN_SECONDS:
-            return source  # the newer epoch may be a false report; if it is not, training catches up with it
-        newcomer.tell(newcomer.waits_for(others, newest))
-        stop.wait(LOOK_SECONDS)
-    return None
+    with optimizer.alignment.arriving():
+        return newcomer.arrive(resume)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +109,45 @@ class _Newcomer:
     console: Console
     told: dict[str, float] = field(default_factory=dict)
     """Sentence -> when it was printed last."""
+
+    def arrive(self, resume: Path | None) -> str | None:
+        """Does what `arrive` says."""
+        optimizer = self.optimizer
+        source = self.resume(resume) if resume is not None else None
+        is_told = source is not None  # by the volunteer, whatever the servers remember
+        began = time.monotonic()
+        while not self.stop.asked:
+            others = self.others_now()
+            if others is None:
+                continue
+            ahead = max(others.epoch, optimizer.progress.reported_epoch)
+            newest = ahead if is_told else max(ahead, self.belonging.newest_epoch(), self.kept_epoch)
+            if newest <= optimizer.local_epoch:
+                return source or "fresh weights"
+            may_hold = source is None and not others.there and time.monotonic() - began >= self.kept_seconds
+            if may_hold and (source := self.take_kept()) is not None:
+                continue
+            # A peer at epoch 0 is another newcomer: it has no weights of the run either.
+            is_held = source is not None and not is_told
+            if optimizer.load_state_from_peers(oldest_epoch=optimizer.local_epoch + 1 if is_held else 1):
+                source = "the state of another peer"
+                if is_told or others.there or optimizer.local_epoch >= newest:
+                    return source
+            waited = time.monotonic() - began
+            if not others.there or (waited >= NOBODY_SECONDS and self.hears_nothing_of(others.there)):
+                if is_told:
+                    return source
+                if self.kept_epoch >= self.run.schedule.total_epochs:
+                    self.console.print(_end_of_run(self.run, self.kept_epoch), markup=False)
+                    return None
+                found = self.take_stored(source, waited, newest, may_begin_anew=not others.there)
+                if found is not None:
+                    return found
+            if source is not None and waited >= FORGOTTEN_SECONDS:
+                return source  # the newer epoch may be a false report; if it is not, training catches up with it
+            self.tell(self.waits_for(others, newest))
+            self.stop.wait(LOOK_SECONDS)
+        return None
 
     def tell(self, sentence: str) -> None:
         """Prints a sentence, but not again and again."""
@@ -185,33 +199,37 @@ class _Newcomer:
             return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
         return False
 
-    def take_stored(self, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
-        """Loads what this peer has kept or the site's newest checkpoint; None while there is hope for a better state.
+    def take_stored(self, held: str | None, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
+        """Goes on without the others: with the weights that it holds or has kept, the site's newest checkpoint if that
+        has more updates, or fresh weights; None while there is hope for a better state.
 
-        Kept weights are taken if the site's lack more updates; if it gives none, those that lack a few; and any before
-        the run begins anew.
+        Args:
+            held: Source of the weights that this peer has loaded; None: it has loaded none.
+            waited_seconds: Since it came.
+            newest: The newest epoch that it has heard of.
+            may_begin_anew: Whether the run may begin anew if nobody has any weights.
         """
         if waited_seconds < NOBODY_SECONDS:
             return None
+        held = held or self.take_kept()
         stored = fetch_stored(self.belonging, self.run, stop=self.stop, tell=self.tell)
         if stored.path is not None:
-            source = self.take_kept(checkpoint_epoch(stored.path) + 1) or self._load(stored.path)
+            is_newer = checkpoint_epoch(stored.path) > self.optimizer.local_epoch
+            source = self._load(stored.path) if is_newer else held
             shutil.rmtree(stored.path, ignore_errors=True)
             return source
-        is_forgotten = stored.is_nothing and may_begin_anew and waited_seconds >= FORGOTTEN_SECONDS
-        if (source := self.take_kept(1 if is_forgotten else newest - CATCH_UP_EPOCHS)) is not None:
-            return source
-        if is_forgotten and not self.belonging.lineage.first_epoch:
+        is_late = waited_seconds >= FORGOTTEN_SECONDS
+        if held is not None:
+            return held if is_late or self.optimizer.local_epoch >= newest - CATCH_UP_EPOCHS else None
+        if is_late and stored.is_nothing and may_begin_anew and not self.belonging.lineage.first_epoch:
             return "fresh weights, because nobody has any of the run's"
         return None
 
-    def take_kept(self, oldest: int) -> str | None:
-        """Loads what this peer has kept; None if that is older, or cannot be used, or the run has ended with it."""
-        if not max(oldest, 1) <= self.kept_epoch < self.run.schedule.total_epochs:
-            return None
+    def take_kept(self) -> str | None:
+        """Loads what this peer has kept; None if it has nothing, or cannot use it, or the run has ended with it."""
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
-            is_loaded = path is not None and self._load(path) is not None
+            is_loaded = 0 < epoch < self.run.schedule.total_epochs and self._load(path) is not None
         except TrainingError as error:
             self.tell(f"The weights that this peer has kept are not used: {error.sentence}")
             return None
@@ -240,15 +258,23 @@ class _Newcomer:
         return False
 
     def waits_for(self, others: _Others, newest: int) -> str:
-        """Message for the volunteer while no peer sends the run's weights."""
+        """Message for the volunteer while no peer sends the run's newest weights."""
+        held, now = self.optimizer.local_epoch, f"The run is at epoch {newest}"
         if others.there:
             names = " or ".join(record.name for record in others.there[:3])
-            return f"The run is at epoch {newest}; waiting for {names} to send its weights."
+            return f"{now}; waiting for {names} to send its weights."
+        if held:
+            return (
+                f"{now} as the run's servers remember it, and nobody trains now. This peer has the weights of epoch "
+                f"{held}; it waits up to {FORGOTTEN_SECONDS:.0f} s for a volunteer who has newer ones, and goes on."
+            )
         sites = self.belonging.sites()
         site = f" or for a checkpoint at {sites[0]}" if sites else ""
         return (
-            f"The run is at epoch {newest}, and nobody who has its weights is here now; waiting for a volunteer who "
-            f"comes back{site}. Anybody who has a checkpoint can go on with it: --resume FOLDER."
+            f"{now}, and nobody who has its weights is here now; waiting for a volunteer who comes back{site}. Anybody "
+            "who has a checkpoint can go on with it: --resume FOLDER. If nobody has one, the run's maintainer can "
+            f"begin it anew: stop its servers, delete {STATE_FILE} in the state folder of each (runs/{self.run.run_id}"
+            "/bootstrap, unless --state-dir names another), start them, and then the volunteers."
         )
 
 

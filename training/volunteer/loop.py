@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from training.compute.choices import Choices
@@ -64,6 +65,8 @@ class TrainingLoop:
     samples: OwnSamples
     reporter: Reporter
     notices: Notices
+    keep: Callable[[], None] = lambda: None
+    """Called when an epoch has ended: its weights may be kept."""
     not_finite: int = 0
     """Losses in a row that were not finite."""
     apart: int = 0
@@ -108,6 +111,7 @@ class TrainingLoop:
                     losses, began = _WeightedMean(), time.monotonic()
                     for report in ended:
                         self._end_epoch(report, loss, seconds)
+                    self.keep()
                 if self.optimizer.waits_for_others:
                     began += self._wait_for_others(stop)
                 if self.optimizer.local_epoch >= last or stop.asked:

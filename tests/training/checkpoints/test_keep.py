@@ -1,8 +1,9 @@
-"""What a volunteer keeps when it leaves: all of its weights and moments, or nothing."""
+"""What a volunteer keeps beside training and when it leaves: all of its weights and moments, or nothing."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 from tests.training.roles import test_peer
-from training.checkpoints.checkpoint import load_checkpoint
-from training.checkpoints.keep import KeptWeights
+from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoints.keep import EVERY_SECONDS, MOST_PARAMETERS, WRITING_SHARE, Keeping, KeptWeights
 from training.optim.saved import optimizer_tensors
 from training.recipe import parse_recipe
 from training.swarm.epoch.strategies import strategy_of
@@ -123,3 +124,87 @@ def test_a_full_disk_leaves_what_was_kept_before(kept, optimizer, model, monkeyp
     monkeypatch.setattr("training.checkpoints.keep.save_checkpoint", full)
     assert kept.keep(optimizer, model, LINEAGE) is None
     assert list(kept.folder.iterdir()) == [first]
+
+
+class Played:
+    """A clock, and what keeps no weights but notes when, and how long that took."""
+
+    def __init__(self, seconds=0.0):
+        self.now, self.seconds, self.kept, self.left = 0.0, seconds, [], []
+        self.keeping = Keeping(self, clock=lambda: self.now)
+        self.is_the_runs = lambda optimizer: optimizer != "drifted"
+
+    def keep(self, optimizer, model, lineage):
+        self.kept.append(self.now)
+        self.now += self.seconds
+
+    def train(self, seconds, epoch_seconds, optimizer="good"):
+        """Epochs end; each writing ends before the next one does."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += epoch_seconds
+            self.keeping.look(optimizer, None, None)
+            self.keeping.finish()
+
+
+@pytest.mark.parametrize("epoch_seconds", [1.0, 45.0, 599.0, 3600.0])
+@pytest.mark.parametrize("seconds", [0.0, 2.0, 11.9])
+def test_weights_are_kept_after_the_first_epoch_and_every_ten_minutes(epoch_seconds, seconds):
+    """Between two updates the weights do not change, so a longer epoch loses nothing that could be kept."""
+    played = Played(seconds)
+    played.train(36_000, epoch_seconds)
+    assert played.kept[0] == epoch_seconds
+    pauses = [later - earlier for earlier, later in zip(played.kept, played.kept[1:], strict=False)]
+    assert len(pauses) >= 9 and min(pauses) >= EVERY_SECONDS
+    assert max(pauses) <= EVERY_SECONDS + seconds + epoch_seconds
+
+
+@pytest.mark.parametrize("seconds", [0.5, 12.0, 40.0, 600.0])
+def test_at_most_a_fiftieth_of_a_peers_time_goes_to_keeping(seconds):
+    played = Played(seconds)
+    played.train(1_000_000, 30.0)
+    assert len(played.kept) * seconds <= WRITING_SHARE * played.now + seconds
+
+
+def test_weights_that_are_not_the_runs_are_kept_at_the_next_epoch_that_has_better_ones():
+    played = Played()
+    played.train(1000, 10.0, optimizer="drifted")
+    assert not played.kept
+    played.train(10, 10.0)
+    assert played.kept == [1010.0]
+
+
+def test_training_goes_on_while_the_weights_are_written(kept, optimizer, model, monkeypatch):
+    """Only while they are copied is an update held up; what is written is all of one epoch."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def slowly(*arguments, **facts):
+        began.set()
+        assert may_end.wait(60)
+        return save_checkpoint(*arguments, **facts)
+
+    monkeypatch.setattr("training.checkpoints.keep.save_checkpoint", slowly)
+    before = [parameter.detach().clone() for parameter in optimizer.master.parameters]
+    moments = {name: one.clone() for name, one in optimizer_tensors(optimizer.master.optimizer).items()}
+    keeping = Keeping(kept)
+    keeping.look(optimizer, model, LINEAGE)
+    assert began.wait(60)
+    optimizer.master.update(EPOCH)
+    keeping.look(optimizer, model, LINEAGE)  # one is under way
+    may_end.set()
+    keeping.finish()
+    path, epoch = kept.newest(LINEAGE)
+    assert epoch == EPOCH and list(kept.folder.iterdir()) == [path]
+    read = load_checkpoint(path, recipe=RUN, computes=False)
+    written = [parameter for group in strategy_of(RUN.swarm).groups(read.model, RUN) for parameter in group["params"]]
+    assert all(torch.equal(one, other) for one, other in zip(written, before, strict=True))
+    assert not any(map(torch.equal, written, optimizer.master.parameters))
+    assert all(torch.equal(read.extra_tensors[name], one) for name, one in moments.items())
+
+
+@pytest.mark.parametrize("parameters, is_kept", [(MOST_PARAMETERS, True), (MOST_PARAMETERS + 1, False)])
+def test_a_peer_that_leaves_writes_no_more_than_it_has_time_for(monkeypatch, parameters, is_kept):
+    monkeypatch.setattr("training.checkpoints.keep.count_trained", lambda model: parameters)
+    played = Played()
+    played.keeping.leave("good", None, None)
+    assert bool(played.kept) == is_kept

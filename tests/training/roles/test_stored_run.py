@@ -14,6 +14,7 @@ from tests.programs import run_program, until
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
 from training.publish.history.history import HistoryReader
+from training.swarm.run.lineage import read_kept
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 shards = test_peer.shards
@@ -58,6 +59,15 @@ class StoredRun(test_peer.Run):
     def epochs(self):
         """From the file: the API may send a document that is half a second old."""
         return {row["epoch"]: row["samples"] for row in HistoryReader(self.run_dir / "history.sqlite").epochs()}
+
+    def kept_epoch(self, name):
+        """Epoch of the weights that a volunteer has kept, when there are any."""
+        return checkpoint_epoch(until(lambda: list_checkpoints(self.folder / name / "kept"))[-1])
+
+    @property
+    def server_epoch(self):
+        """The epoch that the bootstrap peer remembers."""
+        return read_kept(self.folder / "bootstrap").epoch
 
     @property
     def checkpoints(self):
@@ -126,6 +136,37 @@ def test_all_volunteers_leave_and_come_back_while_the_monitor_is_away(run):
         assert joined["state"] in (f"the weights of epoch {left[name]} that it had kept", "the state of another peer")
     known = len(run.events("ada", "epoch"))
     assert run.event("ada", "epoch", number=known + 2, senders=2)["epoch"] > max(left.values())
+    end(*volunteers)
+
+
+@pytest.mark.parametrize("has_monitor", [False, True], ids=["no monitor", "a monitor"])
+def test_a_run_of_which_all_machines_lose_power_goes_on_from_the_newest_state_that_one_of_them_has(run, has_monitor):
+    """Eve, who came later, has kept newer weights than Ada. The bootstrap peer remembers an epoch that nobody has, and
+    no volunteer knows the site of the monitor, which has a checkpoint."""
+    programs = [run.first, *([run.monitor()] if has_monitor else [])]
+    programs.append(run.join("ada"))
+    older = run.event("ada", "epoch", number=8)["epoch"] - 7
+    programs.append(run.join("eve"))
+    run.event("eve", "epoch", number=6)
+    newest = run.kept_epoch("eve")
+    until(lambda: run.server_epoch > newest + 3)
+    for program in programs:
+        program.kill()
+    assert older <= run.kept_epoch("ada") < newest == run.kept_epoch("eve") < run.server_epoch - 3
+    remembered = run.server_epoch
+
+    run.bootstrap()
+    if has_monitor:
+        run.monitor("monitor again")
+    known = len(run.events("ada", "epoch"))
+    volunteers = [run.join(name) for name in ("ada", "eve")]
+    eve, ada = run.event("eve", "joined", number=2), run.event("ada", "joined", number=2)
+    assert (eve["epoch"], eve["state"]) == (newest, f"the weights of epoch {newest} that it had kept")
+    assert ada["epoch"] >= newest and ada["state"] == "the state of another peer"
+    assert f"The run is at epoch {remembered} as the run's servers remember it" in run.log("eve")
+    assert run.event("ada", "epoch", number=known + 2, senders=2)["epoch"] > newest
+    if has_monitor:
+        until(lambda: max(run.epochs) > remembered)
     end(*volunteers)
 
 

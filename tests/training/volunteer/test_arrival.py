@@ -11,6 +11,7 @@ from rich.console import Console
 from training.checkpoints.keep import MAY_DIFFER
 from training.recipe import load_recipe
 from training.swarm.run.lineage import Lineage
+from training.swarm.state.alignment import AlignmentState
 from training.volunteer import arrival
 from training.volunteer.stored import Stored
 
@@ -41,6 +42,7 @@ class Newcomer:
         may_differ=False,
     ):
         self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
+        self.known_epoch = known_epoch
         self.now, self.wanted, self.loaded, self.silent = 0.0, [], [], silent
         self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
         self.may_differ = may_differ
@@ -53,6 +55,7 @@ class Newcomer:
             dht=SimpleNamespace(peer_id="own", is_alive=lambda: True),
             progress=SimpleNamespace(reported_epoch=0),
             local_epoch=0,
+            alignment=AlignmentState(),
             load_state_from_peers=self.load_state,
             load_checkpoint=self.load_checkpoint,
         )
@@ -76,8 +79,13 @@ class Newcomer:
         return bool(set(peers) - set(self.silent))
 
     def load_state(self, *, oldest_epoch):
+        """Gives the state of an epoch, or (True) the newest one that is known of."""
         self.wanted.append(oldest_epoch)
-        return self.gives.pop(0) if self.gives else False
+        assert not self.optimizer.alignment.is_witness
+        given = self.gives.pop(0) if self.gives else False
+        if given:
+            self.optimizer.local_epoch = self.known_epoch if given is True else given
+        return bool(given)
 
     def read_checkpoint(self, path, *, recipe, computes):
         facts = {"epoch": int(path.name.rpartition("-")[2]), "metrics": {MAY_DIFFER: self.may_differ}}
@@ -161,8 +169,9 @@ def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site
     one = newcomer([], kept_epoch=kept_epoch, known_epoch=known_epoch, stored=stored)
     source = one.come()
     has_newest = kept_epoch >= known_epoch
-    assert one.loaded == [taken] and one.now == (arrival.KEPT_SECONDS if has_newest else arrival.NOBODY_SECONDS)
+    assert one.loaded[-1] == taken and one.now == (arrival.KEPT_SECONDS if has_newest else arrival.NOBODY_SECONDS)
     assert not (has_newest and one.wanted[1:])  # it asks nobody again who is not there
+    assert one.optimizer.alignment.is_witness
     assert source == (
         f"the weights of epoch {taken} that it had kept" if taken == kept_epoch else f"the checkpoint epoch-{taken:06d}"
     )
@@ -186,9 +195,34 @@ def test_who_has_kept_the_last_weights_of_a_run_that_has_ended_is_told_so(newcom
     assert one.come() is None and "has reached its end" in one.printed and not one.loaded
 
 
-def test_what_a_peer_has_kept_of_an_epoch_long_gone_is_not_used(newcomer):
+def test_the_servers_memory_of_a_newer_epoch_bars_no_state_that_exists(newcomer):
+    """All have lost power: this peer waits for those that may have kept newer weights, and goes on with its own."""
     one = newcomer([], kept_epoch=7, known_epoch=30)
-    assert one.come() is None and not one.loaded
+    assert one.come() == "the weights of epoch 7 that it had kept" and one.loaded == [7]
+    assert one.now == arrival.FORGOTTEN_SECONDS
+    assert "The run is at epoch 30 as the run's servers remember it" in one.printed
+    assert "has the weights of epoch 7; it waits up to 60 s for a volunteer who has newer ones" in one.printed
+
+
+@pytest.mark.parametrize("kept_epoch", [0, 7])
+def test_the_newest_state_that_comes_back_within_the_wait_is_taken(newcomer, kept_epoch):
+    """Two others return one after the other, and hold their states as this peer does."""
+    one = newcomer([], kept_epoch=kept_epoch, known_epoch=30, gives=[False, False, False, 12, False, 20])
+    assert one.come() == "the state of another peer" and one.optimizer.local_epoch == 20
+    assert one.now == arrival.FORGOTTEN_SECONDS
+    held = [7] if kept_epoch else []
+    assert one.loaded == held and one.wanted[-1] == 21 and {13, *(epoch + 1 for epoch in held)} < set(one.wanted)
+
+
+def test_the_newest_state_of_all_is_taken_at_once(newcomer):
+    one = newcomer([], kept_epoch=7, known_epoch=30, gives=[False, False, 30])
+    assert one.come() == "the state of another peer" and one.now < arrival.NOBODY_SECONDS
+
+
+def test_a_peer_without_weights_is_told_how_a_run_begins_anew(newcomer):
+    one = newcomer([], known_epoch=7)
+    assert one.come() is None
+    assert "delete lineage.json in the state folder of each (runs/demo/bootstrap" in one.printed
 
 
 def test_a_peer_that_has_kept_weights_takes_those_of_others_if_they_are_there(newcomer):

@@ -14,6 +14,8 @@ BEHIND    the others have begun a later epoch, so its gradients are of no use to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 
 MOMENTS_UPDATES = 20
@@ -77,6 +79,17 @@ class AlignmentState:
         self._has_lacked = False
         """True if moments that lacked updates have changed its weights since the last round of parameters."""
         self._was_alone = False
+        self._is_arriving = False
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Within this context the peer does not train yet: it looks for the run's newest state, and offers what it has
+        so far, which is no evidence against a newer one."""
+        self._is_arriving = True
+        try:
+            yield
+        finally:
+            self._is_arriving = False
 
     def note(self, event: Event) -> None:
         """Changes the alignment by an event; see `TRANSITIONS`."""
@@ -120,6 +133,11 @@ class AlignmentState:
     def behind(self) -> bool:
         """True if the others are at a later epoch."""
         return self.now is Alignment.BEHIND
+
+    @property
+    def is_witness(self) -> bool:
+        """True if its weights say which weights the others should have; see `witnesses`."""
+        return not (self.drifted or self.behind or self._is_arriving)
 
 
 class Minorities:

@@ -89,7 +89,7 @@ class ParameterAverager(Averager):
             metadata, *packed = self._master.packed_state(self._codec, drifted=drifted, lineage=self._lineage)
             return MSGPackSerializer.dumps(metadata), *packed
         # A peer that is behind is no witness that the others are no further than itself.
-        return self._master.packed_sample(seed, drifted=self._alignment.drifted or self._alignment.behind)
+        return self._master.packed_sample(seed, drifted=not self._alignment.is_witness)
 
     @torch.no_grad()
     def load(self) -> None:

@@ -91,6 +91,7 @@ from training.errors import TrainingError
 from training.processes.events import EventLog
 from training.swarm.engine import engine
 from training.swarm.engine.coroutine import wait_for_result
+from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.download import find_donors
 from training.volunteer.arrival import arrive
 from training.volunteer.loop import TrainingLoop
@@ -101,7 +102,8 @@ def role(stop):
     engine.NODE_SECONDS = 1.0
     os.kill(dht.pid, signal.SIGKILL)
     dht.join()
-    optimizer = SimpleNamespace(dht=dht, local_epoch=7, waits_for_others=True, keep_waiting=lambda: None)
+    facts = dict(alignment=AlignmentState(), local_epoch=7, waits_for_others=True, keep_waiting=lambda: None)
+    optimizer = SimpleNamespace(dht=dht, **facts)
     reporter = SimpleNamespace(update=lambda **facts: None)
     notices = Notices(events=EventLog(None), console=Console(quiet=True))
     facts = dict(schedule=run.schedule, swarm=run.swarm, choices=None, model=None, optimizer=optimizer, samples=None)
