@@ -1,9 +1,12 @@
 """What the command line says of itself, in a terminal of the usual width."""
 
+import sys
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.programs import run_program
 from training.cli import COMMANDS, build_app
 from training.commands.options import Invitation
 from training.errors import BadInput
@@ -37,6 +40,28 @@ def test_help_says_what_every_command_does():
 def test_a_monitor_of_no_run_is_refused_at_once(tmp_path):
     ended = CliRunner().invoke(APP, ["monitor", "--run-dir", str(tmp_path)])
     assert isinstance(ended.exception, BadInput) and "Give --initial-peers" in str(ended.exception)
+
+
+SAYS_BEFORE_IT_LOADS = """
+import sys
+from training.cli import main
+sys.argv[1:] = sys.argv[1].split()
+try:
+    main()
+finally:
+    print(sorted({"torch", "hivemind"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("command", ["join", "bootstrap", "monitor", "serve", "membership"])
+def test_a_log_that_cannot_be_written_is_refused_before_anything_slow_is_loaded(tmp_path, command):
+    peers = "" if command == "membership" else "--initial-peers /ip4/127.0.0.1/tcp/9"
+    flags = f"{command} --recipe demo {peers} --log-json {tmp_path}"
+    ended = run_program([sys.executable, "-c", SAYS_BEFORE_IT_LOADS, flags])
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert f"{tmp_path} cannot be written: is a directory. Give --log-json a file" in ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
 
 
 def test_an_invitation_comes_from_a_file_or_a_question(tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from training.commands.options import Invitation
+from training.commands.options import Invitation, writable
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ DryRun = Annotated[
     bool,
     _advanced("--dry-run", help="Print the chosen settings; check recipe, shards, network and averaging; then exit."),
 ]
-LogJson = Annotated[Path | None, _advanced(help="Append events to this file, one JSON object per line.")]
+LogJson = Annotated[
+    Path | None, _advanced(callback=writable, help="Append events to this file, one JSON object per line.")
+]
 
 
 def run(

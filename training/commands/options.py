@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from training.errors import BadInput, reason_of
+from training.processes.events import EventLog
 
 
 def _read_invitation(given: str) -> str:
@@ -38,6 +39,21 @@ Invitation = Annotated[
         "since other users of this machine see the code in the list of processes. TRAINING_INVITATION in the "
         "environment does the same. Later starts in the same folder need none.",
     ),
+]
+
+
+def writable(log: Path | None) -> Path | None:
+    """Returns the file of `--log-json` once it has opened it, before anything slow is loaded.
+
+    Raises:
+        BadInput: If it cannot be written.
+    """
+    EventLog(log)
+    return log
+
+
+LogJson = Annotated[
+    Path | None, typer.Option(callback=writable, help="Append events to this file, one JSON object per line.")
 ]
 Checkpoint = Annotated[
     Path, typer.Option(help="Checkpoint folder, or a run's folder, whose latest checkpoint is used.")

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from training.errors import BadInput, reason_of
+
 Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "branch", "warning", "stopped"]
 
 
@@ -18,15 +20,23 @@ class EventLog:
     Args:
         path: File to append to (`--log-json`); created, with its folder, if need be.
         clock: Seconds since the epoch; a test passes its own.
+
+    Raises:
+        BadInput: If the file cannot be written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time):
         self._clock = clock
         self._file = None
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # buffering=1: each line is written at once, so that a reader such as the demo sees the event.
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # buffering=1: each line is written at once, so that a reader such as the demo sees the event.
+                self._file = path.open("a", encoding="utf-8", buffering=1)
+            except OSError as error:
+                raise BadInput(
+                    f"{path} cannot be written: {reason_of(error)}. Give --log-json a file that you may write to."
+                ) from None
 
     def write(self, event: Event, **fields: object) -> None:
         """Appends one line and flushes it; if the disk is full, the role continues without it."""

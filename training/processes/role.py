@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from training.errors import BeginsAnew, TrainingError
+from training.errors import BeginsAnew, TrainingError, first_line
 from training.processes.children import ChildGroup
 from training.processes.servers.again import environment_of_next_start
 
@@ -67,6 +67,17 @@ class StopRequest:
         os._exit(code)
 
 
+def lack_of_shared_memory(error: BaseException) -> str | None:
+    """What to tell if an error is torch's of a full /dev/shm; None if it is another one."""
+    if not (isinstance(error, RuntimeError) and "</torch_" in str(error)):  # how torch names such a file
+        return None
+    return (
+        f"/dev/shm, in which the program's processes share weights and gradients, is too small: "
+        f"{first_line(error).rstrip('.')}. Enlarge it (`docker run --shm-size=8g`, or `mount -o remount,size=8g "
+        "/dev/shm`); `python -m training doctor` with the same recipe says how much the run takes."
+    )
+
+
 def run_role(
     role: Callable[[StopRequest], None], *, grace_seconds: float = GRACE_SECONDS, begins_anew: bool = False
 ) -> NoReturn:
@@ -89,8 +100,11 @@ def run_role(
             again = environment_of_next_start(environment)
         told = f"Warning: {error} The program begins anew." if again is not None else f"Error: {error.sentence}"
         print(told, file=sys.stderr)
-    except BaseException:  # the traceback is printed; the children must not survive
-        traceback.print_exc()
+    except BaseException as error:  # the traceback is printed; the children must not survive
+        if (lacks := lack_of_shared_memory(error)) is not None:
+            print(f"Error: {lacks}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         code = 1
     children.kill()
     # `os._exit` flushes nothing.

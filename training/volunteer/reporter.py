@@ -161,7 +161,7 @@ def _first_record(file: Path, **facts: object) -> PeerRecord:
     """Makes the record of a peer that joins, with the totals in the file; zeros if the file is missing or damaged."""
     facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
     facts |= {"version": _version(), "time": time_of_day()}
-    with suppress(OSError, ValueError, TypeError, KeyError):
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         kept = json.loads(file.read_text(encoding="utf-8"))
         return PeerRecord(**facts, **{name: kept[name] for name in TOTALS})
     return PeerRecord(**facts, **dict.fromkeys(TOTALS, 0) | {"seconds": 0.0})

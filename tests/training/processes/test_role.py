@@ -186,3 +186,23 @@ def test_a_program_whose_process_has_ended_begins_anew_but_not_for_ever(begins_a
     ]
     assert ended.returncode == 1
     assert not any(Path(line.split()[2]).exists() for line in starts)
+
+
+FILLS_SHARED_MEMORY = """
+    import resource, torch
+    from training.processes.role import run_role
+
+    def role(stop):
+        # Files of shared memory may be no larger, as if /dev/shm was.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        torch.zeros(10**6).share_memory_()
+
+    run_role(role)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems share memory without files")
+def test_too_little_shared_memory_is_one_sentence():
+    done = run_program([sys.executable, "-c", textwrap.dedent(FILLS_SHARED_MEMORY)])
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "/dev/shm" in done.stderr and "is too small" in done.stderr and "--shm-size" in done.stderr

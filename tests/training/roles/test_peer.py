@@ -231,7 +231,15 @@ def test_a_wrong_clock_is_one_sentence(run, ahead, words):
 
 
 @pytest.mark.parametrize(
-    "address, words", [("/ip4/127.0.0.1/tcp/9", "lacks the peer's id"), ("127.0.0.1:9", "is not a network address")]
+    "address, words",
+    [
+        ("/ip4/127.0.0.1/tcp/9", "lacks the peer's id"),
+        ("127.0.0.1:9", "is not a network address"),
+        (ADDRESS.replace("/p2p", " /p2p"), "is not a network address"),
+        (f"{ADDRESS} {ADDRESS}", "is not a network address"),
+        (f"{ADDRESS}\n", "is not a network address"),
+        ("", "is not a network address"),
+    ],
 )
 def test_initial_peers_that_are_no_addresses_start_nothing(tmp_path, address, words):
     with pytest.raises(BadInput, match=words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from training.recipe import load_recipe
 from training.swarm.node.metrics import LARGEST_LOSS
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import RoundReport
-from training.volunteer.reporter import TOTALS_FILE, Reporter
+from training.volunteer.reporter import TOTALS, TOTALS_FILE, Reporter
 
 HOLDER = Holder()
 SIZES = {"group_size": 3, "senders": 3, "own_share": 0.3, "weight": 192.0, "torn": False, "seconds": 1.0}
@@ -60,9 +61,21 @@ def test_totals_go_on_after_a_restart_and_in_another_lineage(tmp_path, reporter_
     assert (first.record.status, first.record.epoch, totals_of(first)) == ("joining", 0, (128, 1, 1, 100, 200))
 
 
-@pytest.mark.parametrize("kept", ["", "[]", "{}", '{"samples": -1}', json.dumps({"samples": "many"})])
+WHOLE = dict.fromkeys(TOTALS, 7) | {"seconds": 7.0}
+
+
+@pytest.mark.parametrize("kept", ["", "[]", "{}", "[" * 10**5, "\x00", '"7"', json.dumps(WHOLE)[:-1]])
 def test_damaged_totals_count_as_none(tmp_path, reporter_in, kept):
     (tmp_path / TOTALS_FILE).write_text(kept)
+    assert totals_of(reporter_in(tmp_path)) == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("name", TOTALS)
+@pytest.mark.parametrize("value", [-5, 1e30, 10**30, "7", True, None, [7], math.nan, math.inf])
+def test_totals_that_nobody_can_have_count_as_none(tmp_path, reporter_in, name, value):
+    (tmp_path / TOTALS_FILE).write_text(json.dumps(WHOLE))
+    assert reporter_in(tmp_path).record.samples == 7
+    (tmp_path / TOTALS_FILE).write_text(json.dumps(WHOLE | {name: value}))
     assert totals_of(reporter_in(tmp_path)) == (0, 0, 0, 0, 0)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import Invitation
+from training.commands.options import Invitation, LogJson
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     brief: Annotated[
         bool, typer.Option("--brief", help="List only who joins and leaves, without commands for others.")
     ] = False,
-    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")] = None,
+    log_json: LogJson = None,
 ) -> None:
     """Start a run: welcome volunteers at a fixed address."""
     from training.processes.environment import prepare_environment

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import LogJson
 from training.trust.server.policy import HUB, MOST_WORK_BITS, Policy
 
 _DEFAULT = Policy()
@@ -59,7 +60,7 @@ def run(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8001,
     trusted_proxy: TrustedProxy = None,
-    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
+    log_json: LogJson = None,
 ) -> None:
     """Decide who may take part in a run: give tickets to the members of an organization, and to those invited."""
     from training.processes.events import EventLog

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.commands.options import Invitation
+from training.commands.options import Invitation, LogJson
 
 if TYPE_CHECKING:
     from training.processes.role import StopRequest
@@ -89,7 +89,7 @@ def run(
     announce_maddrs: AnnounceMaddrs = None,
     one_machine: OneMachine = False,
     invitation: Invitation = None,
-    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
+    log_json: LogJson = None,
     push_to: PushTo = None,
     export: Export = None,
     backup: Backup = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import Invitation
+from training.commands.options import Invitation, LogJson
 
 RunDir = Annotated[
     Path | None,
@@ -74,7 +74,7 @@ def run(
     initial_peers: InitialPeers = None,
     push_to: PushTo = None,
     invitation: Invitation = None,
-    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
+    log_json: LogJson = None,
 ) -> None:
     """Serve a run: bootstrap peer and monitor in one, each started again if it ends."""
     from training.processes.events import EventLog

@@ -34,7 +34,8 @@ def parse(address: str) -> Multiaddr:
         BadInput: If it is none.
     """
     with suppress(ValueError):
-        if len(address) <= MOST_CHARACTERS:
+        # A blank would reach the network daemon, which knows no host or port with one.
+        if len(address) <= MOST_CHARACTERS and not re.search(r"\s", address):
             return Multiaddr(address)
     raise BadInput(
         f"{address[:MOST_CHARACTERS]!r} is not a network address such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",

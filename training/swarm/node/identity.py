@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
+from google.protobuf.message import DecodeError
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import crypto_pb2
@@ -49,7 +51,7 @@ class Identity:
     The folder is locked while the object lives, since two peers with one identity would receive each other's messages.
 
     Raises:
-        BadInput: If the folder cannot be used or another process uses it.
+        BadInput: If the folder cannot be used, another process uses it, or the key is damaged.
     """
 
     def __init__(self, state_dir: Path):
@@ -69,12 +71,19 @@ class Identity:
                 f"Another process is using {state_dir}; stop it, or give another folder with --state-dir."
             ) from None
         delete_drafts(state_dir)  # of a process that was killed while it wrote
-        if not self.path.is_file():
-            with whole_file(self.path) as draft:
-                P2P.generate_identity(str(draft))
-        stored = self.path.read_bytes()
-        self.peer_id = PeerID.from_identity(stored)
-        self.private_key = Key(crypto_pb2.PrivateKey.FromString(stored).data)
+        try:
+            if not self.path.exists():
+                with whole_file(self.path) as draft:
+                    P2P.generate_identity(str(draft))
+            stored = self.path.read_bytes()
+            self.peer_id = PeerID.from_identity(stored)
+            self.private_key = Key(crypto_pb2.PrivateKey.FromString(stored).data)
+        except (OSError, ValueError, TypeError, DecodeError, UnsupportedAlgorithm) as error:
+            raise BadInput(
+                f"{self.path} cannot be used: {reason_of(error) if isinstance(error, OSError) else 'it holds no key'}.",
+                cure="Put a copy of the file back, or delete it: this machine then begins as another peer, with no "
+                "contribution so far, and a server has another address.",
+            ) from None
 
     @property
     def public_key(self) -> bytes:

@@ -244,7 +244,7 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
         return message
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(
             f"{path} cannot be read: {reason_of(error)}.",
             cure="Put a copy of the file back, or delete it: the lineage then comes from the run's other peers.",

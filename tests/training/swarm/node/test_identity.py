@@ -9,6 +9,24 @@ from tests.programs import run_program
 from training.errors import BadInput
 from training.swarm.node.identity import Identity
 
+
+@pytest.mark.parametrize("left", [0, 1, 4, 5, 600, 1100])
+def test_a_damaged_key_is_one_sentence_and_stays_as_it_is(tmp_path, left):
+    """Another key in its place would be another peer, or a server at another address."""
+    Identity(tmp_path)._lock.close()
+    path = tmp_path / "identity.key"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(BadInput, match=r"identity\.key cannot be used: it holds no key") as refused:
+        Identity(tmp_path)
+    assert "or delete it" in refused.value.sentence and len(path.read_bytes()) == left
+
+
+def test_a_key_that_may_not_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "identity.key").mkdir()
+    with pytest.raises(BadInput, match=r"identity\.key"):
+        Identity(tmp_path)
+
+
 WRITES = """
 import os, signal, sys
 from pathlib import Path
