@@ -795,27 +795,21 @@ class Operations(Tape):
         key: Tensor,
         value: Tensor,
         *,
-        rows: int,
-        length: int,
-        head_dim: int,
-        flash: bool,
-        expanded: int = 0,
+        sums: int,
+        forward_bytes: int = 0,
+        backward_bytes: tuple[int, ...],
         result_count: int = 0,
         bias: Tensor | None = None,
         bias_count: int = 0,
         bias_allocated: int = 0,
         copies: int = 0,
     ) -> Tensor:
-        """One kernel: keeps its operands, its result and one 32-bit number per row (log-sum-exp).
+        """One kernel: keeps its operands, its result and one 32-bit number for each row (log-sum-exp).
 
         Args:
-            rows: B * N, sequences times heads.
-            length: T, queries per sequence.
-            head_dim: H.
-            flash: Whether it is the flash kernel; the other one is memory-efficient attention, which rounds rows up to
-                a multiple of 32.
-            expanded: Values of keys of all query heads, where several share one head of keys; backward makes gradients
-                of this size for keys and values before it sums them (flash_api.cpp, dk_expanded).
+            sums: How many such numbers there are.
+            forward_bytes: Bytes that forward takes beside its result; see `calculator.tape.attention_kernels`.
+            backward_bytes: Bytes that backward takes beside its results, at each of its instants.
             result_count: Values of the result, if values are not as wide as queries.
             bias: Added to the scores, shared by all sequences.
             bias_count: Values of the bias, expanded to all heads: a view, but a copy on the host has all of them.
@@ -826,22 +820,24 @@ class Operations(Tape):
         itemsize = query.itemsize
         counts = (query.count, key.count, value.count)
         biased = bias is not None and bias.node is not None
-        workspace = _attention_workspace(itemsize, rows, length, head_dim, expanded)
-        workspace += copies * rounded(query.count * itemsize)
+        copied = copies * rounded(query.count * itemsize)
 
         def backward(grad: Storage) -> tuple:
             results = [self.new(count, itemsize) for count in counts]
             if biased:
                 results.append(self.new(bias_allocated, itemsize))
-            self.workspace(workspace)
+            for size in backward_bytes:
+                self.workspace(size + copied)
             return tuple(results)
 
         self.name = "fused attention"
         count = result_count or query.count
         result = Tensor(self.new(count, itemsize), count, itemsize)
-        sums = self.new(rows * (length if flash else _padded_sums(length, query, key, value)), 4)
+        kept_sums = self.new(sums, 4)
         random_state = (self.new(1, 8), self.new(1, 8))
-        kept = (query.kept, key.kept, value.kept, result.storage, sums, *random_state)
+        if forward_bytes:
+            self.workspace(forward_bytes)
+        kept = (query.kept, key.kept, value.kept, result.storage, kept_sums, *random_state)
         operands, fits = (query, key, value), ()
         if bias is not None:
             kept += ((bias_count, itemsize) if self.moving else bias.storage,)
@@ -849,26 +845,6 @@ class Operations(Tape):
             fits = ((), (), (), _fit(bias, bias_count, itemsize))
         result.node = self.record("fused attention", operands, kept, backward, fits)
         return result
-
-
-def _padded_sums(length: int, *operands: Tensor) -> int:
-    """How many sums memory-efficient attention makes for a head: none if no operand needs a gradient (pytorch,
-    aten/src/ATen/native/transformers/attention.cpp, should_compute_logsumexp)."""
-    return -(-length // 32) * 32 if any(one.node is not None for one in operands) else 0
-
-
-def _attention_workspace(itemsize: int, rows: int, length: int, head_dim: int, expanded: int) -> int:
-    """Bytes that the backward of fused attention holds besides its results.
-
-    In 16 bits, it accumulates the queries' gradient in 32 bits, rounded up to 128 rows by 32 channels, with one number
-    per row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
-    attention_backward.cu).
-    """
-    if itemsize == 4:
-        return rounded(4 * rows * length)
-    padded = -(-length // 128) * 128
-    workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + rounded(4 * rows * padded)
-    return workspace + 2 * rounded(2 * expanded)
 
 
 _NOTHING = ((), ())

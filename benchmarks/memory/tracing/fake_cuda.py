@@ -159,7 +159,7 @@ def workspace_bytes(func, args: tuple) -> int:
     """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
 
     The sources are those of `calculator.tape.operations`: softmax backward's product, what a softmax that gives 0 for
-    rows without any value makes besides its result, attention's accumulator in 32 bits,
+    rows without any value makes besides its result, attention's sums in 32 bits,
     squares of which a loss is the mean, the copy in which a matrix is decomposed, and copies of operands that lie in
     another memory order.
     """
@@ -182,23 +182,54 @@ def workspace_bytes(func, args: tuple) -> int:
         return rounded(args[0].nbytes)
     if func in (aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default):
         return _copied(args[0]) + _copied(args[1])
-    backward = (
-        aten._scaled_dot_product_flash_attention_backward.default,
-        aten._scaled_dot_product_efficient_attention_backward.default,
-    )
-    if func not in backward:
-        return 0
-    batch, heads, length, width = args[1].shape
-    # Both kernels read the gradient with its heads beside each other, flash attention its result as well.
-    copies = _copied(args[0].transpose(1, 2))
-    if func is backward[0]:
-        copies += _copied(args[4].transpose(1, 2))
-    if args[1].itemsize == 4:
-        return copies + rounded(4 * batch * heads * length)
-    rows = 4 * batch * heads * (-(-length // 128) * 128)
-    # Gradients of keys and values for each query head, which are then summed (flash_api.cpp, dk_expanded).
-    shared = 2 * rounded(args[2].nbytes // args[2].shape[1] * heads) if args[2].shape[1] != heads else 0
-    return copies + shared + rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
+    if func is aten._scaled_dot_product_efficient_attention.default:
+        return _efficient_forward(*args[:3])
+    if func is aten._scaled_dot_product_efficient_attention_backward.default:
+        return _copied(args[0].transpose(1, 2)) + _efficient_backward(*args[1:4])
+    if func is aten._scaled_dot_product_flash_attention_backward.default:
+        # The kernel reads the gradient and its result with their heads beside each other.
+        return _copied(args[0].transpose(1, 2)) + _copied(args[4].transpose(1, 2)) + _flash_backward(*args[1:3])
+    return 0
+
+
+def _flash_backward(query, key) -> int:
+    """Of flash attention (flash_api.cpp, mha_bwd): dq_accum, softmax_d, and dk_expanded and dv_expanded."""
+    batch, heads, length, width = query.shape
+    length += -length % 128
+    width += -width % (32 if width <= 128 else 64)
+    # Gradients of keys and values for each query head, which are then summed.
+    shared = 0 if key.shape[1] == heads else 2 * rounded(key.nbytes // key.shape[1] * heads)
+    return rounded(4 * batch * heads * length * width) + rounded(4 * batch * heads * length) + shared
+
+
+def _efficient_forward(query, key, value) -> int:
+    """Of the memory-efficient kernel (attention.cu): output_accum, of its variant for heads above 128 in 16 bits."""
+    widest = max(query.shape[3], value.shape[3])
+    return rounded(2 * query.nbytes // query.shape[3] * value.shape[3]) if query.itemsize == 2 and widest > 128 else 0
+
+
+def _efficient_backward(query, key, value) -> int:
+    """Of the memory-efficient kernel (attention_backward.cu; kernel_backward.h, workspace_size): delta and workspace.
+
+    The kernel is the one that cutlassB.h takes for compute capability 8.0.
+    """
+    batch, heads, queries, width = query.shape
+    keys, of_values = value.shape[2:]
+    in_16_bits, widest = query.itemsize == 2, max(width, of_values)
+    tall = 128 if widest > 64 else 64
+    wide = 128 if in_16_bits and 64 < widest <= 128 else 64
+    delta = rounded(4 * batch * heads * queries)
+    # Each block of the queries' gradient has a lock, a counter and two numbers that align it.
+    elements = -(-queries // tall) * -(-width // wide) * (4 + tall * wide)
+    if in_16_bits and widest > 128:  # gradients of keys and values do not fit into registers
+        splits = max(1, min(-(-keys // wide), 200 // (batch * heads)))
+        elements += splits * wide * sum(-(-one // tall) * tall for one in (width, of_values))
+    taken = delta + rounded(4 * batch * heads * elements)
+    if in_16_bits:
+        return taken
+    # delta is a sum of a whole product, copied where it does not lie by head.
+    copy = delta if heads > 1 and queries > 1 else 0
+    return max(taken, rounded(4 * batch * heads * queries * of_values) + delta + copy)
 
 
 def _copied(tensor) -> int:

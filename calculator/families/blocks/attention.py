@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from calculator.tape.attention_kernels import (
+    efficient_backward_bytes,
+    efficient_forward_bytes,
+    flash_backward_bytes,
+)
 from calculator.tape.autograd import Tensor
 from calculator.tape.operations import Operations
 
@@ -220,9 +225,8 @@ def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, e
     elif shape.by_head and shape.reordered:
         copies += 1
     expanded = rows * shape.keys * even if shape.group > 1 else 0
-    return t.fused_attention(
-        *operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded, copies=copies
-    )
+    taken = flash_backward_bytes(rows=rows, queries=shape.queries, head_dim=even, expanded=expanded)
+    return t.fused_attention(*operands, sums=rows * shape.queries, backward_bytes=(taken,), copies=copies)
 
 
 def _memory_efficient(
@@ -234,16 +238,27 @@ def _memory_efficient(
     bias: Tensor | None,
     copies: int,
 ) -> Tensor:
-    counts = {"copies": copies}
+    counts = {}
     if bias is not None:
         allocated = shape.batch * _rows_of_16(bias.count, shape.keys)
         counts |= {"bias": bias, "bias_count": shape.scores, "bias_allocated": allocated}
-    rows = shape.batch * shape.num_heads
-    if shape.value_dim:
-        counts["result_count"] = rows * shape.queries * shape.value_dim
+    rows, width = shape.batch * shape.num_heads, shape.value_dim or shape.head_dim
+    count = rows * shape.queries * width
+    taken = efficient_backward_bytes(
+        itemsize=query.itemsize, rows=rows, queries=shape.queries, keys=shape.keys, head_dim=shape.head_dim,
+        value_dim=width, transposed=shape.reordered,
+    )  # fmt: skip
     return t.fused_attention(
-        query, key, value, rows=rows, length=shape.queries, head_dim=shape.head_dim, flash=False, **counts
-    )
+        query, key, value, sums=rows * _padded_sums(shape.queries, query, key, value),
+        forward_bytes=efficient_forward_bytes(itemsize=query.itemsize, values=count, widest=max(width, shape.head_dim)),
+        backward_bytes=taken, result_count=count, copies=copies, **counts,
+    )  # fmt: skip
+
+
+def _padded_sums(queries: int, *operands: Tensor) -> int:
+    """How many sums memory-efficient attention makes for a head, rounded up to a multiple of 32: none if no operand
+    needs a gradient (pytorch, aten/src/ATen/native/transformers/attention.cpp, should_compute_logsumexp)."""
+    return -(-queries // 32) * 32 if any(one.node is not None for one in operands) else 0
 
 
 def _unfused(
