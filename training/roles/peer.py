@@ -34,9 +34,10 @@ from training.trust.member import Member, MemberStop
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
+from training.volunteer.copies import Copies
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.preparation import check_settings, choose_settings, model_on_device
-from training.volunteer.reporter import Reporter
+from training.volunteer.reporter import TOTALS_FILE, Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
@@ -94,7 +95,8 @@ def run_peer(
     connection = connect(run, settings, identity, notices.warn, admission)
     stop.listen()
     events.write("ready", addresses=connection.addresses)
-    belonging = Belonging(connection, state_dir, notices)
+    copies = Copies(connection.dht, run.run_id, identity, name=connection.name, tell=notices.warn)
+    belonging = Belonging(connection, state_dir, notices, copies)
     stop = member.until_refused(stop)
     task, shards = task_of(run), settings.shards or run.data.shards
     manifest = open_manifest(shards, kind=run.kind)
@@ -121,14 +123,17 @@ def run_peer(
     epoch = 0
     try:
         epoch = peer.take_part(settings.resume, stop)
-        while belonging.is_left and not stop.asked:
+        while belonging.is_left and not (stop.asked or copies.is_second):
             peer.go_over(epoch)
             epoch = peer.take_part(None, stop)
     finally:
         connection.redial.stop()
-        reporter.leave()
+        if not copies.is_second:  # the other process stays, and the last words would be its own
+            reporter.leave()
         events.write("stopped", epoch=epoch)
     member.check()
+    if not stop.asked:
+        copies.check(TOTALS_FILE)  # what was contributed so far stays with the other process
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
@@ -188,9 +193,10 @@ class _Peer:
                 check_tokens(connection.dht, run, connection.identity, self.tokens, **facts)
                 self._train(optimizer, source, until, keeping)
         finally:
-            optimizer.say_goodbye()
+            if not belonging.copies.is_second:
+                optimizer.say_goodbye()
             belonging.remember(optimizer.local_epoch)
-        if source is not None and not belonging.is_left:
+        if source is not None and not (belonging.is_left or belonging.copies.is_second):
             self.reporter.leave()  # first: writing takes time, and the peer may be ended meanwhile
             keeping.leave(optimizer, self.model, belonging.lineage)
         if belonging.is_left and not stop.asked:  # otherwise the processes end with the role

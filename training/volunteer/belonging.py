@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.errors import TrainingError
 from training.processes.notices import Notices
@@ -25,6 +26,9 @@ from training.swarm.run.lineage import (
 from training.trust.member import MemberStop
 from training.volunteer.connection import Connection
 
+if TYPE_CHECKING:
+    from training.volunteer.copies import Copies
+
 LOOK_SECONDS = 5.0
 """Pause between two looks at the lineages that the run's servers announce."""
 LOOKS = 3
@@ -35,7 +39,8 @@ WAKE_SECONDS = 0.5
 
 
 class LeaveRequest:
-    """Asks a peer to stop what it does in its lineage, because the program is to stop or the lineage is left."""
+    """Asks a peer to stop what it does in its lineage, because the program is to stop, the lineage is left, or the
+    identity is another process's."""
 
     def __init__(self, stop: MemberStop, belonging: Belonging):
         self._stop, self._belonging = stop, belonging
@@ -43,7 +48,7 @@ class LeaveRequest:
     @property
     def asked(self) -> bool:
         """Returns whether the peer is asked to stop."""
-        return self._stop.asked or self._belonging.is_left
+        return self._stop.asked or self._belonging.is_left or self._belonging.copies.is_second
 
     def wait(self, seconds: float) -> bool:
         """Sleeps this long, or until it is asked to stop; returns whether it is asked."""
@@ -60,12 +65,13 @@ class Belonging:
         connection: To the run.
         state_dir: Keeps the lineage for the next start.
         notices: Tells the volunteer which lineage that is.
+        copies: Looks for other processes with this peer's identity whenever this object looks at the lineages.
     """
 
-    def __init__(self, connection: Connection, state_dir: Path, notices: Notices):
+    def __init__(self, connection: Connection, state_dir: Path, notices: Notices, copies: Copies):
         self._connection, self._state_dir, self._notices = connection, state_dir, notices
         self._dht, self._run_id = connection.dht, connection.run.run_id
-        self._named = connection.named
+        self._named, self.copies = connection.named, copies
         self._looks: list[str] = []
         self._other: LineageMessage | None = None
         self.resting = threading.Lock()
@@ -169,6 +175,7 @@ class Belonging:
         while True:
             time.sleep(LOOK_SECONDS)
             with self.resting, suppress(Exception):  # the node may have ended; the next look may succeed
+                self.copies.look()
                 own = str(self._connection.identity.peer_id)
                 self._look([message for message in self._posted_messages() if message.signer != own])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from training.recipe import RunConfig
@@ -10,11 +11,15 @@ from training.swarm.node.addresses import answer_seconds, settle_ports
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, full_addresses
 from training.swarm.node.identity import Identity
+from training.swarm.node.metrics import is_name
 from training.swarm.run.online import find_run, go_online
 from training.swarm.run.redial import Redial
 from training.swarm.run.servers import servers_at
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link
+
+NAME_FILE = "name"
+"""File in the state folder with the name of a peer that has changed its identity; see `copies`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,11 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """This peer's name on the leaderboard."""
-        return self.settings.name or f"volunteer-{str(self.identity.peer_id)[-4:]}"
+        """This peer's name on the leaderboard: the volunteer's, the one of its last identity, or one of its id."""
+        kept = ""
+        with suppress(OSError, ValueError):
+            kept = self.identity.path.with_name(NAME_FILE).read_text(encoding="utf-8")
+        return self.settings.name or (kept if is_name(kept) else f"volunteer-{str(self.identity.peer_id)[-4:]}")
 
 
 def connect(

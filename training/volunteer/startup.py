@@ -6,7 +6,6 @@ warning.
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from training.errors import BadInput
 from training.processes.environment import FILE_LIMIT, files_of_group
 from training.processes.notices import Setting
 from training.swarm.config import SwarmConfig
-from training.swarm.node.metrics import LONGEST_NAME, PLAIN
+from training.swarm.node.metrics import LONGEST_NAME, is_name
 
 MEASURABLE_BYTES = 1 << 23
 """The time of a smaller download depends more on latency than on bandwidth."""
@@ -84,7 +83,7 @@ def check_flags(
             "--client-mode accepts no incoming connections, so --announce-maddrs has no address to announce; "
             "omit one of them."
         )
-    if name is not None and not (len(name) <= LONGEST_NAME and re.match(PLAIN, name)):
+    if name is not None and not is_name(name):
         raise BadInput(
             f"--name {name!r} has {len(name)} characters: a name has 1 to {LONGEST_NAME}, without control characters "
             "and others that are invisible; give another."

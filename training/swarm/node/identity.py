@@ -22,6 +22,9 @@ from training.errors import BadInput, reason_of
 from training.storage.whole import delete_drafts, whole_file
 from training.trust.proof import PADDING, proven_peer_id
 
+KEY_FILE = "identity.key"
+"""File in the state folder with the key."""
+
 
 class Key(PrivateKey):
     """A peer's RSA key. hivemind's `RSAPrivateKey` cannot be read from a file.
@@ -55,7 +58,7 @@ class Identity:
     """
 
     def __init__(self, state_dir: Path):
-        self.path = state_dir / "identity.key"
+        self.path = state_dir / KEY_FILE
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             self._lock: IO = (state_dir / "lock").open("a")

@@ -6,6 +6,7 @@ refuses records that are unsigned, signed with another key, malformed or out of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
@@ -100,6 +101,11 @@ class PeerRecord(BaseModel):
         if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > values.get("epoch", 0)):
             raise ValueError("recent epochs must ascend, up to the peer's own")
         return recent
+
+
+def is_name(text: str) -> bool:
+    """Returns True if others take a text as the name of a peer."""
+    return len(text) <= LONGEST_NAME and re.match(PLAIN, text) is not None
 
 
 def of_right_clocks(records: Sequence[PeerRecord], now: float) -> list[PeerRecord]:

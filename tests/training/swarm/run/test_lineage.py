@@ -301,7 +301,9 @@ def join(node, *trusted):
         named=frozenset(),
         redial=SimpleNamespace(servers=Servers([full_addresses(other.dht)[0] for other in trusted])),
     )
-    return Belonging(connection, node.folder, Notices(events=EventLog(None), console=console)), console.export_text
+    notices = Notices(events=EventLog(None), console=console)
+    copies = SimpleNamespace(is_second=False, look=lambda: None)
+    return Belonging(connection, node.folder, notices, copies), console.export_text
 
 
 @pytest.mark.swarm
