@@ -2,7 +2,7 @@
 
 # The folders, from the top down
 
-    optimizer.py   `SwarmOptimizer`, the only door of the training loop
+    optimizer.py   `SwarmOptimizer`, all that the training loop uses of this package
     epoch/         the trainer's side of an epoch: gradients, exchange, update, strategies
     state/         the weights of a peer, and how they become and stay the same as the others'
     run/           which run a peer trains, and how it stays in it without the run's servers

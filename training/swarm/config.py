@@ -1,4 +1,4 @@
-"""The `[swarm]` of a recipe."""
+"""The `[swarm]` table of a recipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calculator.swarm.settings import COMPRESSION_THRESHOLD, DEFAULTS, INNER_BAT
 from training.section import Count, Positive, Seconds, Section
 
 RECORDS_MISSED = 6
-"""A peer counts as gone when it has not renewed its metric record so many times."""
+"""Number of records that a peer has to miss before it counts as gone; see `metrics_every_seconds`."""
 
 Codec = Literal[*CODECS]
 
@@ -27,7 +27,7 @@ class SwarmConfig(Section):
     allreduce_timeout_seconds: Seconds = DEFAULTS.allreduce_timeout_seconds
     """Longest all-reduce within a group."""
     next_chunk_timeout_seconds: Seconds = DEFAULTS.next_chunk_timeout_seconds
-    """A sender that is silent for this long is given up."""
+    """Longest silence of a sender in the middle of a part; after it, the group goes on without the sender."""
     average_state_every: Positive = DEFAULTS.average_state_every
     """Parameters are averaged once in this many epochs; gradients in every epoch."""
     state_bits: Literal[8, 16] = DEFAULTS.state_bits
@@ -54,22 +54,21 @@ class SwarmConfig(Section):
     """Most peers in one all-reduce."""
     aggregation: Literal["mean", "centered-clip"] = "mean"
     """How a group averages. Default: `mean`, or `centered-clip` where `membership.unvouched` is true.
-    `mean`: weighted by samples; one hostile peer can move it anywhere. `centered-clip`
-    (Karimireddy et al. 2021): no peer pulls an average far, as long as most peers of its group are honest. Then each
-    peer has its own momentum, with the optimizer's first beta (`muon`: its momentum), and the optimizer has none. It
-    costs no bytes, and less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta,
-    not of gradients: where gradients are mostly noise, its updates are some four times as long, and need a learning
-    rate as much smaller."""
+    `mean`: weighted by samples; one hostile peer can move the average anywhere. `centered-clip` (Karimireddy et al.
+    2021): no peer pulls an average far, as long as most peers of its group are honest. Then each peer has its own
+    momentum, with the optimizer's first beta (`muon`: its momentum), and the optimizer has none. It costs no bytes, and
+    less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta, not of gradients:
+    where gradients are mostly noise, its updates are some four times as long, and need a learning rate four times
+    smaller."""
     audit_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    """About what share of the traffic peers use for checking those that average parts (`centered-clip`). Each
-    peer computes averages of parts again that it has drawn at random, and a peer that has answered with another one is
-    left out of groups. 0: nobody is checked."""
+    """Share of the traffic, roughly, that peers use to check the reducers (`centered-clip`). Each peer draws parts at
+    random and computes their averages again; groups leave out a reducer that has sent another result. 0: no checks."""
     max_epochs_alone: Count = 10
-    """A peer that has ended so many epochs in a row without any other peer keeps the gradients of the next one and
-    waits for others: a lone peer's small batches would carry the weights away from what the others have. 0: it trains
-    on alone."""
+    """Epochs in a row that a peer may end without any other peer. After them it keeps the gradients of the next epoch
+    and waits for others: a lone peer's small batches would carry the weights away from the others' weights. 0: the peer
+    trains on alone."""
     metrics_every_seconds: Seconds = 10.0
-    """A peer renews its metric record at least this often."""
+    """Longest interval at which a peer renews its metric record."""
 
     @model_validator(mode="after")
     def _has_time_for_its_steps(self) -> SwarmConfig:
@@ -98,15 +97,15 @@ class SwarmConfig(Section):
 
     @property
     def request_timeout_seconds(self) -> float:
-        """Longest wait for another peer's answer, shorter than the matchmaking."""
+        """Longest wait for another peer's answer; shorter than the search for a group."""
         return min(REQUEST_TIMEOUT_SECONDS, self.matchmaking_seconds * 2 / 3)
 
     @property
     def averaging_timeout_seconds(self) -> float:
-        """Longest averaging: a group is looked for through some windows of matchmaking, then averages."""
+        """Longest average: several windows of `matchmaking_seconds` to find a group, then the all-reduce."""
         return PATIENCE_WINDOWS * self.matchmaking_seconds + self.allreduce_timeout_seconds
 
     @property
     def metrics_expiration_seconds(self) -> float:
-        """A peer whose record is older counts as gone."""
+        """Age of its record at which a peer counts as gone."""
         return RECORDS_MISSED * self.metrics_every_seconds

@@ -1,4 +1,4 @@
-"""A peer's optimizer: decides when to average with the others and when to update; the package's other parts do it.
+"""A peer's optimizer: decides when to average with other peers and when to update; other modules do these steps.
 
 The package's docstring (`training/swarm/__init__.py`) describes an epoch's life and names the modules.
 """
@@ -34,15 +34,15 @@ from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.parameters import ParameterAverager, state_codec, state_prefix
 
 LAST_AVERAGE_SECONDS = 5.0
-"""A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
+"""Longest wait of a leaving peer for an average under way; it must be gone ten seconds after it was asked to end."""
 
 
 class SwarmOptimizer:
     """Trains a model together with the other peers of a run.
 
     To the training loop it is an optimizer whose `step` comes after each micro-batch. It adds gradients up until the
-    peers of the run have computed `target_batch_size` samples together; then it averages them with the others' and
-    updates the weights once. That is an epoch.
+    peers of the run have computed `target_batch_size` samples together. Then it averages its gradients with the other
+    peers', and updates the weights once. That is an epoch.
 
         optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity)
         optimizer.load_state_from_peers()              # a newcomer begins where the others are
@@ -70,12 +70,12 @@ class SwarmOptimizer:
     Starts two averagers, each a process.
 
     Args:
-        model: Its parameters are trained; the optimizer holds master weights in float32 on the host.
-        run: The recipe.
+        model: The model to train; the optimizer holds its master weights in float32 on the host.
+        run: The recipe of the run.
         dht: A running node that signs with `identity`.
-        identity: Signs this peer's progress; None: a key of this process.
-        lineage: It trains with peers of the same one; None: with peers that have none.
-        micro_batch_size: Samples of a `step` that is not told another number.
+        identity: Signs this peer's progress; None: a new key of this process does.
+        lineage: Lineage of the weights. The peer trains with peers of this lineage; None: with peers that have none.
+        micro_batch_size: Samples of a micro-batch, for calls of `step` that do not say how many.
         client_mode: Accept no incoming connections.
     """
 
@@ -92,7 +92,7 @@ class SwarmOptimizer:
     ):
         self.run, self.dht, self.lineage = run, dht, lineage
         self.local_epoch = 0
-        """Updates that this peer has done or begun."""
+        """Number of updates that this peer has done or begun."""
         self._micro_batch_size, self._client_mode = micro_batch_size, client_mode
         self._epochs_alone = 0
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
@@ -150,7 +150,7 @@ class SwarmOptimizer:
         A peer that is behind the others catches up instead, and its gradients are dropped.
 
         Args:
-            batch_size: Samples of this micro-batch, over which its loss is a mean; None: as many as usual.
+            batch_size: Samples of this micro-batch, over which its loss is a mean; None: `micro_batch_size`.
 
         Raises:
             TrainingError: If the process of the node or of an averager has ended.
@@ -158,8 +158,8 @@ class SwarmOptimizer:
         samples = self._micro_batch_size if batch_size is None else batch_size
         check_node(self.dht)
         self.updates.apply()
-        # The progress compares epochs once in each epoch. The alignment remembers what it found, so that a peer that
-        # fails to catch up tries again and does not train on.
+        # The progress compares epochs once in each epoch. The alignment remembers the result, so that a peer that fails
+        # to catch up tries again and does not train on.
         if self.progress.is_behind(self.local_epoch):
             self.alignment.note(Event.OVERTAKEN)
         if self.alignment.behind:
@@ -181,8 +181,8 @@ class SwarmOptimizer:
     def waits_for_others(self) -> bool:
         """True if this peer should compute nothing until others come, because it has been alone for too long.
 
-        It keeps the gradients of the epoch that it is in. The next `step` adds to them, and ends the epoch together
-        with those that have come, or catches up with them.
+        It keeps the gradients of the current epoch. The next `step` adds to them, and ends the epoch together with
+        newly arrived peers, or catches up with them.
         """
         most = self.run.swarm.max_epochs_alone
         is_alone = 0 < most <= self._epochs_alone and self.progress.num_peers <= 1
@@ -190,7 +190,7 @@ class SwarmOptimizer:
 
     @property
     def samples_held(self) -> int:
-        """Samples whose gradients this peer has added up and not given to an update yet."""
+        """Samples whose gradients this peer has added up and not yet used in an update."""
         return self.gradients.samples
 
     def keep_waiting(self) -> None:
@@ -203,7 +203,7 @@ class SwarmOptimizer:
             parameter.grad = None
 
     def take_epoch_reports(self) -> list[EpochReport]:
-        """Reports of the epochs that have ended since the last call."""
+        """Returns the reports of the epochs that have ended since the last call."""
         reports = []
         while not self._reports.empty():
             reports.append(self._reports.get_nowait())
@@ -226,7 +226,7 @@ class SwarmOptimizer:
             self._catch_up()
 
     def _begin_update(self, epoch: int, **gradients_ready) -> None:
-        """The update that ends an epoch, and the round of parameters that is due with it."""
+        """Begins the update that ends an epoch, and the round of parameters that is due with it."""
         is_due = (epoch + 1) % self.run.swarm.average_state_every == 0
         is_wanted = epoch + 1 == self.exchange.parameters_wanted_at
         self.updates.begin(
@@ -237,7 +237,7 @@ class SwarmOptimizer:
         )
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Goes on with an epoch in which nothing is computed yet; the progress must be paused."""
+        """Begins an epoch in which nothing is computed yet; the progress must be paused."""
         self.local_epoch = epoch
         self.strategy.forget()
         self.progress.begin_epoch(epoch)
@@ -256,8 +256,8 @@ class SwarmOptimizer:
 
     def load_state_from_peers(self, *, oldest_epoch: int = 0) -> bool:
         """Downloads the run's state. Returns False if no peer sent it; see `CatchingUp.load_state_from_peers`."""
-        # The update by which an epoch began may still be under way in the background. A donor in this peer's epoch then
-        # offers a state of one epoch less, which is no older than this peer's own.
+        # The update by which an epoch began may still run in the background. A donor in this peer's epoch then offers a
+        # state of one epoch less, which is no older than this peer's own state.
         oldest_epoch = max(self.local_epoch - self.run.swarm.updates_in_background, oldest_epoch)
         return self.catching_up.load_state_from_peers(oldest_epoch)
 
@@ -273,34 +273,41 @@ class SwarmOptimizer:
         return self.catching_up.last_download
 
     def _let_rounds_end(self) -> None:
-        """Lets updates end, and leaves the group that is being looked for; called before the weights change."""
+        """Waits for updates under way, and leaves the group that this peer looks for; called before the weights
+        change."""
         self.updates.wait()
         self.exchange.leave_group()
 
     # -- this peer and the others ----------------------------------------------------------------------------------
 
     def declare_bandwidth(self, mbits: float | None) -> None:
-        """Tells groupmates what this peer's link carries, both ways, in Mbit/s: slow ones average smaller parts.
+        """Tells groupmates how much this peer's link carries in both directions, so that slow peers average smaller
+        parts.
 
-        A peer that does not know (None) counts as the mean of those that do; see `gathering.shares`.
+        None, an unknown bandwidth, counts as the mean of the known ones; see `gathering.shares`.
+
+        Args:
+            mbits: Bandwidth in Mbit/s.
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
 
     def say_goodbye(self) -> None:
         """Tells the others not to wait for this peer.
 
-        First it waits some seconds for an average that runs: if it left, the group would have to repeat that.
+        First it waits up to `LAST_AVERAGE_SECONDS` for an average under way: without this peer, the group would repeat
+        it.
         """
         deadline = time.monotonic() + LAST_AVERAGE_SECONDS
         while self.exchange.under_way and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        # The record goes last: `Progress` tells that this peer has left, and then it may be in no group any more.
+        # The record goes last: with it `Progress` announces that this peer has left, and then no group may have this
+        # peer.
         self.parameters.offer_state(None)
         self.exchange.drop_search()
         self.progress.shutdown()
 
     def shutdown(self) -> None:
-        """Ends the averagers' processes and the background's thread; those of a role end with the role."""
+        """Ends the averagers' processes and the background thread; processes of a role end with the role."""
         self.say_goodbye()
         self.updates.end()
         for averager in (self.gradients, self.parameters):
@@ -332,7 +339,7 @@ def _make_parameter_averager(
     settings = replace(
         settings,
         compression=exchange_codec(swarm.compression_threshold, large),
-        round_own_parts=True,  # else a round would change even weights that are equal
+        round_own_parts=True,  # otherwise a round would change even weights that are equal
         reduction=WeightedMean(most_weight=FULL_WEIGHT),
         guard=None,
     )

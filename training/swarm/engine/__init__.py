@@ -1,1 +1,1 @@
-"""hivemind as we use it: limits on what strangers send, streams, codecs. It knows no run."""
+"""hivemind as this project uses it: limits on what strangers send, streams, codecs. It knows nothing of runs."""

@@ -1,8 +1,8 @@
 """Bounds of what a node accepts from others: the depth of messages, and the shape of records.
 
-Anybody who knows the address of a node may call it. hivemind 1.1.12 unpacks a message before it looks at it, however
-deeply it is nested: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under
-any key, for any time. So this program reads messages by `unpack`, and each node has `record_bounds`.
+Anybody who knows the address of a node may call it. hivemind 1.1.12 unpacks a message of any depth before it checks
+anything else: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under any
+key, for any time. So this program reads messages by `unpack`, and each node has the validators of `record_bounds`.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from hivemind.utils import MSGPackSerializer, TimedStorage, get_dht_time
 from training.swarm.engine.ids import peer_id_of
 
 MOST_DEPTH = 6
-"""Packed objects within packed objects; the deepest that are sent have 3."""
+"""Most levels of packed objects within packed objects; the messages of this program have 3 at most."""
 MOST_NESTED = 4
-"""Lists and dictionaries within each other in what goes from one process of a peer to another; ours have 3 at most."""
+"""Most levels of lists and dictionaries in a message between a peer's processes; this program's have 3 at most."""
 MOST_BYTES = 4 << 20
-"""Largest packed object, in bytes. The largest of ours: the records of all peers under one key, and the description of
-a state's tensors."""
+"""Largest packed object, in bytes. The largest that this program sends are the records of all peers under one key, and
+the description of a state's tensors."""
 MOST_RECORD_BYTES = 8192
 """Largest record with its signature, in bytes; a peer's metrics with its recent epochs take 3000."""
 MOST_RECORD_SECONDS = 3600.0
-"""Longest time that a record may be valid: three times as long as any of ours."""
+"""Longest time that a record may be valid: three times as long as any record of this program."""
 SPARE_ENTRIES = 64
-"""Entries that a storage's list of expirations may have beyond twice its values."""
+"""Entries that a storage's list of expirations may have beyond twice the number of its values."""
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
 _OWNER = re.compile(rb"\[owner:ssh-rsa AAAAB3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{336,776}={0,2}\]")
-"""A key of 2048 bits or more, shorter ones are made by the hundred in a second, with 65537 as its exponent, which all
-programs use: a signature by a key with a large exponent takes milliseconds to verify."""
+"""Subkey of a record: an RSA key of 2048 bits or more with the exponent 65537, which all programs use. Hundreds of
+shorter keys can be made in a second; a signature by a key with a large exponent takes milliseconds to verify."""
 _depth = threading.local()
 
 
 class KeepingNewest(TimedStorage):
     """A storage in which a newer value stays as long as it is valid.
 
-    hivemind's refuses a value that is older than the one that is there, but lets the newer one expire when the older
-    one would. So anybody who repeated a peer's older record, which needs no key, would delete its newest. And it notes
-    when a value expires at each store, and keeps all of these notes until then.
+    hivemind's storage refuses a value that is older than the stored one, but lets the newer value expire when the older
+    one would. So anybody who repeated a peer's older record, which needs no key, would delete its newest record. And at
+    each store it notes when the value expires, and keeps all of these notes until then.
     """
 
     def store(self, key: object, value: object, expiration_time: float) -> bool:
-        """Returns whether the value is stored."""
+        """Stores a value unless a newer one is there. Returns whether it is stored."""
         before = self.data.get(key)
         if before is not None and before.expiration_time >= expiration_time:
             return False
@@ -64,7 +64,7 @@ class Records(DictionaryDHTValue, KeepingNewest):
     """The records under one key of the DHT, by their subkeys."""
 
     def copy(self) -> Records:
-        """The same records; what happens to one of the two changes nothing in the other."""
+        """Returns a copy that is independent of these records."""
         copied = Records()
         copied.data, copied.key_to_heap = dict(self.data), dict(self.key_to_heap)
         copied.expiration_heap, copied.latest_expiration_time = list(self.expiration_heap), self.latest_expiration_time
@@ -78,8 +78,8 @@ class Serializer(MSGPackSerializer):
 
     @classmethod
     def dumps(cls, value: object) -> bytes:
-        """The packed value."""
-        if isinstance(value, Records):  # hivemind knows the class of its own
+        """Packs a value to bytes."""
+        if isinstance(value, Records):  # hivemind's serializer accepts only hivemind's own class of records
             plain = DictionaryDHTValue()
             plain.__dict__.update(vars(value))
             value = plain
@@ -100,7 +100,7 @@ def unpack(packed: bytes) -> object:
     _depth.now = depth + 1
     try:
         return msgpack.unpackb(packed, ext_hook=_unpack_extension, raw=False)
-    except Exception as error:  # of many kinds, such as that of a key that cannot be one
+    except Exception as error:  # unpacking raises errors of many kinds, such as that of a list as a dictionary's key
         raise ValueError(f"a packed object is malformed: {str(error) or type(error).__name__}") from None
     finally:
         _depth.now = depth
@@ -121,7 +121,7 @@ def _unpack_dictionary(packed: bytes) -> Records:
     caller waits for ever.
     """
     _, _, items = unpack(packed)
-    with Records().freeze() as records:  # else those that have expired would be dropped
+    with Records().freeze() as records:  # otherwise expired records would be dropped
         for subkey, value, item_expires in items:
             if not isinstance(subkey, bytes):  # it could not be compared with those of others that expire with it
                 raise ValueError("records of one key are told apart by bytes")
@@ -132,7 +132,7 @@ def _unpack_dictionary(packed: bytes) -> Records:
 def is_plain(value: object, depth: int = MOST_NESTED) -> bool:
     """Returns True for values that msgpack itself knows, in lists and dictionaries nested at most `depth` deep.
 
-    Deeper values can be unpacked but not pickled: a process that waits for them would wait for ever.
+    Deeper values can be unpacked but not pickled: a process that waits for one would wait for ever.
 
     >>> is_plain([7, False, {"a": None}], 2), is_plain([[[]]], 2)
     (True, False)
@@ -144,15 +144,15 @@ def is_plain(value: object, depth: int = MOST_NESTED) -> bool:
 
 
 def record_bounds(*, most_bytes: int = MOST_RECORD_BYTES) -> list[RecordValidatorBase]:
-    """Validators that refuse each record that is not of a shape in which this program stores some.
+    """Returns validators that refuse every record whose shape is not that of one of this program's records.
 
-    A record lies in a dictionary, under its signer's public key and nothing more, so that nobody has two.
+    A record lies in a dictionary, under its signer's public key alone, so that no signer has two.
     """
     return [_Place(most_bytes), _Contents()]
 
 
 class _Place(RecordValidatorBase):
-    """Looks at a record before its signature is verified, which has priority 10."""
+    """Checks a record before its signature is verified; signatures have priority 10."""
 
     priority = 20
 
@@ -168,16 +168,16 @@ class _Place(RecordValidatorBase):
             place = unpack(record.subkey)
         except ValueError:
             return False
-        # A node reads key and subkey from what came, and passes them on as hivemind writes them. If that differs, the
-        # signature holds here and with nobody else, and no schema knows the key.
+        # A node reads key and subkey from the received bytes, and passes them on as hivemind writes them. If the two
+        # forms differ, the signature is valid here and at no other node, and no schema knows the key.
         if len(record.key) != DHTID.HASH_NBYTES or MSGPackSerializer.dumps(place) != record.subkey:
             return False
-        # hivemind's check of signatures fails with an error if the key is none, which would hide all records of a key.
+        # hivemind's check of signatures raises an error if the key is not valid, which would hide all records of a key.
         return isinstance(place, bytes) and bool(_OWNER.fullmatch(place)) and peer_id_of(place) is not None
 
 
 class _Contents(RecordValidatorBase):
-    """Looks at a record after its signature was verified and removed, before any schema does."""
+    """Checks a record after its signature was verified and removed, and before the schemas."""
 
     priority = 5
 

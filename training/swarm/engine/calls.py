@@ -1,7 +1,7 @@
-"""A process's connection to the network daemon, whose calls are bounded, and streams that arrive whole.
+"""A process's connection to the network daemon: calls within bounds, and streams that arrive completely.
 
-hivemind 1.1.12 reads a message of any length into memory, and waits for ever for a caller that says nothing. If a call
-is answered before all of its messages were read, the rest of them stays in memory, also after the caller has hung up.
+hivemind 1.1.12 reads a message of any length into memory, and waits for ever for a caller that sends nothing. If a call
+is answered before all of its messages were read, the rest of them stays in memory, even after the caller has hung up.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from hivemind.utils.asyncio import as_aiter
 from training.swarm.engine.bounds import MOST_BYTES
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
-"""Largest message of a stream, in bytes. The largest of ours describes a state's tensors; parts have 512 KiB."""
+"""Largest message of a stream, in bytes. The largest of this program describes a state's tensors; parts have 512
+KiB."""
 MESSAGE_SECONDS = 360.0
-"""A message that has begun arrives within this: the largest over a link of 0.1 Mbit/s."""
+"""Longest time that a message takes once it has begun: the largest message over a link of 0.1 Mbit/s."""
 LATE_ANSWER_SECONDS = 30.0
-"""No answer comes to a call that was given up so long ago."""
+"""Time after which no answer comes any more to a call that was given up."""
 OPENING_SECONDS = 30.0
-"""A caller says something within this."""
+"""Longest wait for a caller's first message."""
 HANG_UP_SECONDS = 15.0
-"""A writer waits so long for its reader to close the stream. A slow link holds back some seconds' worth of bytes."""
+"""Longest wait of a writer until its reader closes the stream. A slow link holds back some seconds' worth of bytes."""
 PREFETCHED = 5
-"""Messages of a call that wait to be read, as in hivemind."""
+"""Messages of a call that are kept until its handler reads them, as in hivemind."""
 
 AnyMessage = TypeVar("AnyMessage")
 
@@ -51,7 +52,7 @@ class Connection(P2P):
         stream_output: bool = False,
         balanced: bool = False,
     ) -> None:
-        """Adds a handler of calls, as hivemind does; all handlers pass here."""
+        """Adds a handler of calls, as hivemind does. All handlers are added through this method."""
 
         async def answer(request: Message, context: P2PContext) -> Message:
             try:
@@ -76,8 +77,8 @@ class Connection(P2P):
     ) -> Message:
         """Calls a peer with one message, as hivemind does.
 
-        hivemind's reader of answers, and with it all calls of the process, ends if an answer comes at the moment when
-        its call is given up. So a call is cancelled later, when no answer comes any more.
+        If an answer comes at the moment when its call is given up, hivemind's reader of answers ends, and with it all
+        calls of the process. So this method cancels a call later, when no answer comes any more.
         """
         call = asyncio.ensure_future(super().call_protobuf_handler(peer_id, name, input, output_protobuf_type))
         call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else reads it
@@ -122,11 +123,11 @@ async def _read_answers(
 
 
 class _Requests:
-    """The messages of a call as they come; those that nobody wants any more are dropped.
+    """The messages of a call as they come. `drop` discards those that the handler has not read.
 
     Args:
-        reader: Of the stream.
-        kind: Of a message.
+        reader: The call's stream.
+        kind: Class of the messages.
     """
 
     def __init__(self, reader: asyncio.StreamReader, kind: type[Message]):
@@ -134,7 +135,7 @@ class _Requests:
         self._waiting: asyncio.Queue[Message | None] = asyncio.Queue(PREFETCHED)
         self._wanted = True
         self.ended = asyncio.Event()
-        """The caller has sent all."""
+        """Set when the caller has sent all messages."""
 
     async def read(self) -> None:
         """Reads until the caller hangs up or breaks a bound."""
@@ -153,18 +154,18 @@ class _Requests:
             logger.debug("A call is ended: %r", error)
 
     async def next(self) -> Message | None:
-        """The next message; None: there are no more."""
+        """Returns the next message; None after the last one."""
         return await self._waiting.get()
 
     def drop(self) -> None:
-        """Drops the rest of the stream."""
+        """Discards the rest of the stream."""
         self._wanted = False
         while not self._waiting.empty():
             self._waiting.get_nowait()
 
 
 async def _serve(requests: _Requests, answer: Awaitable[None]) -> None:
-    """Ends a call when its caller hangs up, or when it is answered and the caller has sent all.
+    """Runs a call until its caller hangs up, or until it is answered and the caller has sent all messages.
 
     The network daemon drops an answer if the stream ends while the caller still sends.
     """
@@ -180,15 +181,15 @@ async def _serve(requests: _Requests, answer: Awaitable[None]) -> None:
 
 
 async def _message(reader: asyncio.StreamReader, patience: float | None = None) -> tuple[bytes, bytes]:
-    """The next message of a stream: its marker and its content.
+    """Reads the next message of a stream. Returns its marker and its content.
 
     Args:
-        reader: Of the stream.
-        patience: Longest wait until the message begins; None: no limit.
+        reader: The stream.
+        patience: Longest wait in seconds until the message begins; None: no limit.
 
     Raises:
-        ValueError: If it is too long.
-        TimeoutError: If it is too slow.
+        ValueError: If the message is too long.
+        TimeoutError: If it begins or ends too late.
     """
     marker = await asyncio.wait_for(reader.readexactly(len(P2P.MESSAGE_MARKER)), patience)
     async with asyncio.timeout(MESSAGE_SECONDS):
@@ -201,7 +202,7 @@ async def _message(reader: asyncio.StreamReader, patience: float | None = None) 
 async def _answers(
     handler: Callable, requests: _Requests, context: P2PContext, *, stream_input: bool
 ) -> AsyncGenerator[Message, None]:
-    """Yields a handler's answers, one or several."""
+    """Yields the answers of a handler, which returns one message or a stream of them."""
 
     async def each() -> AsyncIterator[Message]:
         while (request := await requests.next()) is not None:
@@ -218,7 +219,7 @@ async def _answers(
 
 async def _answer(answers: AsyncGenerator[Message, None], writer: asyncio.StreamWriter) -> None:
     try:
-        async with aclosing(answers):  # at once, also if this task is cancelled: they hold places of others
+        async with aclosing(answers):  # at once, also if this task is cancelled: handlers hold places that others need
             async for message in answers:
                 await P2P.send_protobuf(message, writer)
     except Exception as error:
@@ -228,7 +229,7 @@ async def _answer(answers: AsyncGenerator[Message, None], writer: asyncio.Stream
 
 
 async def until_hung_up(messages: AsyncIterator[AnyMessage]) -> AsyncIterator[AnyMessage]:
-    """A handler's messages. After the last one the handler waits; the reader cancels it by closing the stream.
+    """Yields a handler's messages, then waits until the reader closes the stream, at most `HANG_UP_SECONDS`.
 
     hivemind's handlers end a stream when they have written it. Its network daemon then drops the bytes that it has not
     passed on: on busy machines about one in a hundred streams of an all-reduce lacks the end of its last part, and the
@@ -240,7 +241,7 @@ async def until_hung_up(messages: AsyncIterator[AnyMessage]) -> AsyncIterator[An
 
 
 async def first_of(stream: AsyncIterator[AnyMessage], count: int) -> AsyncIterator[AnyMessage]:
-    """The first messages of a stream, as many as told or as there are; then closes the stream."""
+    """Yields the first `count` messages of a stream, or all if it has fewer; then closes the stream."""
     async with aclosing(stream):
         while count > 0:
             try:

@@ -90,12 +90,12 @@ class BlockwiseCodec(CompressionBase):
         return values.view(shape).to(dtype).requires_grad_(serialized_tensor.requires_grad)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bits per value on the wire over those in memory; hivemind sizes the parts of tensors by it."""
+        """Ratio of a value's size on the wire to its size in memory; hivemind sizes the parts of tensors by it."""
         return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
 
 
 def _faulty_blocks(values: Tensor) -> Tensor:
-    """Indices of the blocks with non-finite values; sets these values to 0."""
+    """Returns the indices of the blocks with non-finite values, and sets these values to 0."""
     if bool(values.dot(values).isfinite()):  # fast check; large finite squares may overflow, then we check each value
         return torch.empty(0, dtype=torch.int64)
     places = values.isfinite().logical_not_().nonzero().view(-1)
@@ -104,7 +104,7 @@ def _faulty_blocks(values: Tensor) -> Tensor:
 
 
 def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
-    """The codec of gradients or parameters: `large` for large tensors, 16 bits for others (paper, section 3.3).
+    """Returns the codec of gradients or parameters: `large` for large tensors, 16 bits for others (paper, section 3.3).
 
     Args:
         threshold: Tensors with at least this many values are large.
@@ -120,19 +120,19 @@ _CODECS = {
     codec.compression_type: codec
     for codec in (NoCompression(), Float16Compression(), Uniform8BitQuantization(), BlockwiseCodec())
 }
-"""Codecs by their numbers in messages. hivemind's own table has its block-wise codec in place of ours."""
+"""Codecs by their numbers in messages. In hivemind's own table, its own block-wise codec is in the place of ours."""
 
 
 def encode(tensor: Tensor, compression: int = runtime_pb2.NONE) -> runtime_pb2.Tensor:
-    """The message that carries a tensor, in the codec of this number."""
+    """Returns a message with the tensor, encoded by the codec of the number `compression`."""
     return _CODECS[compression].compress(tensor, CompressionInfo.from_tensor(tensor))
 
 
 def decode(message: runtime_pb2.Tensor) -> Tensor:
     """Decodes the tensor in a message.
 
-    hivemind lets NumPy read the name of its type. NumPy also knows "S100000", a text of 100,000 bytes, and would make
-    gigabytes of a message of some kilobytes.
+    hivemind passes the name of the message's data type to NumPy. NumPy also knows "S100000", a text of 100,000 bytes,
+    and would make gigabytes of a message of some kilobytes.
 
     Raises:
         ValueError: If the codec is not one of ours, or the message does not hold numbers.

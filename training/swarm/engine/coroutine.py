@@ -1,4 +1,4 @@
-"""Waiting for a coroutine from ordinary code, wherever that runs."""
+"""Waits for a coroutine from ordinary code, also in a thread with a running event loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 def wait_for_result(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine. Returns its result or raises its error.
 
-    `asyncio.run` refuses where the calling thread has a running loop, as the main thread of a notebook does; the
-    coroutine then gets a thread of its own.
+    `asyncio.run` raises an error where the calling thread has a running loop, as the main thread of a notebook does.
+    Then the coroutine runs in a thread of its own.
     """
     try:
         asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""hivemind, the engine below the swarm: the version that is needed, and what is changed in it.
+"""hivemind, on which the swarm is built: the required version, and the changes to its behaviour.
 
 hivemind gives the DHT, connections between peers, codecs and messages. Our classes override public methods of its
-classes. Beside that, this package uses the following private names of it or puts something in their place, and no
-others (a test counts them). The faults are described in site/reference/hivemind.md.
+classes. In addition, this package uses or replaces the following private names of hivemind, and no others (a test
+counts them). The faults are described in site/reference/hivemind.md.
 
 | name | where | why |
 |---|---|---|
@@ -28,22 +28,22 @@ from training.swarm.engine.process import DHT, Answer
 from training.swarm.engine.steady_clock import use_steady_clock
 
 HIVEMIND_VERSION = "1.1.12"
-"""Version of hivemind in pyproject.toml, whose source was read for each override."""
+"""Required version of hivemind, as in pyproject.toml; its source was read for each override."""
 NODE_SECONDS = 60.0
-"""Longest wait for this peer's own node, on a loaded machine."""
+"""Longest wait for an answer of this peer's own node, on a loaded machine."""
 SOCKET_FOLDER_CHARACTERS = 70
-"""Longest path of a folder for local sockets: a socket's path may have 104 characters, and hivemind's names take 33."""
+"""Longest path of a folder for local sockets. A socket's path may have 104 characters; hivemind's names take 33."""
 
 
 class NodeSilent(TrainingError):
-    """The node of this peer has not answered in time: it has ended, or its machine is far too busy."""
+    """This peer's node has not answered in time: it has ended, or its machine is far too busy."""
 
 
 def check_version() -> None:
-    """Refuses any version of hivemind but the one that this package was written for.
+    """Refuses any version of hivemind except `HIVEMIND_VERSION`.
 
     Raises:
-        TrainingError: If another one is installed.
+        TrainingError: If another version is installed.
     """
     if (found := version("hivemind")) != HIVEMIND_VERSION:
         raise TrainingError(
@@ -53,27 +53,27 @@ def check_version() -> None:
 
 
 def prepare() -> None:
-    """Makes hivemind ready for this process and those that it forks. Call it before a node or an averager is made.
+    """Prepares hivemind in this process and its later forks. Call it before a node or an averager is made.
 
     Raises:
-        TrainingError: As `check_version` does.
+        TrainingError: If another version than `HIVEMIND_VERSION` is installed.
     """
     check_version()
     use_steady_clock()
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
-        # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
+        # A role's temporary folder is removed when the role ends; hivemind would leave its sockets behind in /tmp.
         Connection._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
-    # The node and the averagers are forks of this process, and share its memory until somebody writes to it. A garbage
-    # collection writes to every object that it looks at: each process would soon have its own copy of all libraries'
-    # objects, 59 MB. Frozen ones are not looked at.
+    # The node and the averagers are forks of this process, and share its memory until one of them writes to it. A
+    # garbage collection writes to every object that it visits: each process would soon have its own copy of all
+    # libraries' objects, 59 MB. It does not visit frozen objects.
     gc.collect()
     gc.freeze()
 
 
 async def open_connection(dht: DHT) -> Connection:
-    """A connection of this process and event loop to the node's network daemon; shut it down after use.
+    """Opens a connection of this process and event loop to the node's network daemon; shut it down after use.
 
-    `DHT.replicate_p2p` keeps one for the whole process, bound to the event loop that asked first.
+    `DHT.replicate_p2p` keeps one connection for the whole process, bound to the event loop that asked first.
 
     Raises:
         NodeSilent: If the node does not answer.

@@ -1,4 +1,4 @@
-"""Ids: those of peers, which their keys give, and digests that name groups and statements."""
+"""Ids of peers, which follow from their keys, and digests that name groups and statements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hivemind.p2p import PeerID
 from training.trust.proof import peer_id_of_key
 
 MOST_ID_BYTES = 64
-"""Longest id of a peer; those of this program's keys have 34 bytes."""
+"""Longest id of a peer; an id of this program's keys has 34 bytes."""
 
 
 def named_peer(peer: bytes) -> PeerID:
-    """The peer that a message names.
+    """Reads the id of a peer from a message.
 
     Raises:
         ValueError: If the id is too long: `PeerID` writes it in base 58, which takes five seconds for 80 kB.
@@ -42,8 +42,8 @@ def peer_id_of(subkey: bytes) -> PeerID | None:
 
 
 def digest_of(*pieces: bytes) -> bytes:
-    """Digest of several byte strings, their boundaries included."""
-    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
+    """Returns a digest of several byte strings. Strings with other boundaries have another digest."""
+    found = hashlib.sha256()  # most processors have instructions for SHA-256: with them it is twice as fast as BLAKE2
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "little"))
         found.update(piece)

@@ -1,4 +1,4 @@
-"""Parts of tensors: the unit in which peers send tensors to each other, and which one peer of a group averages."""
+"""Parts of tensors: the pieces in which peers send tensors. For each part, one peer of the group is the reducer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from torch import Tensor
 
 LARGEST_HELD_BYTES = 64 << 20
-"""Most bytes of all senders' copies of a part, if a peer must hold them at once; with many senders, parts are shorter
-then."""
+"""Most bytes of all senders' copies of a part, if a reducer must hold them at once; with many senders, parts are
+shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Part:
     """A piece of one tensor."""
 
     begin: int
-    """Number of its first value, in all tensors one after the other."""
+    """Index of its first value, counted over all tensors one after the other."""
     values: Tensor
     """(P,), a view of this peer's tensor."""
     update: Tensor
-    """(P,), a view of what the average adds to that tensor."""
+    """(P,), a view of the memory for the average's change to that tensor."""
     info: CompressionInfo
     """Hints for the codec."""
 
@@ -39,17 +39,17 @@ def divide(
     part_bytes: int,
     infos: Sequence[CompressionInfo] | None = None,
 ) -> list[list[Part]]:
-    """Cuts tensors into parts, and gives each part to the reducer whose share of the values its middle lies in.
+    """Cuts tensors into parts. A part goes to the reducer whose share of all values contains the part's middle.
 
-    All peers of a group find the same parts, since their tensors have the same shapes.
+    All peers of a group get equal parts, since their tensors have equal shapes.
 
     Args:
-        tensors: Contiguous, in float32.
-        updates: Of the same shapes.
-        shares: How much of the values each peer averages, in the group's order; 0 for a peer that averages none.
-        codec: Encodes a part.
-        part_bytes: Longest encoded part.
-        infos: How the codec treats each tensor; None: by its shape.
+        tensors: Tensors to average, contiguous and in float32.
+        updates: Memory for the average's changes, of the tensors' shapes.
+        shares: Share of the values that each peer averages, in the group's order; 0 for a peer that averages none.
+        codec: Encodes each part.
+        part_bytes: Longest encoded part, in bytes.
+        infos: Hints for the codec, one for each tensor; None: made from the tensor's shape.
 
     Returns:
         The parts of each peer, in the group's order.
@@ -73,12 +73,14 @@ def divide(
 
 
 def empty_updates(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Memory for what an average adds to tensors; its values are arbitrary until all answers have come."""
+    """Allocates memory for the changes that an average makes to tensors; its values are arbitrary at first."""
     return tuple(torch.empty_like(tensor, requires_grad=False) for tensor in tensors)
 
 
 def shortened_part_bytes(part_bytes: int, senders: int) -> int:
-    """Bytes of a part whose copies of all senders fit into `LARGEST_HELD_BYTES`; values in 8 bit are held in 32.
+    """Bytes of a part whose copies from all senders fit into `LARGEST_HELD_BYTES`.
+
+    A part's values travel in 8 bits and are held in 32.
 
     >>> shortened_part_bytes(1 << 19, 16), shortened_part_bytes(1 << 19, 256)
     (524288, 65536)

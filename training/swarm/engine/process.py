@@ -1,4 +1,4 @@
-"""A node of the DHT in a process of its own, and how this peer's other processes ask it.
+"""A node of the DHT in a process of its own, and the requests of this peer's other processes to it.
 
 hivemind's own `DHT` takes requests from one pipe that all processes share, and hands a file over with each. If a
 process is killed while it asks, the node may end, or a lock that all share stays locked. It also keeps no reference to
@@ -32,29 +32,29 @@ from hivemind.utils.asyncio import switch_to_uvloop
 from hivemind.utils.multiaddr import Multiaddr
 
 SHUTDOWN_SECONDS = 3.0
-"""A node that has not ended within this is terminated."""
+"""Longest wait for a node to end; then it is terminated."""
 _HEAD = struct.Struct("!QQ")
-"""Number and length of a request or an answer."""
+"""Header of a request or an answer: its number and its length."""
 
 logger = logging.getLogger(__name__)
 
 
 class Answer(Future):
-    """Answer of the node: wait for `result`, or await it."""
+    """An answer of the node that may not have come yet. Call `result` or await it."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()
 
 
 class DHT(ForkProcess):
-    """A node of the DHT; has the methods of hivemind's `DHT` that this program uses.
+    """A node of the DHT in a process of its own; has the methods of hivemind's `DHT` that this program uses.
 
     Args:
         start: Start the process now, and wait until its node is ready, unless `await_ready` is False.
         initial_peers: Full addresses of running nodes; without any, a new DHT starts.
         record_validators: Sign and check records.
         client_mode: Accept no incoming connections.
-        settings: Of `DHTNode.create`.
+        settings: Arguments of `DHTNode.create`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DHT(ForkProcess):
         self._made_by, self._asker = os.getpid(), None
         self._began, self._begins = Pipe(duplex=False)
         self._door, self._node_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        """Through this a process hands its connection to the node."""
+        """Socket through which a process passes the node its connection, and the node's end of it."""
         self._peer_id: PeerID | None = None
         self._held: set[asyncio.Task] = set()
         if start:
@@ -106,7 +106,7 @@ class DHT(ForkProcess):
 
     @property
     def peer_id(self) -> PeerID:
-        """The node's."""
+        """Id of the node's peer."""
         self.wait_until_ready()
         return self._peer_id
 
@@ -127,19 +127,24 @@ class DHT(ForkProcess):
         return self._ask(_store, (key, value, expiration_time, subkey, settings), return_future)
 
     def run_coroutine(self, coroutine: Callable[[DHT, DHTNode], Awaitable[object]], return_future: bool = False) -> Any:
-        """Runs a function of a module, or a partial one, in the node's process."""
+        """Runs a coroutine function in the node's process, with this object and the node as its arguments.
+
+        Args:
+            coroutine: A function of a module, or a `partial` of one, since it is pickled.
+            return_future: Return an `Answer` and do not wait.
+        """
         return self._ask(coroutine, (), return_future)
 
     def add_validators(self, record_validators: Iterable[RecordValidatorBase]) -> None:
-        """Adds some that sign and check records."""
+        """Adds validators, which sign and check records."""
         self.run_coroutine(partial(_add_validators, list(record_validators)))
 
     def get_visible_maddrs(self, latest: bool = False) -> list[Multiaddr]:
-        """Full addresses of this node; with `latest`, the network daemon is asked anew."""
+        """Returns the full addresses of this node; with `latest`, asks the network daemon anew."""
         return self.run_coroutine(partial(_visible_addresses, latest))
 
     def shutdown(self) -> None:
-        """Ends the process."""
+        """Ends the node's process."""
         if self.is_alive():
             self._ask(_shutdown, (), return_future=True)
             self.join(SHUTDOWN_SECONDS)
@@ -149,7 +154,7 @@ class DHT(ForkProcess):
 
     def _ask(self, function: Callable, arguments: tuple, return_future: bool) -> Any:
         assert os.getpid() != self.pid, "the node's process would wait for itself"
-        if self._asker is None or self._asker.process != os.getpid():  # the first request of this process
+        if self._asker is None or self._asker.process != os.getpid():  # this process asks for the first time
             self._asker = _Asker(self._door)
         answer = self._asker.ask((function, arguments))
         return answer if return_future else answer.result()
@@ -162,12 +167,12 @@ class DHT(ForkProcess):
         switch_to_uvloop().run_until_complete(self._serve())
 
     def hold(self, task: asyncio.Task) -> None:
-        """Keeps a task until it ends."""
+        """Keeps a reference to a task until the task ends."""
         self._held.add(task)
         task.add_done_callback(self._held.discard)
 
     async def make_node(self, **settings: object) -> DHTNode:
-        """The node that the process serves."""
+        """Makes the node that the process serves."""
         return await DHTNode.create(**settings)
 
     async def _serve(self) -> None:
@@ -187,7 +192,7 @@ class DHT(ForkProcess):
         self.hold(asyncio.create_task(self._answer_all(socket.socket(fileno=connection))))
 
     async def _answer_all(self, connection: socket.socket) -> None:
-        """Answers one process until it ends."""
+        """Answers the requests of one process until that process ends."""
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         try:
             while True:
@@ -211,7 +216,7 @@ class _Asker:
     """A process's connection to the node.
 
     Args:
-        door: To the node.
+        door: Socket to the node; see `DHT`.
     """
 
     def __init__(self, door: socket.socket):
@@ -224,9 +229,9 @@ class _Asker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, request: object) -> Answer:
-        """Sends a request. If the node has ended, there is never an answer."""
+        """Sends a request, and returns its `Answer`. If the node has ended, the answer never comes."""
         packed, number, answer = pickle.dumps(request), next(self._numbers), Answer()
-        answer.set_running_or_notify_cancel()  # so that nobody can cancel it before it is set
+        answer.set_running_or_notify_cancel()  # so that no caller can cancel it before it is set
         self._answers[number] = answer
         try:
             with self._sending:

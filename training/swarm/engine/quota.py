@@ -1,4 +1,4 @@
-"""Quotas of other peers' costly requests: how often, and how many at a time."""
+"""Quotas of costly requests from other peers: how often, and how many at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 
 class Quota:
-    """Requests that are allowed: of each peer a few at once, and then one after another.
+    """Limits the requests of other peers. Each peer may make a few requests at once, and later one at a time.
 
     Args:
-        at_once: Of all peers.
-        of_one: Of one peer.
-        seconds: After this time a peer may ask once more.
-        in_a_row: Of one peer, one after another; None: as many as at once.
-        clock: Seconds; a test passes its own.
+        at_once: Most requests of all peers together that are open at the same time.
+        of_one: Most requests of one peer that are open at the same time.
+        seconds: Time after which a peer has one more request.
+        in_a_row: Most requests of one peer in quick succession; None: `of_one`.
+        clock: Returns seconds; a test passes its own.
 
     >>> now = [0.0]
     >>> quota = Quota(at_once=3, of_one=2, seconds=10.0, clock=lambda: now[0])
@@ -43,12 +43,12 @@ class Quota:
         self._at_once, self._of_one, self._seconds, self._clock = at_once, of_one, seconds, clock
         self._in_a_row = of_one if in_a_row is None else in_a_row
         self._open: Counter[Hashable] = Counter()
-        # For each peer the moment from which on it has all its requests again; who has asked last comes last.
+        # For each peer the time at which it has all its requests again; the peer that has asked last comes last.
         self._rested_at: dict[Hashable, float] = {}
 
     @contextmanager
     def request(self, peer: Hashable) -> Iterator[bool]:
-        """A request, until the end of the block; whether it is allowed."""
+        """Opens a request until the end of the `with` block. Yields whether the request is allowed."""
         allowed = self._open.total() < self._at_once and self._open[peer] < self._of_one and self._take(peer)
         if allowed:
             self._open[peer] += 1
@@ -57,11 +57,11 @@ class Quota:
         finally:
             if allowed:
                 self._open[peer] -= 1
-                self._open += Counter()  # drops those that have no request any more
+                self._open += Counter()  # drops peers that have all their requests again
 
     @property
     def open(self) -> int:
-        """Requests of all peers that are allowed and have not ended."""
+        """Number of allowed requests that have not ended, of all peers."""
         return self._open.total()
 
     def _take(self, peer: Hashable) -> bool:

@@ -1,18 +1,19 @@
-"""Words of another peer as a message may quote them: it may send any bytes, and they reach terminals and logs."""
+"""Texts of other peers in messages: a peer may send any bytes, and they reach terminals and logs."""
 
 from __future__ import annotations
 
 from itertools import islice
 
 LONGEST_QUOTE = 200
-"""Characters; a sentence."""
+"""Most characters of a quoted text; as long as a sentence."""
 
 
 def quoted(text: str) -> str:
-    r"""The first printable characters of a text, in one line.
+    r"""Returns the first `LONGEST_QUOTE` printable characters of a text, in one line.
 
-    Control characters are left out, which would command the terminal, and so is what is invisible or changes the
-    direction of the text around it; names and other records with such characters are refused (`metrics.PLAIN`).
+    Control characters, which would command the terminal, are left out, and so are characters that are invisible or
+    change the direction of the text around them. Names and other records with such characters are refused
+    (`metrics.PLAIN`).
 
     >>> quoted("no room\n\x1b[2Jtry later")
     'no room [2Jtry later'

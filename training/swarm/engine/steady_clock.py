@@ -1,7 +1,8 @@
-"""The time of the DHT: the time of day, in which a step of the machine's clock counts only if it lasts.
+"""The time of the DHT: the time of day, but a change of the machine's clock counts only if it lasts.
 
-A clock that is set while a peer trains, or that a virtual machine sets as it wakes up, would spoil the others' epoch:
-to this peer their samples seem to be there already, it goes on to the next epoch, and they follow.
+A clock may be set while a peer trains, or when a virtual machine wakes up. Without this module, that would spoil the
+other peers' epoch: to this peer their samples seem to be complete already, it goes on to the next epoch, and they
+follow.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from collections.abc import Callable
 from training.processes.uptime import seconds_since_boot
 
 SMALL_STEP_SECONDS = 1.0
-"""A machine's clock is believed at once if it is set by no more than this. hivemind's nodes may differ by 3 s."""
+"""Longest step of a machine's clock that counts at once. The clocks of hivemind's nodes may differ by 3 s."""
 STEP_LASTS_SECONDS = 120.0
-"""A longer step counts when the clock has stayed there for so long."""
+"""Time for which a longer step must last before it counts."""
 
 
 class SteadyClock:
-    """The time of day, in which a step of the machine's clock counts only if it lasts.
+    """Clock that shows the time of day. A step of the machine's clock counts only if it lasts.
 
-    Each process has one. They notice a step at almost the same time, since each asks for the time many times a second.
+    Each process has one. All notice a step at almost the same time, since each asks for the time many times a second.
 
     Args:
-        wall: The machine's clock.
-        steady: A clock that nobody sets.
+        wall: Returns the machine's time of day, in seconds since 1970.
+        steady: Returns seconds of a clock that cannot be set.
 
     >>> wall = [1000.0]
     >>> now = SteadyClock(wall=lambda: wall[0], steady=lambda: 5.0)
@@ -44,7 +45,7 @@ class SteadyClock:
         steady = self._steady()
         offset = self._wall() - steady
         step = offset - self._offset
-        # Threads may be here at the same time: each of these assignments is the same in all of them.
+        # Threads may run this at the same time: each of these assignments is equal in all of them.
         if abs(step) <= SMALL_STEP_SECONDS:
             self._offset, self._step = offset, None
         elif self._step is None or abs(step - self._step[1]) > SMALL_STEP_SECONDS:
@@ -55,9 +56,9 @@ class SteadyClock:
 
 
 def use_steady_clock() -> None:
-    """Makes a `SteadyClock` the DHT's clock in this process and in those that it forks."""
+    """Makes a `SteadyClock` the DHT's clock in this process and in its later forks."""
     clock = SteadyClock()
     for name, module in list(sys.modules.items()):
-        # Modules have hivemind's function by name. Those that come later take it from `hivemind.utils`.
+        # Modules have hivemind's function by name. Modules that are imported later take it from `hivemind.utils`.
         if name.startswith(("hivemind", "training.")) and hasattr(module, "get_dht_time"):
             module.get_dht_time = clock

@@ -33,15 +33,15 @@ PACKING_BYTES = 24
 
 
 class Storage(DHTLocalStorage, KeepingNewest):
-    """Storage of a node: records of others, and copies of its own."""
+    """Storage of a node: records of other nodes, and copies of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self._keys_of: defaultdict[bytes, dict[DHTID, float]] = defaultdict(dict)
         self._at_most = 0
-        """Bytes of all records, those that have expired or were replaced too; counted anew when they are too many."""
+        """Upper bound on the bytes of all records. Includes expired and replaced records until the next count."""
         self._at_most_under: Counter[DHTID] = Counter()
-        """The same for each key."""
+        """Upper bound on the bytes under each key, by key."""
         self._full_until = 0.0
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
@@ -95,7 +95,7 @@ class Storage(DHTLocalStorage, KeepingNewest):
             self._at_most_under = Counter(alive)
 
     def _fits_key(self, key: DHTID, records: Records | None, subkey: bytes, size: int) -> bool:
-        """Returns True if a record fits under its key, after dropping larger ones of others if needed."""
+        """Returns True if a record fits under its key, after dropping larger records of other signers if needed."""
         if records is None or self._at_most_under[key] + size <= MOST_KEY_BYTES:
             return size <= MOST_KEY_BYTES
         others = dict(_sizes(records))
