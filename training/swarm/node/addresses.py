@@ -1,4 +1,4 @@
-"""Addresses of peers: `/ip4/203.0.113.7/tcp/31337/p2p/QmPeerId`, taken apart and judged."""
+"""Addresses of peers, such as `/ip4/203.0.113.7/tcp/31337/p2p/QmPeerId`: parsing, comparing, and trying them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MOST_CHARACTERS = 300
 REACH_SECONDS = 5.0
 """Longest wait for a peer to accept a connection."""
 FREE_SECONDS = 10.0
-"""The network daemon of a killed program releases its port within this time."""
+"""Longest time until the port of a killed program's network daemon is free again."""
 _ANY_PORT = re.compile(r"/tcp/0(?=/|$)")
 HOST_KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 
 def parse(address: str) -> Multiaddr:
-    """The address, checked.
+    """Parses an address, and checks it.
 
     Raises:
-        BadInput: If it is none.
+        BadInput: If the text is not an address.
     """
     with suppress(ValueError):
-        # A blank would reach the network daemon, which knows no host or port with one.
+        # A blank would reach the network daemon, which accepts no host or port with a blank.
         if len(address) <= MOST_CHARACTERS and not re.search(r"\s", address):
             return Multiaddr(address)
     raise BadInput(
@@ -44,10 +44,10 @@ def parse(address: str) -> Multiaddr:
 
 
 def check_full(address: str) -> str:
-    """The address, if it is one at which a peer can be reached and recognized.
+    """Returns the address if a peer can be reached and recognized at it.
 
     Raises:
-        BadInput: If it is no address, or lacks the peer's id.
+        BadInput: If the text is not an address, or lacks the peer's id.
     """
     if "p2p" not in parse(address):
         raise BadInput(
@@ -58,7 +58,7 @@ def check_full(address: str) -> str:
 
 
 def id_of(address: str) -> str | None:
-    """The id of the peer that a full address leads to; None if it names none.
+    """Id of the peer to which a full address leads; None if the address has no id or is malformed.
 
     >>> id_of("/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
     'QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N'
@@ -86,7 +86,7 @@ def place_of(address: str) -> tuple[str, int] | None:
 
 
 def connection_seconds(address: str) -> float | None:
-    """Seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
+    """Measures the seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
 
     Raises:
         OSError: If nothing listens there.
@@ -100,16 +100,16 @@ def connection_seconds(address: str) -> float | None:
 
 
 def answer_seconds(addresses: Sequence[str]) -> list[float | None]:
-    """Seconds until each reachable address accepted a connection; None for those that are not TCP."""
+    """Seconds until each reachable address accepted a connection; None for an address that is not TCP."""
     answers = []
     for address in addresses:
-        with suppress(OSError):  # one unreachable peer is no fault: another may answer
+        with suppress(OSError):  # one unreachable peer is not an error: another may answer
             answers.append(connection_seconds(address))
     return answers
 
 
 def reach_of(address: str) -> int:
-    """Reach of an address, as far as its name tells: 0 this machine, 1 its local network, 2 everywhere.
+    """Reach of an address, judged by its host's name: 0 this machine, 1 its local network, 2 everywhere.
 
     >>> [reach_of(f"/ip4/{host}/tcp/1") for host in ("127.0.0.1", "192.168.0.7", "8.8.8.8")]
     [0, 1, 2]
@@ -127,7 +127,7 @@ def reach_of(address: str) -> int:
 
 
 def widest(addresses: Sequence[str]) -> list[str]:
-    """Returns those of each peer's full addresses with the widest reach.
+    """Keeps, of each peer's full addresses, those with the widest reach.
 
     A monitor beside the bootstrap peer may know it by a loopback address too, which newcomers elsewhere cannot use.
 
@@ -143,14 +143,14 @@ def widest(addresses: Sequence[str]) -> list[str]:
 
 
 def address_to_tell(own: Iterable[str], others: Iterable[str]) -> str | None:
-    """Which of a server's own addresses newcomers should get beside those of the other servers.
+    """Chooses the own address that a server gives to newcomers beside the other servers' addresses.
 
     Args:
         own: Full addresses of this server, the best one first.
-        others: Those of the other servers. Newcomers that reach these could not reach a more local one.
+        others: Full addresses of the other servers. Newcomers that reach these could not reach a more local one.
 
     Returns:
-        None if all are more local than the others'.
+        The first own address that reaches as far as the others' widest one; None if there is no such address.
 
     >>> address_to_tell(["/ip4/192.168.0.7/tcp/1", "/ip4/127.0.0.1/tcp/1"], ["/ip4/127.0.0.1/tcp/9"])
     '/ip4/192.168.0.7/tcp/1'
@@ -161,17 +161,17 @@ def address_to_tell(own: Iterable[str], others: Iterable[str]) -> str | None:
     return next((address for address in own if reach_of(address) >= needed), None)
 
 
-# -- where a peer listens: at the same port after each restart, so that those who know its address find it there
+# -- where a peer listens: at the same port after each restart, so that peers that know its address find it there
 
 
 def settle_ports(state_dir: Path, host_maddrs: Sequence[str]) -> list[str]:
-    """Addresses to listen on; port 0 becomes the port of the last start, or a free one, which the folder keeps.
+    """Returns the addresses to listen on. Port 0 becomes the port of the last start or a free one, kept in `state_dir`.
 
-    Waits a moment for ports that are taken: a server that is restarted as soon as it was killed could not listen yet.
+    Waits a moment for ports that are taken: the port of a server that was just killed is not free at once.
 
     Raises:
-        BadInput: If a port that was given is taken. Two network daemons would share it without an error, and each would
-            get some of the connections.
+        BadInput: If a given port is taken. Two network daemons would share it without an error, and each would get some
+            of the connections.
     """
     file, kept = state_dir / "port", None
     with suppress(OSError, ValueError):
@@ -200,7 +200,7 @@ def _free_port() -> int:
 
 
 def _still_taken(addresses: Sequence[str]) -> list[str]:
-    """Returns the addresses at which another program listens, and goes on listening."""
+    """Returns the addresses at which another program listens, and still listens after `FREE_SECONDS`."""
     deadline = time.monotonic() + FREE_SECONDS
     while (taken := [address for address in addresses if not _is_free(address)]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -208,7 +208,7 @@ def _still_taken(addresses: Sequence[str]) -> list[str]:
 
 
 def _is_free(address: str) -> bool:
-    """Returns True if no program listens there, or if that cannot be told."""
+    """Returns True if no program listens at an address, or if this cannot be found out."""
     place = place_of(address)
     if place is None:
         return True
@@ -218,5 +218,5 @@ def _is_free(address: str) -> bool:
         try:
             probe.bind(place)
         except OSError as error:
-            return error.errno != errno.EADDRINUSE  # of another fault the node's start tells
+            return error.errno != errno.EADDRINUSE  # the node's start reports other faults
     return True

@@ -1,12 +1,12 @@
-"""Admission of other peers: the one place in which their tickets are checked, in every process of this peer.
+"""Admission of other peers: the only place that checks their tickets, in every process of this peer.
 
 In a run that admits members only, each peer shows its ticket wherever it meets others: in its records in the DHT
-(`record_tickets`), in what it tells a group (`gathering`), and when it asks for a state or sends one (`download`,
-`serving`). All of these ask `Admission.check`. An open run has no admission (None), and nothing is shown or checked.
+(`record_tickets`), in its message to a group (`gathering`), and when it asks for a state or sends one (`download`,
+`serving`). All of these call `Admission.check`. An open run has no admission (None), and nothing is shown or checked.
 
-The trainer's process renews this peer's ticket and hears of bans. It shares memory with the processes that it forks
-(the node, the averagers, a download), so that all of them go by the same news from the next check on. Pipe messages
-would reach each of them later, and a process that nobody remembers to tell would go by old news.
+The trainer's process renews this peer's ticket and hears of bans. It shares memory with its forks (the node, the
+averagers, a download), so that all of them use the newest tickets and bans from the next check on. Messages through
+pipes would reach each process later, and a process left out by mistake would use old ones.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket, read_ticket
 LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
 """Seconds after this peer has heard of new bans during which another may not have heard of them."""
 CUT_SECONDS = 0.8 * BANS_EVERY_SECONDS
-"""An average is ended so long after a member of the group is banned. By then most of the group has heard of it; if one
-of its peers alone left that member out, the group could not tell which of the two is at fault."""
+"""Seconds from a member's ban until an average with this member is ended. By then most of the group has heard of the
+ban. If one of its peers alone left that member out, the group could not tell which of the two is at fault."""
 MOST_ACCOUNTS = 4096
-"""Peers whose accounts a node remembers."""
+"""Most peers whose accounts a node remembers."""
 _NEWS_BYTES = LARGEST_BANS_BYTES + LARGEST_TICKET_BYTES + 4096
-"""Ban list, own ticket and lineages, as JSON."""
+"""Most bytes of the news as JSON: a ban list, this peer's ticket, and lineages."""
 _HEAD = struct.Struct("<QI32s")
 """Number of the news, its length, and its SHA-256."""
 _TRIES, _PAUSE_SECONDS = 100, 0.001
-"""A reader that comes while the news is being written looks again so often, after such pauses."""
+"""Tries of a reader that comes while the news is being written, and the pause between two tries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class News:
-    """News that the trainer's process shares with the others."""
+    """Facts that the trainer's process shares with this peer's other processes."""
 
     number: int = 0
     own_ticket: str = ""
-    """Empty: this peer has none yet, so it stores no record."""
+    """This peer's ticket; empty if it has none yet, and then it stores no record."""
     lineages: frozenset[str] = frozenset()
-    """Tickets for these are good for training; see `Rules.lineages`."""
+    """Lineages for which a ticket admits to training; see `Rules.lineages`."""
     bans: BanList | None = None
     server_since: float | None = None
-    """See `Rules.server_since`."""
+    """Time since which the server has been there; see `Rules.server_since`."""
 
     def packed(self) -> bytes:
         """Packs the news for the shared memory."""
@@ -64,7 +64,7 @@ class News:
 
     @classmethod
     def read(cls, number: int, packed: bytes, run_id: str) -> News:
-        """Reads the shared memory, which only this peer writes."""
+        """Reads the news from the bytes of the shared memory, which only this peer writes."""
         own_ticket, lineages, bans, server_since = json.loads(packed)
         if bans is not None:
             version, issued, until = bans
@@ -77,7 +77,7 @@ class News:
 class Admission:
     """Checks the tickets of a run's peers. Make it before the processes that use it are forked.
 
-    One process tells the news (`tell`), from one thread at a time.
+    One process publishes the news (`tell`), from one thread at a time.
     """
 
     public_key: str
@@ -94,7 +94,7 @@ class Admission:
 
     @classmethod
     def of(cls, run: RunConfig) -> Admission | None:
-        """Admission to a run; None if it is open to all."""
+        """Makes the admission to a run; None if the run is open to all."""
         return None if run.membership.open else cls(run.membership.key, run.run_id)
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -107,20 +107,20 @@ class Admission:
         bans: BanList | None = None,
         server_since: float | None = None,
     ) -> None:
-        """All processes of this peer go by this from now on; see `News`."""
+        """Publishes news to all processes of this peer, which use it from now on; see `News` for the arguments."""
         told = {"own_ticket": own_ticket, "lineages": frozenset(lineages), "bans": bans, "server_since": server_since}
         before = self.news
         if replace(before, **told) == before:
             return
         news = News(number=before.number + 1, **told)
         packed = news.packed()
-        # The head comes last: until then, readers go by the news that they have.
+        # The head comes last: until then, readers use the previous news.
         self._memory[_HEAD.size : _HEAD.size + len(packed)] = packed
         _HEAD.pack_into(self._memory, 0, news.number, len(packed), _digest(news.number, packed))
 
     @property
     def news(self) -> News:
-        """The newest; that of before if the newest is just being written."""
+        """The newest news; the previous one while the newest is being written."""
         for _ in range(_TRIES):
             number, length, digest = _HEAD.unpack_from(self._memory)
             if number == self._news.number:
@@ -139,22 +139,22 @@ class Admission:
 
     @property
     def own_ticket(self) -> str:
-        """This peer's ticket as it travels; empty: it has none yet."""
+        """This peer's ticket as it is sent to others; empty: it has none yet."""
         return self.news.own_ticket
 
     # -- others' tickets ---------------------------------------------------------------------------------------------
 
     def check(self, text: object, peer_id: str, *, trains: bool) -> Ticket:
-        """The ticket that another peer has shown, if it holds now.
+        """Checks a ticket that another peer has shown, and returns its contents.
 
         Args:
-            text: As it came, from anybody.
-            peer_id: Of the peer that shows it, as the connection or the signature of its record proves it.
-            trains: Whether it must be a ticket for this peer's lineage: for averages and states. Records in the DHT
+            text: The ticket as it came, from anybody.
+            peer_id: Id of the peer that shows the ticket, proved by its connection or by the signature of its record.
+            trains: True if the ticket must be for this peer's lineage, as for averages and states. Records in the DHT
                 also come from newcomers, who do not know the lineage yet.
 
         Raises:
-            TicketRefused: If it does not hold.
+            TicketRefused: If the ticket is not valid now.
         """
         news = self.news
         rules = Rules(
@@ -167,7 +167,7 @@ class Admission:
         return check_ticket(text, peer_id=peer_id, rules=rules, now=self.clock())
 
     def note(self, ticket: Ticket) -> None:
-        """Remembers whose ticket holds, of the peers that were read last."""
+        """Remembers the account of a valid ticket's peer, for the last `MOST_ACCOUNTS` peers."""
         self.accounts.pop(ticket.peer_id, None)
         self.accounts[ticket.peer_id] = ticket.account, ticket.standing == "vouched"
         if len(self.accounts) > MOST_ACCOUNTS:
@@ -179,52 +179,53 @@ class Admission:
         return read is not None and read.standing == "vouched"
 
     def with_ticket(self, answer: bytes) -> bytes:
-        """An answer of this peer together with its ticket; `without_ticket` reads it."""
+        """Packs an answer of this peer together with its ticket; `without_ticket` reads it."""
         return MSGPackSerializer.dumps([self.own_ticket, answer])
 
     def without_ticket(self, packed: bytes, peer_id: str) -> bytes:
-        """Reads what another peer has packed by `with_ticket`.
+        """Checks the ticket in an answer that another peer has packed by `with_ticket`, and returns the answer.
 
         Raises:
-            TicketRefused: If its ticket does not admit it to training.
+            TicketRefused: If the ticket does not admit its peer to training.
             ValueError: If the bytes were not packed by `with_ticket`.
         """
         return self.open(packed, peer_id)[1]
 
     def open(self, packed: bytes, peer_id: str) -> tuple[Guest, bytes]:
-        """The same, and who has packed it."""
+        """Does as `without_ticket`. Returns the peer that has packed the answer, as a `Guest`, and the answer."""
         ticket, answer = unpack(packed)
         self.check(ticket, peer_id, trains=True)
         return Guest(self, ticket, peer_id), answer
 
     def may_be_late_news(self, refused: TicketRefused) -> bool:
-        """Returns True if another honest peer may still accept a ticket that this one refuses."""
+        """Returns True if another honest peer may still accept the ticket that this peer refuses: the ban is new."""
         return refused.fault == "banned" and time.monotonic() - self._bans_heard < LATE_NEWS_SECONDS
 
 
 class Guest:
-    """A peer whose ticket held when it was let in, for as long as what it was let in to lasts: an average, a download.
+    """A peer whose ticket was valid at the beginning of an average or a download; tells whether it is banned before the
+    end.
 
     Args:
-        admission: By which it was let in; None in an open run, which bans nobody.
-        ticket: As it was shown.
-        peer_id: Of the peer that showed it.
+        admission: Has checked the ticket; None in an open run, which bans nobody.
+        ticket: The ticket as the peer has shown it.
+        peer_id: Id of the peer.
     """
 
     def __init__(self, admission: Admission | None, ticket: object, peer_id: str):
         self._admission, self._ticket, self._peer_id = admission, ticket, peer_id
-        self._number = -1  # so that the first look also sees the news of since it was let in
+        self._number = -1  # so that the first look also notices bans since the ticket was checked
         self._banned_at: float | None = None
 
     @property
     def is_banned(self) -> bool:
-        """True if it has been banned since; takes no time while there is no news."""
+        """True if the peer has been banned since its ticket was checked; fast while there is no news."""
         if self._admission is not None and self._banned_at is None and self._admission.news.number != self._number:
             self._number = self._admission.news.number
             try:
                 self._admission.check(self._ticket, self._peer_id, trains=True)
             except TicketRefused as refused:
-                # A ticket that only expires was good when it was let in, and the guest has a new one.
+                # A ticket that only expires was valid at the beginning, and the guest has a new one.
                 self._banned_at = time.monotonic() if refused.fault == "banned" else None
         return self._banned_at is not None
 
@@ -235,7 +236,7 @@ class Guest:
 
 
 def admission_of(dht: DHT) -> Admission | None:
-    """Admission of a node's peer; None in an open run."""
+    """Returns the admission of the node's run; None in an open run."""
     return getattr(dht, "admission", None)  # a node of hivemind's own class is in no run that admits members only
 
 

@@ -1,8 +1,8 @@
 """Comparison of this machine's clock with those of the run's other peers.
 
-The DHT keeps each record until a time of day. For a peer whose clock is ahead, the others' records have expired; for
-the others, the records of a peer whose clock is behind. hivemind compares clocks at a node's start only, and only with
-the initial peers: not with peers of the address book, and not again when a clock is set.
+The DHT keeps each record until a time of day. A peer whose clock is ahead sees the others' records as expired, and the
+others see the records of a peer whose clock is behind as expired. hivemind compares clocks at a node's start only, and
+only with the initial peers: not with peers of the address book, and not again when a clock is set.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from training.swarm.engine.process import DHT
 from training.swarm.node.slow_nodes import ping
 
 PEERS_ASKED = 8
-"""A few wrong clocks among the others must not make this one's seem wrong: their median counts."""
+"""Number of peers whose clocks are compared. Their median counts, so a few wrong clocks among them do no harm."""
 ANSWER_SECONDS = 3.0
-"""Longest wait for each of the others."""
+"""Longest wait for the answer of each of these peers."""
 HOW_TO_SET = "Set the clock, for example with `sudo timedatectl set-ntp true`"
 
 
 class WrongClock(TrainingError):
-    """This machine's clock is not those of the others.
+    """This machine's clock differs from the other peers' clocks.
 
     Args:
-        ahead_seconds: By how much; below 0 if it is behind.
+        ahead_seconds: Seconds by which this machine's clock is ahead; below 0 if it is behind.
     """
 
     def __init__(self, ahead_seconds: float):
@@ -64,14 +64,14 @@ def check_clock(dht: DHT, servers: Collection[str] = ()) -> float:
 
     Args:
         dht: A running node.
-        servers: Ids of the run's servers: one of them is believed alone.
+        servers: Ids of the run's servers: the clock of a single one of them is believed.
 
     Returns:
-        By how much this clock is ahead of that of a peer which is no server, if no other peer answers and it shows
-        another time: nobody can tell which of the two is right. Otherwise 0.
+        0 if the clocks agree. If only one peer answers, no server, and its clock differs: the seconds by which this
+        clock is ahead of it, since nobody can tell which of the two is right.
 
     Raises:
-        WrongClock: If most of them show another time.
+        WrongClock: If the clocks of most peers differ from this one, or that of a server that answers alone.
         TimeoutError: If this peer's own node does not answer.
     """
     ahead_by_peer = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
@@ -85,7 +85,7 @@ def check_clock(dht: DHT, servers: Collection[str] = ()) -> float:
 
 
 def ahead_of_most(ahead: Sequence[float]) -> float:
-    """The median; of two in the middle, the one that is nearer to 0.
+    """Median of the seconds by which a clock is ahead of others; of two in the middle, the one that is nearer to 0.
 
     >>> ahead_of_most([]), ahead_of_most([300.0]), ahead_of_most([-300.0, 0.0]), ahead_of_most([-300.0, 0.0, -300.0])
     (0.0, 300.0, 0.0, -300.0)
@@ -94,11 +94,11 @@ def ahead_of_most(ahead: Sequence[float]) -> float:
     return min(votes[(len(votes) - 1) // 2], votes[len(votes) // 2], key=abs)
 
 
-# What follows runs in the node's process.
+# The rest runs in the node's process.
 
 
 async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
-    """Seconds by which this machine's clock is ahead of the answering peers', negative if it is behind."""
+    """Measures by how many seconds this machine's clock is ahead of each answering peer's. Negative: it is behind."""
     known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
     asked = random.sample(known, min(PEERS_ASKED, len(known)))
     ahead_by_peer = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
@@ -106,7 +106,11 @@ async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
 
 
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
-    """Seconds by which this clock is certainly ahead of a peer's, after allowing for the way of the answer."""
+    """Seconds by which this clock is at least ahead of a peer's, or behind if negative; None if the peer does not
+    answer.
+
+    The time that the answer travels is unknown: a difference that it can explain gives 0.
+    """
     asked_at = get_dht_time()
     if (answer := await ping(node.p2p, peer, ANSWER_SECONDS)) is None:
         return None

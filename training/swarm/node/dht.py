@@ -33,28 +33,28 @@ from training.swarm.node.run_node import RunNode
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
-"""Questions to the DHT before giving up, and the longest wait for each answer."""
+"""Number of tries to read from the DHT, and the longest wait for an answer to each."""
 DAEMON_LOOK_SECONDS = 2.0
 """Pause between two looks at whether the network daemon runs."""
 MESSAGE_SECONDS = 600.0
 """Validity of a peer's message in the DHT, such as its recipe's digest; the peer renews it well before."""
 LONGEST_MESSAGE, LONGEST_SERVER_MESSAGE = 64, 256
-"""Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
+"""Most characters of an announcement of a peer, and of one of a server: its lineage or its site."""
 
 
 ASKED_NODES = 5
-"""A record lies on the five nodes nearest to its key. A look for it asks these; one of them that lives is enough.
-hivemind asks 20, each of which answers with the records of all peers."""
+"""Number of nodes that a search asks. A record lies on the five nodes nearest to its key; one of them that lives is
+enough. hivemind asks 20, each of which answers with the records of all peers."""
 
 
 class Node(DHT):
-    """This peer's node, which asks few others, and knows under which key it signs.
+    """This peer's node. It asks few other nodes, and knows the key that signs this peer's records.
 
     Args:
-        public_key: Of its signer; the subkey of all records of this peer.
-        admission: By which this peer lets others in; None in an open run.
-        signer: Signs with the same key what is no record.
-        settings: See `DHT`.
+        public_key: Public key that verifies this peer's signatures; the subkey of all records of this peer.
+        admission: Checks the tickets of other peers; None in an open run.
+        signer: Signs other statements than records with the same key.
+        settings: Arguments of `DHT`.
     """
 
     def __init__(self, *, public_key: bytes, admission: Admission | None, signer: Signer, **settings):
@@ -66,7 +66,8 @@ class Node(DHT):
         return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
 
     async def make_node(self, **settings: object) -> RunNode:
-        """Makes the node, in its own process; it ends with its network daemon, and keeps strangers out."""
+        """Makes the node, in its own process. The node ends with its network daemon; in a run for members, it drops the
+        records of peers without a valid ticket."""
         node = await RunNode.create(own_subkey=self.public_key, **settings)
         self.hold(asyncio.create_task(_end_with_daemon(node)))
         if self.admission is not None:
@@ -87,14 +88,14 @@ def start_dht(
     """Starts a DHT node that signs its records and refuses invalid ones.
 
     Args:
-        run: The run; other runs may share the DHT.
-        identity: Names this node.
+        run: The recipe; other runs may share the DHT.
+        identity: Key that signs this node's records and gives it its id.
         initial_peers: Full addresses (`/ip4/ADDRESS/tcp/PORT/p2p/ID`) of running peers; without any, a new DHT starts.
         host_maddrs: Addresses to listen on; port 0 picks a free one.
         announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
         client_mode: Accept no incoming connections.
-        admission: By which this peer lets others in; a run that admits members only needs one, which has this peer's
-            ticket if the node is to store anything.
+        admission: Checks the tickets of other peers; needed in a run that admits members only. To store anything there,
+            the node needs this peer's ticket, which the admission has.
 
     Raises:
         BadInput: If an address is malformed.
@@ -104,7 +105,7 @@ def start_dht(
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
         parse(address)
-    # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
+    # A plain connection shows within seconds which addresses do not answer, and why; the node's own error may not.
     try:
         dht = Node(
             public_key=identity.signer().local_public_key,
@@ -136,7 +137,7 @@ def start_dht(
 async def _end_with_daemon(node: RunNode) -> None:
     """Ends this process once its network daemon has ended, so that `check_node` notices.
 
-    hivemind's node would run on, and neither reach anybody nor be reached.
+    Without its daemon, hivemind's node would run on without a connection to anybody.
     """
     while node.p2p.is_alive:
         await asyncio.sleep(DAEMON_LOOK_SECONDS)
@@ -144,7 +145,7 @@ async def _end_with_daemon(node: RunNode) -> None:
             await node.p2p.list_peers()
         except OSError:
             os._exit(1)
-        except Exception:  # it ends just now, or is busy: the next look tells
+        except Exception:  # the daemon ends just now, or is busy: the next look shows it
             continue
 
 
@@ -153,7 +154,7 @@ _ServerMessage = constr(strict=True, max_length=LONGEST_SERVER_MESSAGE, regex=rf
 
 
 class _Messages(BaseModel):
-    """Schema of a run's announcements: `{run_id}_recipe` and so on. Messages quote them."""
+    """Schema of a run's announcements, under the keys `{run_id}_recipe` and so on."""
 
     recipe: dict[BytesWithPublicKey, _Message]
     tokens: dict[BytesWithPublicKey, _Message]
@@ -162,7 +163,8 @@ class _Messages(BaseModel):
 
 
 def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:
-    """Validators by which a node signs its own records and refuses others' malformed records and those of non-members.
+    """Returns the validators by which a node signs its own records, and refuses malformed records and those of
+    non-members.
 
     A peer adds the validator of its lineage's progress (`training.swarm.peers.progress.progress_validator`).
     """
@@ -174,20 +176,20 @@ def record_validators(run_id: str, identity: Identity, admission: Admission | No
 
 
 def own_subkey(dht: DHT) -> bytes:
-    """Under what this peer's averagers announce themselves: the key that signs the record.
+    """Subkey under which this peer's averagers announce themselves: the key that signs the record.
 
-    A node of hivemind's own class signs nothing; there it is the peer id, as with hivemind's averagers.
+    A node of hivemind's own class signs nothing; there the subkey is the peer id, as with hivemind's averagers.
     """
     return dht.public_key if isinstance(dht, Node) else dht.peer_id.to_bytes()
 
 
 def signer_of(dht: DHT) -> Signer | None:
-    """Signs with this peer's key; None at a node of hivemind's own class, which has none."""
+    """Returns what signs with this peer's key; None at a node of hivemind's own class, which has no key."""
     return dht.signer if isinstance(dht, Node) else None
 
 
 def announced_peer(dht: DHT, subkey: bytes) -> PeerID | None:
-    """The peer that has announced itself under a subkey; None if it is no such subkey. See `own_subkey`."""
+    """Peer that has announced itself under a subkey; None if the subkey is not valid. See `own_subkey`."""
     return peer_id_of(subkey) if isinstance(dht, Node) else PeerID(subkey)
 
 
@@ -195,7 +197,7 @@ def check_node(dht: DHT) -> None:
     """Checks that the node and its network daemon still run; without them a role would wait for answers for ever.
 
     Raises:
-        TrainingError: If it has ended, for example because memory ran out.
+        TrainingError: If the node has ended, for example because memory ran out.
     """
     if not dht.is_alive():
         raise ProcessEnded(
@@ -211,12 +213,13 @@ def full_addresses(dht: DHT) -> list[str]:
 
 
 def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
-    """Announces which recipe this peer trains; renew it within `MESSAGE_SECONDS`."""
+    """Announces the digest of this peer's recipe; call it again within `MESSAGE_SECONDS`."""
     post_message(dht, f"{run.run_id}_recipe", run.digest, identity)
 
 
 def post_message(dht: DHT, key: str, message: str, identity: Identity) -> None:
-    """Stores an announcement of this peer for `MESSAGE_SECONDS`; it replaces the last one. See `posted_messages`."""
+    """Stores an announcement of this peer for `MESSAGE_SECONDS`, in the place of the last one. See
+    `posted_messages`."""
     dht.store(
         key,
         subkey=identity.signer().local_public_key,
@@ -227,8 +230,8 @@ def post_message(dht: DHT, key: str, message: str, identity: Identity) -> None:
 
 
 def posted_messages(dht: DHT, key: str, *, longest: int = LONGEST_MESSAGE) -> dict[bytes, str]:
-    """The announcements of all peers, by the keys that signed them; those of more than `longest` characters are left
-    out.
+    """Returns the announcements of all peers, by the keys that signed them, without those longer than `longest`
+    characters.
 
     Raises:
         TrainingError: If the DHT does not answer within a minute, because this node or its network is too slow.
@@ -246,17 +249,18 @@ def posted_messages(dht: DHT, key: str, *, longest: int = LONGEST_MESSAGE) -> di
 
 
 class UnknownRun(RefusedByRun):
-    """No peer that answers knows the run."""
+    """The peers that answer know no run of this name."""
 
 
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:
-    """Compares the recipe with those that the peers of the run announce.
+    """Compares this peer's recipe with the recipes that the peers of the run announce.
 
     Args:
         dht: A running node.
-        run: The recipe.
+        run: The recipe of this peer.
         patience_seconds: Longest wait for the first announcement.
-        may_be_alone: This is a server that may have come back before all others: then nobody else announces a recipe.
+        may_be_alone: True for a server that may have come back before all others. Then it is no error if no peer
+            announces a recipe.
 
     Raises:
         RefusedByRun: If no peer trains this recipe.
@@ -280,13 +284,13 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
 
 
 def answering(initial_peers: Sequence[str]) -> list[str]:
-    """Returns the addresses that accept a TCP connection, or are not TCP; tries all at once.
+    """Returns the addresses that accept a TCP connection or are not TCP. Tries all at once.
 
-    A node would wait for each address that does not answer.
+    Called before a node starts, since the node would wait for each address that does not answer.
 
     Raises:
         BadInput: If an address is malformed.
-        TrainingError: If none answers.
+        TrainingError: If no address answers.
     """
     addresses = [check_full(address) for address in initial_peers]
     with ThreadPoolExecutor(len(addresses)) as pool:
@@ -300,7 +304,7 @@ def answering(initial_peers: Sequence[str]) -> list[str]:
 
 
 def _connection_fault(address: str) -> str | None:
-    """Why a connection fails; None if it succeeds or the address is not TCP."""
+    """Reason why a connection fails; None if it succeeds or the address is not TCP."""
     try:
         connection_seconds(address)
     except OSError as error:

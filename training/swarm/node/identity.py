@@ -27,10 +27,10 @@ KEY_FILE = "identity.key"
 
 
 class Key(PrivateKey):
-    """A peer's RSA key. hivemind's `RSAPrivateKey` cannot be read from a file.
+    """RSA key of a peer. Unlike hivemind's `RSAPrivateKey`, it can be made from the content of a file.
 
     Args:
-        der: The key as libp2p's file has it.
+        der: The key in the encoding of libp2p's key files.
     """
 
     def __init__(self, der: bytes):
@@ -40,11 +40,11 @@ class Key(PrivateKey):
         return Key, (self.der,)
 
     def sign(self, data: bytes) -> bytes:
-        """The signature in base64, as `RSAPublicKey.verify` reads it."""
+        """Returns the signature in base64, as `RSAPublicKey.verify` reads it."""
         return base64.b64encode(self._key.sign(data, PADDING, hashes.SHA256()))
 
     def get_public_key(self) -> RSAPublicKey:
-        """The public key."""
+        """Returns the public key."""
         return RSAPublicKey(self._key.public_key())
 
 
@@ -73,7 +73,7 @@ class Identity:
             raise BadInput(
                 f"Another process is using {state_dir}; stop it, or give another folder with --state-dir."
             ) from None
-        delete_drafts(state_dir)  # of a process that was killed while it wrote
+        delete_drafts(state_dir)  # a file of a process that was killed while it wrote
         try:
             if not self.path.exists():
                 with whole_file(self.path) as draft:
@@ -94,11 +94,11 @@ class Identity:
         return self.private_key.get_public_key().to_bytes()
 
     def sign(self, message: bytes) -> bytes:
-        """The signature of a message, in base64."""
+        """Returns the signature of a message, in base64."""
         return self.private_key.sign(message)
 
     def signer(self) -> RSASignatureValidator:
-        """A validator that signs this peer's records and checks those of other peers."""
+        """Makes a validator that signs this peer's records and checks those of other peers."""
         return RSASignatureValidator(self.private_key)
 
 
@@ -114,7 +114,7 @@ def is_in_use(state_dir: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signature, with the key that verifies it."""
+    """A signature of a statement, with the public key that verifies it."""
 
     key: bytes
     """Public key as OpenSSH writes it."""
@@ -122,7 +122,7 @@ class Signed:
     """Signature in base64."""
 
     def signer(self, statement: bytes) -> str | None:
-        """The peer that has signed the statement; None if nobody has."""
+        """Returns the id of the peer whose key has signed the statement; None if the signature is not valid."""
         try:
             key, signature = self.key.decode("ascii"), self.signature.decode("ascii")
         except UnicodeDecodeError:
@@ -130,18 +130,18 @@ class Signed:
         return proven_peer_id(key, statement, signature)
 
     def is_of(self, peer: PeerID, statement: bytes) -> bool:
-        """Returns True if this peer has signed the statement."""
+        """Returns True if the peer has signed the statement."""
         return self.signer(statement) == str(peer)
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Signs for this peer."""
+    """Signs statements with this peer's key."""
 
     key: bytes
     sign: Callable[[bytes], bytes]
-    """Gives the signature in base64; takes a millisecond."""
+    """Returns the signature of bytes in base64; takes a millisecond."""
 
     def signed(self, statement: bytes) -> Signed:
-        """The signature of a statement."""
+        """Signs a statement. Returns the signature together with the public key."""
         return Signed(self.key, self.sign(statement))

@@ -1,7 +1,7 @@
 """A peer's metrics: a signed record in the DHT, with a valid range for each field.
 
-A record is stored under the public key of its peer's identity and signed with that key. Every node that knows the run
-refuses records that are unsigned, signed with another key, malformed or out of range, on storing and on reading.
+A record is stored under the public key of its peer's identity and signed with that key. When a node that knows the run
+stores or reads records, it refuses those that are unsigned, signed with another key, malformed or out of range.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _Seconds = confloat(strict=True, ge=0, le=10**10)
 _Time = confloat(strict=True, ge=0, le=10**11)
 _Epoch = conint(strict=True, ge=0, le=10**9)
 EPOCHS_AHEAD = 20
-"""Peers whose records come late are further than others, by a few epochs."""
+"""Most epochs by which a peer is further than the others' records show, because records come late."""
 AHEAD_SECONDS = 10.0
-"""A record that seems to be made so long after now is by a clock that is ahead."""
+"""Seconds: a record whose time is further in the future comes from a clock that is ahead."""
 LARGEST_LOSS = 10**6
 _Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
 LONGEST_NAME = 40
 PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+\Z"
-"""Text without control characters and without what is invisible or changes the direction of the text around it. Other
-text of peers is not stored, since it is shown in terminals, in logs and on pages."""
+"""Pattern of a character of plain text: no control character, and none that is invisible or changes the direction of
+the text around it. Records with other characters are refused, since terminals, logs and pages show them."""
 RECENT_EPOCHS = 64
-"""Epochs that a record repeats for a monitor that was away; about 25 bytes each."""
+"""Number of epochs that a record repeats for a monitor that was away; about 25 bytes each."""
 
 
 class RecentEpoch(NamedTuple):
@@ -48,46 +48,46 @@ class RecentEpoch(NamedTuple):
 
     epoch: _Epoch
     loss: _Loss
-    """Mean over its samples."""
+    """Mean loss over the samples of the peer."""
     samples: _Count
-    """Samples that it contributed."""
+    """Samples that the peer contributed."""
     time: _Time
     """End of the epoch by the peer's clock."""
 
 
 class PeerRecord(BaseModel):
-    """A peer's record. Totals are over its whole life, including restarts with the same state folder."""
+    """A peer's record. Totals include earlier starts of the program with the same state folder."""
 
     name: constr(strict=True, min_length=1, max_length=LONGEST_NAME, regex=PLAIN)
-    """Chosen by the volunteer; not unique."""
+    """Name that the volunteer has chosen; other peers may have it too."""
     peer_id: constr(strict=True, min_length=1, max_length=80)
-    """Derived from the key that signed the record."""
+    """Id that follows from the key that signed the record."""
     status: Literal["joining", "training", "waiting", "leaving"]
     """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
     lineage: constr(strict=True, regex=r"[0-9a-f]{16}\Z") | None = None
-    """Lineage of its weights; None while it has none. See `training.swarm.run.lineage`."""
+    """Lineage of the peer's weights; None while it has none. See `training.swarm.run.lineage`."""
     epoch: _Epoch
-    """The peer's own epoch."""
+    """Epoch of the peer, which may be behind or ahead of the run's."""
     loss: _Loss | None
-    """Mean loss over its samples of the last complete epoch."""
+    """Mean loss over the peer's samples of the last complete epoch."""
     samples: _Count
-    """Samples that it has contributed in total."""
+    """Samples that the peer has contributed in total."""
     samples_per_second: confloat(strict=True, ge=0, le=10**7)
     """Speed over the last epoch, waiting included."""
     seconds: _Seconds
-    """Time that it has trained in total."""
+    """Seconds that the peer has trained in total."""
     group_size: conint(strict=True, ge=0, le=10**6)
-    """Peers whose gradients entered the last average; 1 if it stepped alone."""
+    """Number of peers whose gradients entered the last average; 1 if the peer stepped alone."""
     averaged_epochs: _Count
-    """Epochs in which it averaged gradients with others."""
+    """Number of epochs in which the peer averaged gradients with others."""
     alone_epochs: _Count
-    """Epochs in which it stepped alone although other peers were training."""
+    """Number of epochs in which the peer stepped alone although other peers were training."""
     micro_batch_size: conint(strict=True, ge=1, le=10**6)
     """Samples per forward pass."""
     bytes_sent: _Count
-    """Total bytes of tensors that it has sent for averaging."""
+    """Total bytes of tensors that the peer has sent for averaging."""
     bytes_received: _Count
-    """Total bytes of tensors that it has received for averaging."""
+    """Total bytes of tensors that the peer has received for averaging."""
     version: constr(strict=True, max_length=40, regex=PLAIN)
     """Version of the program."""
     time: _Time
@@ -109,10 +109,10 @@ def is_name(text: str) -> bool:
 
 
 def of_right_clocks(records: Sequence[PeerRecord], now: float) -> list[PeerRecord]:
-    """The records without those of clocks that are ahead.
+    """Leaves out the records of peers whose clocks are ahead.
 
-    The DHT keeps such a record as much longer, and refuses newer ones of the same peer meanwhile: it does not tell that
-    its peer is still there.
+    The DHT keeps such a record longer than others, and refuses newer ones of its peer meanwhile, so the record does not
+    show that its peer is still there.
     """
     return [record for record in records if record.time <= now + AHEAD_SECONDS]
 
@@ -124,21 +124,21 @@ class _Records(BaseModel):
 
 
 def validator(run_id: str) -> RecordValidatorBase:
-    """Refuses what is no peer record under the key of peer records."""
+    """Makes the validator of the key of peer records, which refuses other values than peer records."""
     return SchemaValidator(_Records, prefix=run_id)
 
 
 def believable(records: Sequence[PeerRecord], total_epochs: int, accounts: Accounts | None = None) -> list[PeerRecord]:
-    """The records without those of epochs that the run cannot have reached: after its last one, or more than
-    `EPOCHS_AHEAD` after the epoch of half of all peers.
+    """Leaves out records with epochs that the run cannot have reached.
 
-    So a minority that claims to be far ahead misleads nobody. With fewer than three peers nobody knows who is right.
+    These are epochs after the run's last one, or more than `EPOCHS_AHEAD` after the epoch of half of all peers. So a
+    minority that claims to be far ahead misleads nobody. With fewer than three peers nobody knows which is right.
 
     Args:
-        records: Of all peers.
-        total_epochs: Of the run.
-        accounts: See `record_tickets.accounts_of`; then the peers of one account count as one, and those for which no
-            ticket vouches do not count beside others.
+        records: Records of all peers.
+        total_epochs: Number of epochs of the run.
+        accounts: Accounts from the peers' tickets; see `record_tickets.accounts_of`. The peers of one account count as
+            one, and peers for which no ticket vouches count only if there are no others.
     """
     possible = [record for record in records if record.epoch <= total_epochs]
     trained = [record.epoch for record in of_voices([r for r in possible if r.status != "joining"], accounts)]
@@ -157,7 +157,7 @@ def of_voices(records: Sequence[PeerRecord], accounts: Accounts | None = None) -
 
 
 def read_believable(dht: DHT, run: RunConfig) -> list[PeerRecord]:
-    """The records of a run that are believable.
+    """Reads a run's records, without those that `of_right_clocks` and `believable` leave out.
 
     Raises:
         TimeoutError: If the DHT does not answer in time.
@@ -178,10 +178,11 @@ class MetricsBoard:
     dht: DHT
     run_id: str
     expiration_seconds: float
-    """A record disappears after this time unless it is renewed."""
+    """Time after which a record disappears unless it is renewed."""
 
     def post(self, record: PeerRecord, identity: Identity) -> Answer:
-        """Stores a record under its signer's key; the future's result says whether any node has accepted it."""
+        """Stores a record under its signer's key. The result of the returned answer is True if a node has accepted
+        it."""
         return self.dht.store(
             f"{self.run_id}_metrics",
             subkey=identity.signer().local_public_key,
@@ -191,7 +192,7 @@ class MetricsBoard:
         )
 
     def read(self, timeout_seconds: float = 10.0) -> list[PeerRecord]:
-        """The unexpired records of all peers, in the order of their peer ids.
+        """Returns the unexpired records of all peers, in the order of their peer ids.
 
         Raises:
             TimeoutError: If the DHT does not answer in time.
@@ -200,7 +201,8 @@ class MetricsBoard:
 
 
 def read_records(dht: DHT, run_id: str, *, timeout_seconds: float = 10.0) -> list[PeerRecord]:
-    """The valid records of a run; see `MetricsBoard.read`. Skips a record whose peer id is not that of its key."""
+    """Returns the valid records of a run, without those whose peer id does not belong to their key. See
+    `MetricsBoard.read`."""
     found = dht.get(f"{run_id}_metrics", latest=True, return_future=True).result(timeout=timeout_seconds)
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
     records = {

@@ -1,6 +1,6 @@
-"""Protocol of this peer's node: hivemind's protocol of the DHT within bounds.
+"""Protocol of this peer's node: hivemind's protocol of the DHT with limits on what others may send.
 
-These are a node's guards against strangers. Each closes a way in which a stranger has stopped a run or a part of it:
+These are a node's guards against strangers. Each prevents an attack that has stopped a run or a part of it:
 
 - `bounds.unpack` reads a message in bounded depth. 1.4 kB of nested tuples ended every node's process.
 - `bounds.record_bounds` accepts small records that lie under their signer's key, for an hour at most. One value over a
@@ -8,7 +8,7 @@ These are a node's guards against strangers. Each closes a way in which a strang
 - `DHTProtocol.drop_refused` drops a refused record, which would hide all others of its key.
 - `stored.Storage` bounds the bytes of a key, of a signer, and of all records. Junk filled each node's memory.
 - `DHTProtocol` bounds what one search, one store and one answer may name.
-- `slow_nodes.SlowNodes` leaves nodes behind that stand still. They cost a run 19 of 20 epochs.
+- `slow_nodes.SlowNodes` does not wait for nodes that stand still. Such nodes cost a run 19 of 20 epochs.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from training.swarm.engine.stored import Storage
 from training.swarm.node.slow_nodes import SlowNodes
 
 MOST_KEYS = 4
-"""Most keys of one search. Ours have one key; those for neighbours have three."""
+"""Most keys of one search. This program searches for one key, and for three when it looks for neighbours."""
 MOST_STORES = 256
-"""Records of one store, all of a node's keys together; a peer stores its own one by one."""
+"""Most records of one store, for all of a node's keys together; a peer stores its own records one by one."""
 MOST_NEIGHBOURS = 64
-"""Most neighbours in an answer to a search for one key; ours name 20."""
+"""Most neighbours in an answer to a search for one key; this program's answers name 20."""
 STEP_SECONDS = 0.01
-"""A record expires this much later than the one before, at least."""
+"""Least time between the expirations of a record and of the one that it replaces."""
 
 Found = tuple[ValueWithExpiration | None, dict[DHTID, PeerID]]
-"""Answer of a node about a key: its records and its nearest neighbours."""
+"""A node's answer about a key: its records and its nearest neighbours."""
 
 logger = logging.getLogger(__name__)
 
 
 class OwnRecords:
-    """Expirations of this peer's records, those included that it stored before a restart.
+    """Expirations of this peer's records, also of records from before a restart.
 
     Args:
         subkey: Subkey of all records of this peer.
@@ -55,31 +55,31 @@ class OwnRecords:
     def __init__(self, subkey: bytes):
         self._subkey = subkey
         self._expire: dict[DHTID, float] = {}
-        """The latest time at which a record expires, by the key."""
+        """Latest known time at which this peer's record under a key expires, by the key."""
 
     def note(self, key: DHTID, expires: float) -> None:
-        """This peer's record under a key expires at this time."""
+        """Notes the time at which this peer's record under a key expires."""
         self._expire[key] = max(expires, self._expire.get(key, -math.inf))
 
     def note_found(self, key: DHTID, found: object) -> None:
-        """Notes the records that a node has under a key."""
+        """Notes this peer's record among those that a node has under a key."""
         if isinstance(found, DictionaryDHTValue) and (own := found.get(self._subkey)) is not None:
             self.note(key, own.expiration_time)
 
     def has_one_after(self, key: DHTID, expires: float) -> bool:
-        """Returns True if a record of this peer is known that expires later."""
+        """Returns True if this peer has another record under the key that expires later."""
         return expires < self._expire.get(key, -math.inf) <= get_dht_time() + MOST_RECORD_SECONDS
 
     def later_than_the_last(self, key: DHTID, expires: float) -> float:
-        """Expiration with which a new record replaces the last one."""
+        """Returns the expiration that a new record needs to replace the last one: `expires`, or later."""
         now = get_dht_time()
-        # The others have none of those that have expired, and have taken none that expires too late.
+        # Other nodes have dropped expired records, and have refused those that expire too late.
         self._expire = {known: last for known, last in self._expire.items() if now < last <= now + MOST_RECORD_SECONDS}
         return max(expires, self._expire.get(key, -math.inf) + STEP_SECONDS)
 
 
 class DHTProtocol(protocol.DHTProtocol):
-    """Calls between this peer's node and others. They are named after the class, so it has the name of hivemind's."""
+    """Calls between this peer's node and others. hivemind names calls after the class, so it has hivemind's name."""
 
     serializer = Serializer
 
@@ -123,22 +123,22 @@ class DHTProtocol(protocol.DHTProtocol):
         neighbours = map(DHTID.from_bytes, result.nearest_node_ids), map(named_peer, result.nearest_peer_ids)
         nearest = dict(zip(*neighbours, strict=True))
         if result.type != dht_pb2.FOUND_DICTIONARY:
-            return None, nearest  # no record of a run lies outside a dictionary
+            return None, nearest  # a run's records lie in dictionaries only
         records = unpack(result.value)
         if not self.drop_refused(key, records):
             return None, nearest
         self.own_records.note_found(key, records)
-        # A search for the latest records would end with an answer that holds for ever.
+        # A search for the latest records would end if an answer never expired.
         return ValueWithExpiration(records, min(result.expiration_time, get_dht_time() + MOST_RECORD_SECONDS)), nearest
 
     def drop_refused(self, key: DHTID, records: Records) -> bool:
         """Drops the records of a key that the node's validators refuse. Returns whether any is left.
 
-        A node takes the rest of what another one has of a key. Nodes hear of bans and of lineages at different times,
-        and their clocks differ. hivemind's node takes nothing if one record is refused: a node that has not heard of
-        it, or is ahead, would hide all peers from those that refuse it.
+        hivemind's node takes none of another node's records if one of them is refused. But nodes hear of bans and of
+        lineages at different times, and their clocks differ: a node that has not heard of a ban yet, or whose clock
+        differs, would hide all peers from the nodes that refuse one record.
         """
-        with records.freeze():  # else those that expire meanwhile would be dropped while we go through them
+        with records.freeze():  # otherwise records that expire meanwhile would be dropped during the loop
             for subkey, (value, expires) in list(records.items()):
                 record = DHTRecord(key.to_bytes(), self.serializer.dumps(subkey), value, expires)
                 if self.record_validator is not None and not self.record_validator.validate(record):
@@ -168,7 +168,7 @@ class DHTProtocol(protocol.DHTProtocol):
 
         Raises:
             ValueError: If there are too many records, whose signatures take time to check, or one is for the cache:
-                hivemind's node answers with the cache alone if it expires later than what is stored.
+                hivemind's node answers with the cached record alone if it expires later than the stored ones.
         """
         places = list(zip(request.keys, request.subkeys, request.in_cache, strict=True))
         if len(places) > MOST_STORES or len(set(places)) < len(places):

@@ -24,7 +24,7 @@ from training.trust.check import TicketRefused
 from training.trust.ticket import LARGEST_TICKET_BYTES
 
 BEGIN, END = b"[ticket:", b"]"
-"""Around a ticket, which has no brackets itself."""
+"""Marks around a ticket in a record; a ticket has no brackets itself."""
 MOST_TICKET_BYTES = len(BEGIN) + LARGEST_TICKET_BYTES + len(END)
 """Most bytes that a ticket adds to a record."""
 LOOK_SECONDS = 1.0

@@ -6,7 +6,7 @@ brought 30 kB of them. Volunteers store every few seconds, so this was most of w
 
 Of two records under one subkey, hivemind's DHT keeps the one that expires later. A peer whose clock was five minutes
 ahead has records that expire five minutes too late, and until then each node refuses the peer's newer records: the
-others take the peer for dead, and no group waits for it. So each record here expires later than the record that it
+others count the peer as dead, and no group waits for it. So each record here expires later than the record that it
 replaces.
 """
 
@@ -29,28 +29,30 @@ from training.swarm.engine.calls import Connection
 from training.swarm.node.protocol import DHTProtocol
 
 SEARCH_SECONDS = 60.0
-"""Time for which a search's result is used. It is dropped at once when a node does not answer a store, or a new node
-comes: both change the routing table."""
+"""Seconds for which a search's result is used again. It is dropped at once when a node does not answer a store, or when
+a new node joins: both change the routing table."""
 NEIGHBOURS = 8
-"""Number of nodes of the routing table that are compared: more than the five that store a record."""
+"""Number of the routing table's nodes nearest to a key that must be unchanged; more than the five that store a
+record."""
 LASTING_SECONDS = 120.0
-"""A record that is valid for longer is not renewed soon."""
+"""Seconds: a record that is valid for longer is not renewed soon, so this node keeps a copy."""
 MOST_TRIES = 3
-"""Tries to store a record when unknown earlier ones of this peer turn up that expire later."""
+"""Most tries to store a record. A try fails if an unknown earlier record of this peer turns up that expires later."""
 _DEPTH = 5
 """hivemind's `depth_modulo`, a setting of the routing table."""
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0, "cache_locally": False}
-"""hivemind caches the records that were looked for, and asks for them again before they expire. All our looks want the
-latest records. And a node answers others from the cache alone, if that expires later than its stored records."""
+"""Settings without a cache. hivemind caches the records of searches, and asks for them again before they expire. This
+program's searches want the newest records. And a node answers others with the cached record alone, if that expires
+later than its stored records."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
     at: float
     neighbours: frozenset[DHTID]
-    """The nodes of the routing table that were nearest to the key then."""
+    """Nodes of the routing table that were nearest to the key at the search."""
     found: dict[DHTID, PeerID]
-    """Nodes that the search has found, the nearest first."""
+    """Nodes that the search has found, by id, the nearest first."""
 
 
 class RunNode(DHTNode):
@@ -62,7 +64,7 @@ class RunNode(DHTNode):
         super().__init__(**settings)
         self._searches: dict[DHTID, _Search] = {}
         self._newest: dict[DHTID, object] = {}
-        """For each key, the call of `store` that began last: an earlier call must not replace its record."""
+        """For each key, a mark of the newest call of `store`: an earlier call must not replace its record."""
 
     @classmethod
     async def create(
@@ -84,18 +86,19 @@ class RunNode(DHTNode):
             record_validator: Signs and checks records.
             initial_peers: Full addresses of running nodes; without any, a new DHT starts.
             client_mode: Accept no incoming connections.
-            strict: Refuse to start if an initial peer shows another time.
+            strict: Refuse to start if the clock of an initial peer differs.
             connection: Further arguments of `Connection.create`.
 
         Raises:
             RuntimeError: If no initial peer answers.
-            ValidationError: If an initial peer shows another time.
+            ValidationError: If the clock of an initial peer differs.
         """
         if p2p is None:
             mode = "client" if client_mode else "server"
             p2p = await Connection.create(initial_peers=initial_peers or None, dht_mode=mode, **connection)
         try:
-            # hivemind makes a protocol of its own class. As a client's, it answers nobody, until ours takes its place.
+            # hivemind makes a protocol of its own class. It is made as a client's, so it answers nobody, and ours
+            # replaces it.
             node = await super().create(
                 p2p, client_mode=True, record_validator=record_validator, blacklist_time=0.0, **_NO_CACHE
             )
@@ -119,7 +122,7 @@ class RunNode(DHTNode):
         return node
 
     async def meet(self, peers: Collection[PeerID], strict: bool) -> None:
-        """Introduces this node to some other nodes, and finds its neighbours. Raises as `create`."""
+        """Introduces this node to other nodes, and finds its neighbours. Raises the errors of `create`."""
         pings = (self.protocol.call_ping(peer, validate=True, strict=strict) for peer in peers)
         if all(answer is None for answer in await asyncio.gather(*pings)):
             raise RuntimeError("none of the initial peers answers a ping")
@@ -168,7 +171,7 @@ class RunNode(DHTNode):
     ) -> bool:
         """Stores a record as hivemind does, but makes it expire after this peer's earlier records at the same nodes.
 
-        hivemind stores a record only at the nodes nearest to its key, to which this node need not belong. If all
+        hivemind stores a record only at the nodes nearest to its key, and this node need not be one of them. If all
         volunteers leave at once, a server's records are gone with them. So this node keeps a copy of its lasting
         records.
         """
@@ -182,10 +185,10 @@ class RunNode(DHTNode):
             self._note_kept(place)
             if self._newest.get(place) is not this:
                 break
-            if not stored:  # perhaps a busy node has an earlier record, and did not tell of it before the store
+            if not stored:  # a busy node may have an earlier record that it did not send before
                 await self.get(key, latest=True)
-            # What hivemind returns is one node's answer, the last. If this node has met a record in the meantime that
-            # expires later, one from before a restart, then that one hides the new one, whatever the answer was.
+            # hivemind returns the answer of the last node only. If this node has met a record from before a restart
+            # that expires later, then that record hides the new one, whatever the answer was.
             if not own.has_one_after(place, expires):
                 break
         if self._newest.get(place) is this:
@@ -195,12 +198,12 @@ class RunNode(DHTNode):
         return stored
 
     def _note_kept(self, place: DHTID) -> None:
-        """Notes this node's own record under a key; other nodes may have sent back a record from before a restart."""
+        """Notes this peer's record in its own node: another node may have sent back one from before a restart."""
         kept = self.protocol.storage.get(place)
         self.protocol.own_records.note_found(place, kept.value if kept is not None else None)
 
     def keep_copy(self, key: DHTID, subkey: bytes, value: object, expires: float) -> None:
-        """Puts a record of this peer into its own node, unless it is there already."""
+        """Stores a record of this peer in its own node, unless one that lasts as long is there already."""
         protocol = self.protocol
         kept = protocol.storage.get(key)
         found = kept.value.get(subkey) if kept is not None and isinstance(kept.value, DictionaryDHTValue) else None

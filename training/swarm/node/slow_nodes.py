@@ -1,13 +1,13 @@
 """Slow nodes, which answer late or not at all: searches and stores do not wait for them, and ask them again later.
 
-hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
-searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
-failure, hivemind does not ask a node for a while, which it measures by the clock of the day: if that is set back, it
-asks nobody for as long.
+hivemind waits three seconds for each node that it asks. In a small run, most searches ask the one volunteer with a full
+link. Then all others take three seconds longer to find a group, miss each other, and average in parts. After a failure,
+hivemind does not ask a node for a while, which it measures by the clock of the day: if that is set back, hivemind does
+not ask for longer.
 
-A peer that is killed, or whose machine sleeps, cannot say goodbye. Its record tells for a while that it trains; but a
-peer that computes a long micro-batch tells nothing either. A ping tells the two apart, so a group need not wait for a
-peer that has died since it reported its progress last.
+A peer that is killed, or whose machine sleeps, cannot say goodbye. For a while its record claims that it trains; but a
+peer that computes a long micro-batch sends no news either. A ping tells the two apart, so a group need not wait for a
+peer that has died since its last report.
 """
 
 from __future__ import annotations
@@ -31,42 +31,44 @@ from training.swarm.engine.process import DHT
 Answer = TypeVar("Answer")
 
 TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
-"""A node is slow if it takes this multiple of the median of all nodes, and longer than these seconds. So no node is
-slow if this peer's own full link delays all answers alike."""
+"""Multiple of the median time of all nodes, and seconds: a node that takes longer than both is slow. So no node is slow
+if this peer's own full link delays all answers alike."""
 ENOUGH_NODES = 3
-"""Nodes that must answer in time before this peer stops waiting for slow ones: it needs a way to the records."""
+"""Number of other nodes that must answer in time before this peer stops waiting for slow ones, so that it can still
+reach the records."""
 REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
-"""A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
-is doubled, at most so often."""
+"""Seconds for which a node is not asked after a late answer or a failure, and how many times further failures double
+them."""
 LATE_TIMES = 2
-"""Late answers in a row after which a peer is neither followed nor waited for. One alone may be chance: on a busy
+"""Late answers in a row after which a peer is neither followed nor waited for. A single one may be chance: on a busy
 machine each process stands still for a moment now and then."""
 MEMORY_SECONDS = 60.0
-"""An answer, and a failure, says something of its node for so long."""
+"""Seconds after which an answer or a failure is forgotten."""
 PINGS_AT_ONCE = 32
-"""Most pings at a time; more would be lost among the other messages of a slow link."""
+"""Most pings at a time; more pings would be lost among the other messages of a slow link."""
 NODE_SECONDS = 5.0
-"""A node's process that has not answered its peer by then is busy; that says nothing of the others."""
+"""Longest wait for the process of this peer's own node; if it does not answer by then, it is busy, and the other nodes
+are not judged."""
 
 
 @dataclass(slots=True)
 class _Node:
     answered_at: float = -math.inf
     took: float = 0.0
-    """Seconds that its last answer took."""
+    """Seconds that the node's last answer took."""
     late: int = 0
-    """Late answers in a row."""
+    """Number of late answers in a row."""
     failures: int = 0
-    """Failures since its last answer."""
+    """Number of failures since the node's last answer."""
     rests_until: float = -math.inf
-    """It is not asked until then."""
+    """Time of the clock until which the node is not asked."""
 
 
 class SlowNodes:
-    """Asks nodes, and remembers how long each took.
+    """Asks nodes, and remembers how long each answer took.
 
     Args:
-        clock: Seconds; one that nobody sets.
+        clock: Returns seconds of a clock that cannot be set.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic):
@@ -76,14 +78,14 @@ class SlowNodes:
 
     @classmethod
     def of(cls, node: DHTNode) -> SlowNodes:
-        """Returns a node's record of the others; an empty one for a node of hivemind's."""
+        """Returns the record that a node has of other nodes; an empty one for a node of hivemind's class."""
         return getattr(node.protocol, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
-        """Returns True if a node is not asked now, because it was late or dead and others do answer.
+        """Returns True if a node is not asked now, because it was late or dead while enough others answer.
 
-        A peer whose link is cut takes all others for dead. It goes on asking them, so it knows at once when they are
-        back.
+        If this peer's link is cut, no other node answers. Then it asks all of them further, so it notices at once when
+        the link is back.
         """
         known = self._nodes.get(peer, _Node())
         return self._rests(known) and len(self._prompt(peer)) >= (1 if known.failures else ENOUGH_NODES)
@@ -97,7 +99,7 @@ class SlowNodes:
         return {peer: known for peer, known in self._nodes.items() if known.answered_at > since}
 
     def _prompt(self, peer: PeerID) -> list[PeerID]:
-        """The other nodes that answer in time."""
+        """Nodes other than `peer` that answer in time."""
         return [other for other, known in self._answered().items() if other != peer and not self._rests(known)]
 
     def may_wait_seconds(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float:
@@ -111,7 +113,7 @@ class SlowNodes:
         return self._nodes.get(peer, _Node()).late >= LATE_TIMES
 
     def note(self, peer: PeerID, seconds: float, *, least: float = LATE_AFTER_SECONDS) -> None:
-        """A node has taken so long for an answer; see `may_wait_seconds` on whether that is late."""
+        """Notes the seconds that a node's answer took; `may_wait_seconds` says whether they are late."""
         is_late, known = seconds > self.may_wait_seconds(peer, least), self._nodes[peer]
         known.late = known.late + 1 if is_late else 0
         known.answered_at, known.took = self._clock(), seconds
@@ -123,7 +125,7 @@ class SlowNodes:
         known.failures += 1
 
     async def ask(self, peer: PeerID, call: Awaitable[Answer | None]) -> Answer | None:
-        """A node's answer; None if there is none, or none in time. A late answer is noted when it comes."""
+        """Waits for a node's answer. Returns None if it fails or is late; a late answer is noted when it comes."""
         self._forget()
         began, may_wait = self._clock(), self.may_wait_seconds(peer)
         task = asyncio.ensure_future(call)
@@ -158,13 +160,13 @@ class SlowNodes:
 def silent_peers(
     dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
 ) -> frozenset[bytes]:
-    """Returns the peers that do not answer, or answer several times in a row much later than most.
+    """Returns the peers that do not answer, or have answered late several times in a row.
 
     Args:
         dht: A running node.
         peers: Ids of peers that accept connections.
         seconds: Longest wait for an answer.
-        slow_seconds: An answer that takes longer is late, unless most nodes take as long.
+        slow_seconds: Seconds after which an answer is late, unless most nodes take as long.
 
     Raises:
         TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
@@ -178,17 +180,17 @@ def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
     """Returns True if any of the peers with these ids answers in time.
 
     Raises:
-        TimeoutError: As `silent_peers` does.
+        TimeoutError: If this peer's own node does not answer.
     """
     asked = [PeerID.from_base58(peer).to_bytes() for peer in peers]
     return len(silent_peers(dht, asked, seconds)) < len(asked)
 
 
-# What follows runs in the node's process.
+# The rest runs in the node's process.
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """Returns the peers that lag behind."""
+    """Returns the peers that were late several times in a row."""
     nodes = SlowNodes.of(node)
     return {peer for peer in peers if nodes.lags(peer)}
 
@@ -215,8 +217,8 @@ async def _answer_seconds(node: DHTNode, peer: PeerID, seconds: float, free: asy
 
 
 async def ping(p2p: P2P, peer: PeerID, seconds: float) -> dht_pb2.PingResponse | None:
-    """A peer's answer; None if it refuses, breaks off, or takes longer."""
-    # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
+    """Pings a peer. Returns its answer; None if the peer refuses, breaks off, or takes longer than `seconds`."""
+    # hivemind's own `call_ping` would remove a peer that is silent for a moment from the routing table.
     asked = p2p.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)
     try:
         return await asyncio.wait_for(asked, seconds)

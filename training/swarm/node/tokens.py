@@ -1,8 +1,8 @@
-"""The tokens that a run trains on: peers announce them in the DHT, and a peer with other tokens is refused.
+"""Tokens of a run's shards: peers announce the digest of their codec and tokenizer; a peer with another is refused.
 
 A recipe fixes how many ids pictures and words have, but not which codec and tokenizer produce them: `prepare` may train
 both. Shards of another codec have the same sizes, so a peer that streams them would spoil everybody's weights without
-any error. So each peer, and the monitor, posts the digest of its shards' codec and tokenizer, as it posts its recipe.
+an error. So each peer, and the monitor, posts the digest of its shards' codec and tokenizer, as it posts its recipe.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from training.swarm.node.voices import by_voice
 
 
 def post_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
-    """Announces which tokens this peer trains on, from `Manifest.tokens_digest`; an empty digest withdraws that.
+    """Announces this peer's tokens by `Manifest.tokens_digest`; an empty digest withdraws the announcement.
 
-    Renew it within `MESSAGE_SECONDS` of `training.swarm.node.dht`.
+    Call it again within `MESSAGE_SECONDS` of `training.swarm.node.dht`.
     """
     post_message(dht, _key(run), digest, identity)
 
 
 def posted_tokens(dht: DHT, run: RunConfig) -> dict[bytes, str]:
-    """The digests that peers announce, by the keys that signed them; one that has withdrawn its own announces ''."""
+    """Returns the announced digests, by the keys that signed them; '' for a peer that has withdrawn its digest."""
     return posted_messages(dht, _key(run))
 
 
 def check_tokens(
     dht: DHT, run: RunConfig, identity: Identity, digest: str, *, shards: str, trusted: Collection[str] = ()
 ) -> None:
-    """Compares the tokens of this peer's shards with those that the other peers announce.
+    """Compares the tokens of this peer's shards with the tokens that the other peers announce.
 
-    Call it again after this peer has announced its own. Otherwise two first peers that start at the same time would not
-    see each other's tokens.
+    Call it again after this peer has announced its tokens. Otherwise two first peers that start at the same time would
+    not see each other's tokens.
 
     Args:
         dht: A running node.
         run: The recipe.
-        identity: This peer's; its own announcement does not count.
-        digest: `Manifest.tokens_digest` of its shards.
+        identity: Identity of this peer, whose own announcement does not count.
+        digest: `Manifest.tokens_digest` of this peer's shards.
         shards: Location of the shards, for the message.
-        trusted: Peer ids of the run's servers. If one of them announces any, the others' messages do not count, because
-            strangers could outvote the run. In a run for members, the peers of one account count as one.
+        trusted: Peer ids of the run's servers. If one of them announces tokens, other peers' announcements do not
+            count, because strangers could outvote the run. In a run for members, the peers of one account count as one.
 
     Raises:
-        RefusedByRun: If more of the other peers announce some other tokens than announce these.
+        RefusedByRun: If more of the other peers announce certain other tokens than announce `digest`.
     """
     messages = posted_tokens(dht, run)
     messages.pop(identity.signer().local_public_key, None)
@@ -81,7 +81,7 @@ def _of_voices(dht: DHT, messages: Mapping[bytes, str]) -> dict[bytes | str, str
 
 
 def _outvoted_by(messages: Mapping[bytes, str], digest: str) -> str | None:
-    """The tokens that most of the other peers announce, if fewer of them announce `digest`; otherwise None.
+    """The digest that most of the other peers announce, if fewer of them announce `digest`; otherwise None.
 
     >>> _outvoted_by({b"ada": "a", b"bob": "a", b"eve": "e"}, "e"), _outvoted_by({b"ada": "a", b"eve": "e"}, "e")
     ('a', None)

@@ -1,25 +1,25 @@
-"""Voices: the peers whose reports count, one an account."""
+"""Voices: the peers whose reports count. The peers of one account have one voice together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
 Accounts = Mapping[bytes, tuple[str, bool]]
-"""Account in each peer's ticket, and whether the ticket vouches for it, by peer id. Empty in an open run."""
+"""For each peer id, the account in the peer's ticket, and whether the ticket vouches for it. Empty in an open run."""
 
 
 def by_voice(
     peers: Iterable[bytes], accounts: Accounts, has_brought: Callable[[bytes], bool] = lambda peer: False
 ) -> dict[bytes | str, list[bytes]]:
-    """The peers that are heard, by the name in which they speak: their account's, or their own without one.
+    """Groups the peers that are heard by voice: by their account, or by their id if they have no account.
 
-    A peer has a voice if it has brought weight to an average with this peer, or if its ticket vouches for it. As long
-    as none of the peers has a voice, all are heard.
+    A peer is heard if it has brought weight to an average with this peer, or if its ticket vouches for it. If no peer
+    fulfils this, all are heard.
 
     Args:
-        peers: Ids of those that report something.
-        accounts: What their tickets say.
-        has_brought: Whether a peer has brought weight.
+        peers: Ids of the peers that report something.
+        accounts: Accounts from the peers' tickets.
+        has_brought: Returns whether a peer has brought weight to an average with this peer.
 
     >>> accounts = {b"ada": ("invited:ada", True), b"eve1": ("hf:eve", False), b"eve2": ("hf:eve", False)}
     >>> by_voice([b"ada", b"eve1", b"eve2"], accounts)
