@@ -1,4 +1,4 @@
-"""The exchange of an epoch's gradients: finds a group, averages with it, and deals with averages that go wrong."""
+"""The exchange of an epoch's gradients: finds a group, averages with it, and handles averages that go wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Exchange:
         self._search: Round | None = None
         self._running: Round | None = None
         self._present = 0
-        """Peers that trained when the group was looked for."""
+        """Number of training peers when the search for the group began."""
         self._minorities = Minorities()
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
@@ -68,9 +68,9 @@ class Exchange:
     def is_awaited(self) -> bool:
         """True if this peer has found a group early, and most of that group average already and wait for it.
 
-        The epoch has ended for them, so it ends for this peer too: it may know less of what the others have computed,
-        or count less of what they report. If it let its group wait until its own count is full, the group would give
-        it up, and after some times leave it out as a peer that spoils averages.
+        Most of the group have ended the epoch, so this peer ends it too: it may know less of the others' samples, or
+        count fewer of those that they report. If the peer let its group wait until its own count is full, the group
+        would give it up, and after several times leave it out as a peer that spoils averages.
         """
         return self.has_group and self._search.stage is Stage.AWAITED
 
@@ -91,7 +91,7 @@ class Exchange:
         """
         now = time.monotonic()
         step_seconds, self._step_ended = now - self._step_ended, now
-        if self.under_way:  # a new group would start without this peer, which averages with the last one
+        if self.under_way:  # a new group would start without this peer, which still averages with the last one
             return
         if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * step_seconds):
             return
@@ -115,8 +115,8 @@ class Exchange:
         self._step_ended = time.monotonic()
 
     def _look_for_group(self, epoch: int) -> Round:
-        # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
-        # That round may be under way until the epoch ends with which it began.
+        # Weights are asked for once: a group that has heard the request averages its parameters, which costs all its
+        # peers. That round may last until the end of the epoch that it begins in.
         is_due = self.parameters_wanted_at >= epoch
         self._present = min(self._progress.lively_peers, self._swarm.max_group_size)
         expected = self.expected_peers
@@ -154,8 +154,8 @@ class Exchange:
     def leave_group(self) -> None:
         """Leaves the group that this peer may have found early, when its gradients can no longer be used.
 
-        If there is a group, the peer takes part in its average with weight 0, and waits for the end. If it just left,
-        the group would have to repeat the average.
+        If there is a group, the peer takes part in its average with weight 0, and waits for the end. If the peer left
+        without that, the group would have to repeat the average.
         """
         search = self._search
         if self.has_group:
@@ -222,7 +222,7 @@ class Exchange:
         except LeftBehindError:
             self._fall_behind(epoch_end)
             raise
-        except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
+        except (Exception, CancelledError) as error:  # after any error the peer goes on, and reports it
             epoch_end.fault = str(error) or type(error).__name__
             self._note_alone()
             round_.cancel()
@@ -244,7 +244,8 @@ class Exchange:
         except NobodyElseError:
             epoch_end.others = 0
             raise
-        # An absent peer lives, in another group or in none, so it may come to the next group; the others may be dead.
+        # An absent peer lives, in another group or in none, so it may come to the next group; the other lost peers may
+        # be dead.
         self._progress.give_up(set(group.report.lost) - set(group.report.absent))
         if group.report.senders > 1:
             self.averager.is_new = False
@@ -256,21 +257,21 @@ class Exchange:
         If most peers have gone on, this peer gives its samples up. If a few have, in a group of their own, it averages
         with the rest.
         """
-        # All who wait tell nothing new. Without this, each would soon take all others for dead.
-        if not self._epochs_apart:  # else the trainer computes meanwhile and tells its samples
+        # Waiting peers have no news to report. Without this, each would soon count all others as dead.
+        if not self._epochs_apart:  # otherwise the trainer computes meanwhile and reports its samples
             self._progress.still_here()
         return self._progress.look_who_stays()
 
     def _seconds_until_lonely(self, others: int) -> float:
-        """Seconds without a group after which this peer takes all others for gone."""
-        # That several have died at once is less likely than that this peer's own link is at fault for a moment.
+        """Seconds without a group after which this peer considers all others gone."""
+        # It is less likely that several peers have died at once than that this peer's own link fails for a moment.
         windows = PATIENCE_WINDOWS if others > 1 else 1
         return windows * self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds
 
     def _average_with_the_rest(self, group: AveragedGroup, epoch_end: EpochEnd) -> AveragedGroup:
         """Looks for another group with the same gradients if this peer is the last of its group, and others train.
 
-        It would otherwise make the update alone, and the others would wait for it.
+        Otherwise this peer would make the update alone, and the others would wait for it.
         """
         first = group.report
         if not first.lost or len(first.lost) < first.group_size - 1 or not self._others_train():
@@ -309,7 +310,8 @@ class Exchange:
     def _note_who_brought(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
         """Notes the samples that each groupmate has brought: they give it a voice and scale its reports."""
         own, brought = self._progress.dht.peer_id, group.report.brought
-        # A peer that averages no part sees nobody's samples: then it is enough to have been there to the end.
+        # A peer that averages no part does not see the others' samples: then a groupmate only has to be there to the
+        # end.
         samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.messages}
         samples.pop(own.to_bytes(), None)
         lost = [id_bytes(peer) for peer in group.report.lost]
@@ -330,18 +332,18 @@ class Exchange:
             epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
         if report.refused:
             epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
-        if report.torn:  # the others' update is another one
+        if report.torn:  # the others make another update
             self._alignment.note(Event.AVERAGE_TORN)
         if report.senders > 1:
             self._note_minority(report, epoch_end)
-        # A newcomer has weights that it has downloaded, and takes another peer's weights if they lack updates. One of
-        # the announcements is this peer's own.
+        # A newcomer has downloaded its weights, and takes another peer's weights if its own lack updates. One of the
+        # announcements is this peer's own.
         settled = sum(not (one.wants_weights or one.expected_peers) for one in group.announcements)
         if settled > 1 and report.senders > 1:
             self._alignment.met_others()
 
     def _note_alone(self) -> None:
-        """Notes an update with the gradients of this peer alone, which no longer counts as a newcomer afterwards."""
+        """Notes that this peer makes an update with its own gradients alone. It is no newcomer afterwards."""
         self._alignment.updated_alone()
         self.averager.is_new = False
 
@@ -367,8 +369,8 @@ class Exchange:
         }
         if agreed_epoch(self._progress.peers.voices(epochs)) > epoch_end.epoch:
             self._alignment.note(Event.OVERTAKEN)
-        # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
-        # parameters follows it was decided then. So it is the next update's.
+        # With delayed gradients, this epoch's update was begun before its group was known, and so was the decision on a
+        # round of parameters. So the next update gets the round.
         if any(one.wants_weights for one in group.announcements):
             self.parameters_wanted_at = epoch_end.epoch + 1 + self._epochs_apart
 

@@ -1,12 +1,13 @@
-"""Gradients of an epoch: added up by micro-batches, averaged with the others weighted by samples.
+"""Gradients of an epoch: added up over micro-batches, and averaged with other peers', weighted by samples.
 
-With momentum, a peer sends the mean over the samples of its recent epochs as well, where those of an epoch count less
-with each epoch that has passed since:
+With momentum, a peer sends the mean over the samples of its recent epochs too. An epoch's samples count less with each
+later epoch:
 
     (sum_k momentum^k g_k) / (sum_k momentum^k n_k)        g_k: sum of the gradients of the n_k samples k epochs ago
 
-Means over more samples differ less from peer to peer, which leaves less room to hide among them (Karimireddy et al.
-2021, arXiv:2012.10333). A peer that has just come has a mean as well, only of fewer samples: it is not biased.
+Means over more samples differ less from peer to peer, so a hostile peer can deviate less without being noticed
+(Karimireddy et al. 2021, arXiv:2012.10333). The mean of a peer that has just come is over fewer samples; it is not
+biased.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from training.swarm.round.rounds import AveragingMethod
 class GradientAverager(Averager):
     """Averages the gradients of some parameters.
 
-    Takes 4 bytes a value for the sums, where the parameters are, and 4 on the host for what is averaged. Momentum takes
-    none: the sums of earlier epochs stay in the same memory.
+    Takes 4 bytes a value for the sums, on the device of the parameters, and 4 on the host for the averaged tensors.
+    Momentum takes no more: the sums of earlier epochs stay in the same memory.
 
     Args:
-        parameters: Of the model.
+        parameters: Parameters of the model.
         dht: A running node.
-        settings: See `Averager`.
-        method: What a group does with the gradients; None: averages all in one all-reduce.
-        momentum: How much an epoch's samples count in the next one's mean; 0: not at all.
+        settings: Settings of the averager; see `Averager`.
+        method: Averages the gradients within a group; None: averages all in one all-reduce.
+        momentum: Factor by which an epoch's samples count less in the next epoch's mean; 0: they do not count there.
         start: Start the averager's process.
     """
 
@@ -50,14 +51,14 @@ class GradientAverager(Averager):
     ):
         self.parameters, self.momentum = tuple(parameters), momentum
         self.samples = 0
-        """Samples whose gradients have been added up."""
+        """Samples of this epoch whose gradients have been added up."""
         self.not_finite = False
         """True if the last gradients were left out because they were not finite."""
         self.is_new = True
-        """True until this peer's first update; until then it tells its group how many peers it knows."""
+        """True until this peer's first update; until then it tells its group how many peers it knows to train."""
         self._sums = self._make_sums()
         self._earlier_samples = 0.0
-        """Samples of earlier epochs in the sums, weighted by the momentum of today."""
+        """Samples in the sums, those of earlier epochs scaled by momentum."""
         self._epoch = 0
         """Newest epoch in the sums."""
         averaged = [torch.zeros(parameter.shape, dtype=torch.float32) for parameter in self.parameters]
@@ -70,7 +71,7 @@ class GradientAverager(Averager):
     def add_gradients(self, samples: int, epoch: int = 0) -> None:
         """Adds the model's gradients, each a mean over `samples` samples, to the sums of an epoch."""
         self._decay_to(epoch)
-        # A sum over samples, so that each sample counts the same, whatever the size of its micro-batch.
+        # A sum over samples, so that each sample counts equally, whatever the size of its micro-batch.
         for total, parameter in zip(self._sums, self.parameters, strict=True):
             if parameter.grad is not None:
                 total.add_(parameter.grad, alpha=samples)
@@ -87,9 +88,9 @@ class GradientAverager(Averager):
 
     @torch.no_grad()
     def load_mean(self) -> int:
-        """Writes the mean over all samples to what is averaged; returns the samples of the epoch if they count.
+        """Writes the mean over all samples to the tensors that are averaged. Returns the number of the epoch's samples.
 
-        If a gradient is not finite, all become zeros and no sample counts: the peer then takes the others' mean.
+        If a gradient is not finite, the means are zeros, and the result is 0: the peer then takes the others' mean.
         """
         samples, self.samples = self.samples, 0
         self._earlier_samples += samples
@@ -109,9 +110,10 @@ class GradientAverager(Averager):
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Drops what was added up since the last mean; with momentum, what was added up before as well, if it was any.
+        """Drops the gradients added up since the last mean.
 
-        Both are in one sum, and momentum begins anew.
+        With momentum, the sums also contain earlier epochs; these are dropped as well if gradients have been added
+        since.
         """
         if self.samples:
             self._drop_sums()

@@ -2,12 +2,12 @@
 
 Source: Vogels et al. 2019, arXiv:1905.13727.
 
-A gradient M (n x m) is approximated by P Q^T with r columns each. All peers have the same Q. Each computes P = M Q, the
-group averages P and makes its columns orthonormal, each computes Q = M^T P, and the group averages Q. What a product of
-rank r cannot hold is kept and added to the next gradient.
+A gradient M (n x m) is approximated by P Q^T with r columns each. All peers have the same Q. Each peer computes P = M
+Q, the group averages P and makes its columns orthonormal, each peer computes Q = M^T P, and the group averages Q. The
+difference between M and P Q^T is kept and added to the next gradient.
 
-hivemind 1.1.12 has the algorithm, but its averager fails with any model that has a bias (it hands the descriptions of
-all gradients to an all-reduce of the thin matrices alone), and a round that fails counts the gradient twice.
+hivemind 1.1.12 has the algorithm, but its averager fails with any model that has a bias (it passes the descriptions of
+all gradients to an all-reduce of the thin matrices alone), and a failed round counts the gradient twice.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from training.swarm.peers.groups import Delay, RoundReport
 from training.swarm.round.rounds import GroupAllReduce
 
 _LEAST_SAVING = 0.8
-"""A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""
+"""Least share of a matrix's values that thin matrices must save: they travel in 32 bits, the matrix in 8."""
 _LEAST_LEFT = 1e-4
-"""Of a column's length without earlier ones: rounding errors, of 1e-7 of it, are then a thousandth of what is left."""
+"""Share of its length that a column must keep after earlier columns are subtracted, or it becomes zeros. At this share,
+rounding errors of 1e-7 of the length are a thousandth of the rest."""
 
 
 def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
-    """Codec of the tensors: the recipe's for gradients, 32 bit for the thin matrices, so that all peers get the same
+    """Codec of the tensors: the recipe's for gradients, 32 bits for the thin matrices, so that all peers get equal
     directions."""
     return RoleAdaptiveCompression(gradient=gradients, default=NoCompression())
 
@@ -38,11 +39,11 @@ def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
 class PowerSgd:
     """Averages gradients by PowerSGD.
 
-    Host memory grows by 4 bytes for each value of a matrix that is averaged so.
+    Takes 4 bytes of host memory for each value of a matrix that is averaged by thin matrices.
 
     Args:
-        shapes: Of the gradients.
-        rank: r, columns of the thin matrices.
+        shapes: Shapes of the gradients.
+        rank: r, number of columns of the thin matrices.
     """
 
     phases = (b"P", b"Q")
@@ -61,7 +62,8 @@ class PowerSgd:
         return gradient.ndim > 1 and 1 - thin / gradient.numel() >= _LEAST_SAVING
 
     def _first_q(self, gradient: Tensor, number: int) -> Tensor:
-        """The same for all peers. If each had directions of its own, the mean of their P would have no meaning."""
+        """Makes the first Q of a gradient, equal at all peers: with different directions, the mean of P would have no
+        meaning."""
         columns = get_flatten_greedy_dims(gradient)[1]
         return torch.randn((columns, self.rank), generator=torch.Generator().manual_seed(number))
 
@@ -71,31 +73,33 @@ class PowerSgd:
         """See `rounds.AveragingMethod`."""
         large = [tensors[number] for number in self._factored]
         rest = [tensor for number, tensor in enumerate(tensors) if number not in self._factored]
-        # `kept` is what the thin matrices could not hold so far. With the gradient added, it is what they are made of.
-        # A peer without a weight sends nothing that counts: it would take back later what it has got here.
+        # `kept` is what the thin matrices could not express so far. P and Q are computed from it with the gradient
+        # added. A peer without weight must not add its gradient: it would subtract the others' average from `kept`.
         counts = all_reduce.contribution.weight > 0
         sums = (self.kept, large) if counts else ((), ())
         _each_add(*sums)
         try:
             p, q, report = await self._exchange(rest, all_reduce)
-        except BaseException:  # a cancellation as well
-            _each_add(*sums, alpha=-1)  # or the next try would count the gradient twice
+        except BaseException:  # also if the task is cancelled
+            _each_add(*sums, alpha=-1)  # otherwise the next try would count the gradient twice
             raise
         for gradient, kept, own_p, own_q, shared_q in zip(large, self.kept, p, q, self.q, strict=True):
             # The next gradient begins with these directions; from random ones, one pass would approximate it badly.
-            # From a direction of zeros it would stay zero for ever, as after an epoch without any gradient.
+            # A direction of zeros, as after an epoch without any gradient, would stay zero for ever, so it is not taken
+            # over.
             shared_q.copy_(torch.where(own_q.any(dim=0), own_q / _lengths(own_q), shared_q))
             gradient.copy_((own_p @ own_q.t()).reshape(gradient.shape))
             if counts:
                 kept.sub_(gradient)
-            if not bool(kept.abs().sum().isfinite()):  # no later P would be finite
+            if not bool(kept.abs().sum().isfinite()):  # otherwise no later P would be finite
                 kept.zero_()
         return report
 
     async def _exchange(
         self, rest: Sequence[Tensor], all_reduce: GroupAllReduce
     ) -> tuple[list[Tensor], list[Tensor], RoundReport]:
-        """The group's P and Q; the other gradients are averaged in place, together with Q."""
+        """Averages P and Q, and, in place together with Q, the gradients in `rest`. Returns P, Q and the report on
+        both."""
         matrices = [kept.reshape(-1, q.shape[0]) for kept, q in zip(self.kept, self.q, strict=True)]
         p = [matrix @ q for matrix, q in zip(matrices, self.q, strict=True)]
         first = await all_reduce(p, _infos(p, TensorRole.UNSPECIFIED), phase=self.phases[0])
@@ -109,16 +113,16 @@ class PowerSgd:
 
 
 def _lengths(columns: Tensor) -> Tensor:
-    """The largest magnitude in each column; not 0, so that one can divide by it."""
+    """Largest magnitude in each column; a positive number where it would be 0, for divisions."""
     return columns.abs().amax(dim=0).clamp(min=torch.finfo(columns.dtype).tiny)
 
 
 def _make_orthonormal(columns: Tensor) -> None:
-    """Makes columns orthonormal in place, one after the other; zeros of those that are a sum of earlier ones.
+    """Makes columns orthonormal in place, one after the other. A column that is a sum of earlier ones becomes zeros.
 
-    hivemind's function makes a direction of the rounding errors that are left of such a column. It is neither
-    orthogonal to the others, so that they count twice, nor the same at all peers. And it takes columns shorter than
-    1e-8 for zeros, which those of small gradients are.
+    hivemind's function makes a direction of such a column's rounding errors. This direction is not orthogonal to the
+    others, so that they count twice, and it differs from peer to peer. The function also treats columns shorter than
+    1e-8 as zeros, and small gradients have such columns.
     """
     columns.div_(_lengths(columns))  # their squares neither overflow nor vanish
     lengths = columns.norm(dim=0)
@@ -144,7 +148,7 @@ def _worst_faults(first: Mapping[str, float], second: Mapping[str, float]) -> di
 
 
 def _added_delays(first: Mapping[str, Delay], second: Mapping[str, Delay]) -> dict[str, Delay]:
-    """How long both waited for each peer, with its share of the samples in the last one that it was in."""
+    """Adds up how long both all-reduces waited for each peer; its share of the samples is that in the last one."""
     found = dict(first)
     for peer, delay in second.items():
         before = first[peer].seconds if peer in first else 0.0
@@ -153,7 +157,8 @@ def _added_delays(first: Mapping[str, Delay], second: Mapping[str, Delay]) -> di
 
 
 def _both(first: RoundReport, second: RoundReport) -> RoundReport:
-    """One report for two all-reduces of a group, the worse of each; a peer may see the weights in one of them only."""
+    """Makes one report of a group's two all-reduces, with the worse result of each; only one of them may show the
+    weights."""
     shares = [report.own_share for report in (first, second) if report.own_share is not None]
     return RoundReport(
         group_size=second.group_size,

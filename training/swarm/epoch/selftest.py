@@ -1,4 +1,4 @@
-"""Tries before training whether averaging works on this machine.
+"""Check before training that averaging works on this machine.
 
 With numpy 2.4, hivemind 1.1.12 cannot read what it has written in 8 bit; every all-reduce would fail.
 """
@@ -19,7 +19,7 @@ from training.swarm.round.reducer import Reducer, WeightedMean
 
 PART_BYTES = 1 << 19
 _WEIGHTS = (1.0, 3.0)
-"""Two imagined peers, the second with three times the samples."""
+"""Weights of two imagined peers: the second has three times the samples."""
 
 
 def check_exchange(codec: CompressionBase, threshold: int) -> None:
@@ -28,8 +28,8 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
     Takes some hundredths of a second.
 
     Raises:
-        TrainingError: If the result is not the weighted mean, up to the rounding of 16 or 8 bits. A peer that trained
-            all the same would train alone without noticing.
+        TrainingError: If the result is not the weighted mean, up to the rounding of 16 or 8 bits. Without this check,
+            such a peer would train alone without noticing.
     """
     engine.prepare()
     for size, tolerance in ((min(threshold - 1, 1000), 2e-3), (threshold, 4e-2)):
@@ -47,7 +47,7 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
 
 
 async def _average(tensors: list[torch.Tensor], codec: CompressionBase) -> list[torch.Tensor]:
-    """What each of the peers holds after an all-reduce in which the first one averages everything."""
+    """Returns the tensors that each of the peers has after an all-reduce in which the first peer averages all parts."""
     updates = [empty_updates([tensor]) for tensor in tensors]
     own, remote = (
         divide([tensor], update, shares=(1.0, 0.0), codec=codec, part_bytes=PART_BYTES)[0]

@@ -1,7 +1,7 @@
 """Updates of the weights and rounds of parameters, in the background, one after the other.
 
-The trainer computes meanwhile. What is ready reaches the model between two micro-batches, when the trainer calls
-`apply`.
+The trainer computes meanwhile. `apply`, which the trainer calls between two micro-batches, copies finished results to
+the model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Updates:
 
     Args:
         master: The weights that are updated.
-        parameters: Averages them.
-        alignment: Told when a round of parameters has brought the others' weights.
-        round_seconds: Longest round of parameters, the search for its group included.
-        epoch_seconds: How long an epoch takes; 0 if that is not known.
-        search_seconds: A round of parameters that has no group after this time is given up when the next epoch ends.
+        parameters: Averages these weights.
+        alignment: Notes when a round of parameters has brought the others' weights.
+        round_seconds: Longest round of parameters, with the search for its group.
+        epoch_seconds: Returns the duration of an epoch; 0 if it is unknown.
+        search_seconds: Time after which a round of parameters without a group is given up when the next epoch ends.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Updates:
 
         Args:
             epoch: The epoch that ends.
-            gradients_ready: Waits until the master weights have the update's gradients; None: they have them.
-                If it raises LeftBehindError, nothing is updated.
-            average_parameters: Whether the parameters are averaged as well.
-            expected_peers: How many peers that round should have.
+            gradients_ready: Waits until the master weights have the update's gradients; by default they have them
+                already. If it raises LeftBehindError, nothing is updated.
+            average_parameters: True to average the parameters as well.
+            expected_peers: Number of peers that the round of parameters should have.
         """
         self.wait()
         if average_parameters:  # the search for a group begins now, while the weights are updated
@@ -81,7 +81,7 @@ class Updates:
             self._averaging = self._executor.submit(self._average, self._updating, self._round)
 
     def apply(self) -> None:
-        """Lets the model compute with what is ready."""
+        """Copies finished results to the model."""
         changed = False
         if self._averaging is not None and self._averaging.done():
             if (group := self._averaging.result()) is not None:
@@ -98,16 +98,16 @@ class Updates:
             self.master.copy_to_model()
 
     def await_update(self) -> None:
-        """Waits for the update, not for the round of parameters after it, and applies it."""
+        """Waits for the update and applies it; does not wait for the round of parameters after it."""
         if self._updating is not None:
             wait([self._updating])
         self.apply()
 
     def wait(self) -> None:
-        """Waits until nothing is under way, and applies the results.
+        """Waits until no update or round is under way, and applies the results.
 
-        A round of parameters that has found no group is given up: the others' next average of gradients would wait for
-        this peer as long as it searches.
+        A round of parameters without a group is given up: the others' next average of gradients would wait for this
+        peer during its search.
         """
         while pending := {job for job in (self._updating, self._averaging) if job is not None and not job.done()}:
             self._give_up_idle_search()
@@ -115,14 +115,14 @@ class Updates:
         self.apply()
 
     def take_reports(self) -> list[RoundReport]:
-        """Reports of the rounds of parameters that have ended since the last call."""
+        """Returns the reports of the rounds of parameters that have ended since the last call."""
         reports = []
         while not self._reports.empty():
             reports.append(self._reports.get_nowait())
         return reports
 
     def end(self) -> None:
-        """Ends the background's thread after what is under way."""
+        """Ends the background thread after the current work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _give_up_idle_search(self) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a group's average: how long depends on the progress of the others."""
+"""Wait for a group's average; the progress of the other peers decides how long."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from training.swarm.round.averager import Round
 from training.swarm.round.pipe import Stage
 
 LOOKS = 2
-"""Looks at the others' progress during the usual time of a wait, and the pace after it. All peers answer each look, so
-more looks could fill a slow link for which the group waits."""
+"""Number of looks at the others' progress during the usual time of a wait; later looks have the same interval. Each
+look reads the records of all peers, so many looks could fill a slow link for which the group waits."""
 
 
 class LeftBehindError(TrainingError):
@@ -21,7 +21,7 @@ class LeftBehindError(TrainingError):
 
 
 class NobodyElseError(TrainingError):
-    """The others are gone."""
+    """The other peers are gone."""
 
 
 def await_group(
@@ -33,16 +33,17 @@ def await_group(
     newest_epoch: int,
     look_around: Callable[[], tuple[int, int]],
 ) -> AveragedGroup:
-    """Waits for a round's average, as long as the others' progress leaves hope for one.
+    """Waits for a round's average, as long as the others' progress shows that it may still come.
 
     Args:
         round_: The round; it is cancelled when this peer gives up.
-        usual_seconds: A group is found within this time if there is one.
-        lonely_seconds: If nobody else is seen for so long, they are gone.
-        timeout_seconds: The longest wait.
-        newest_epoch: If the others are at a newer one, they no longer look for a group for this one.
-        look_around: The newest epoch that most peers have begun and how many others train; raises TimeoutError if that
-            is not known.
+        usual_seconds: Time within which a group is found if there is one.
+        lonely_seconds: Time without any other peer after which the others count as gone.
+        timeout_seconds: Longest wait.
+        newest_epoch: Newest epoch of peers that may still look for this group. If most peers are at a later one, none
+            comes.
+        look_around: Returns the newest epoch that most peers have begun, and how many others train; raises TimeoutError
+            if the node does not answer.
 
     Raises:
         LeftBehindError: If no group was found and most others have begun a newer epoch by now.
@@ -63,7 +64,7 @@ def await_group(
             looks += 1
             try:
                 epoch, others = look_around()
-            except TimeoutError:  # a busy node has not answered, which says nothing of the others
+            except TimeoutError:  # a busy node has not answered, so nothing is known of the others
                 continue
             if epoch > newest_epoch:
                 round_.cancel()

@@ -1,4 +1,4 @@
-"""Knowledge of this peer about the others.
+"""Facts that this peer knows about other peers.
 
     table.py      the table of peers: last heard, faults, samples brought, left out until; in the trainer
     times.py      all times and counts by which peers are judged
@@ -15,6 +15,6 @@ Two rules say what reports of other peers can do:
    the end of an epoch when it has brought some to an average, and as far as it brings what it reports.
 2. **A state in hand.** Reports move no peer to an epoch: only an update of its own or a downloaded state does, with the
    epochs that can have ended during the download (`furthest_epoch`). A peer whose weights were those of the others
-   may skip three epochs if most voices say so, until its weights are theirs again; nobody skips the schedule's last.
+   may skip three epochs if most voices say so, until its weights equal theirs again; nobody skips the schedule's last.
    What others report makes a peer try to download a state, and it trains on if none comes.
 """

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from training.swarm.peers.groups import RoundReport
 
 MOST_BATCHES = 2
-"""Samples that one peer can have in an epoch, in batches of all peers together. Some more than one batch come together
-where peers notice an epoch's end late."""
+"""Most samples of one peer in an epoch, as a multiple of the target batch size of all peers together. Some more than
+one batch come together if peers notice an epoch's end late."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,34 +18,34 @@ class EpochReport:
     """Report on the averaging of one epoch at this peer."""
 
     epoch: int
-    """The epoch that begins now, which equals the number of updates done."""
+    """The epoch that begins now, which equals the number of finished updates."""
     samples: int
     """Samples that this peer contributed."""
     group_size: int
-    """Peers in the gradients' group; 1 without one."""
+    """Number of peers in the gradients' group; 1 without a group."""
     senders: int
-    """Peers whose gradients entered the update with a weight above zero; 0 if this peer made no update."""
+    """Number of peers whose gradients entered the update with a weight above zero; 0 if this peer made no update."""
     own_share: float | None
     """Share of this peer's own gradient in its update; 1 means that nothing was averaged."""
     update_samples: float | None
     """Samples of all peers in this peer's update; None if this peer reduces no part, so it does not see them."""
     others: int
-    """Other peers known to be training."""
+    """Number of other peers known to train."""
     waiting_seconds: float
     """Time from when this peer was ready for the update to the start of the all-reduce."""
     averaging_seconds: float
     """Duration of the all-reduce."""
     bytes_sent: int
-    """Bytes of gradients, and of parameters that were averaged in the background."""
+    """Bytes of averaged gradients, and of the parameters that were averaged in the background."""
     bytes_received: int
     fault: str | None
-    """Why the gradients were not averaged, or not all of them; None if they were or nobody else was there."""
+    """Reason why some or all gradients were not averaged; None if all were, or if there was no other peer."""
     note: str | None = None
-    """Anything else unusual, such as peers that were lost or left out."""
+    """Other unusual events, such as peers that were lost or left out."""
 
     @property
     def alone(self) -> bool:
-        """True if the peer updated with its own gradient only, although other peers were training."""
+        """True if the peer updated with its own gradient alone although other peers were training."""
         return self.others > 0 and self.senders == 1
 
     @property
@@ -61,23 +61,23 @@ class EpochEnd:
     epoch: int
     """The epoch that ends."""
     others: int
-    """Other peers known to be training."""
+    """Number of other peers known to train."""
     samples: int = 0
-    """Samples that this peer contributes."""
+    """Number of samples that this peer contributes."""
     began: float = field(default_factory=time.monotonic)
     round: RoundReport | None = None
-    """The average, if there was one."""
+    """Report on the average; None if there was none."""
     fault: str | None = None
     left_behind: bool = False
     """True if the others went on without this peer."""
     in_background: bool = False
-    """True if its average runs while the next epoch computes."""
+    """True if this epoch's average runs while the next epoch computes."""
     notes: list[str] = field(default_factory=list)
     reports: Mapping[bytes, float] = field(default_factory=dict)
-    """Samples of this epoch that each of the others should have by its reports."""
+    """Samples of this epoch that each other peer should have by its reports, by peer id."""
 
     def report(self, background: Sequence[RoundReport]) -> EpochReport:
-        """The report at this moment.
+        """Makes the epoch's report from the facts known now.
 
         Args:
             background: Rounds of parameters whose bytes were not reported yet.

@@ -12,7 +12,7 @@ from training.swarm.peers.records import PeerProgress
 from training.swarm.peers.table import Peers
 
 ENDLESS_SECONDS = 1e9
-"""Duration that no epoch has: a longer estimate means that no peer computes. A rate that is not measured yet is tiny,
+"""Seconds that no epoch takes: a longer estimate means that no peer computes. Rates that are not measured yet are tiny,
 not 0."""
 
 
@@ -21,24 +21,27 @@ class GlobalProgress:
     """Progress of all peers, as this peer sees it."""
 
     epoch: int
-    """The newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
+    """Newest epoch that peers with a voice have begun, as far as they agree; see `agreed_epoch`."""
     reported: int
-    """The same epoch, but while no peer has a voice, by the reports of all peers. These only make this peer look for a
-    state to download."""
+    """Same as `epoch`, but by the reports of all peers while no peer has a voice. Such reports only make this peer look
+    for a state to download."""
     of_most: int
-    """The newest epoch that at least half of the peers have begun by these reports; see `begun_by_most`."""
+    """Newest epoch that at least half of the peers have begun, by the reports counted in `reported`; see
+    `begun_by_most`."""
     has_voices: bool
-    """True if any of the others has a voice."""
+    """True if any other peer has a voice."""
     samples: float
-    """Samples of this epoch that count: this peer's, and those of peers that bring what they report to averages."""
+    """Samples of this epoch that count: this peer's, and those of peers that bring their reported samples to
+    averages."""
     num_peers: int
-    """Peers with a record, this one included; 0 if it finds none, not even its own."""
+    """Number of peers with a record, this one included; 0 if no record is found, not even this peer's."""
     epoch_seconds: float
     """Duration of an epoch; `ENDLESS_SECONDS` or more if nobody computes."""
     ends_at: float
-    """DHT time at which the epoch's samples will be there."""
+    """DHT time at which the epoch's samples will be complete."""
     full_at: float
-    """The same time if newcomers' samples counted; this peer looks for a group by this time."""
+    """DHT time at which they would be complete if newcomers' samples counted; this peer looks for a group by this
+    time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +50,7 @@ class Epoch:
 
     number: int
     began: float
-    """DHT time at which this peer began it."""
+    """DHT time at which this peer began the epoch."""
     target_batch_size: int
 
     def samples_of(self, record: PeerProgress, epoch: int, at: float) -> float:
@@ -71,19 +74,19 @@ class Look:
     """The records found at one moment, and what this peer knows of the peers that posted them."""
 
     now: float
-    """DHT time."""
+    """DHT time of the look."""
     others: Sequence[PeerProgress]
     own: PeerProgress
     """This peer's record."""
     num_peers: int
-    """Records that were found."""
+    """Number of records found."""
     epoch: Epoch
     """The epoch that this peer is in."""
     peers: Peers
     lively_seconds: float
 
     def is_lively(self, peer: bytes) -> bool:
-        """Returns True if a peer has reported lately."""
+        """Returns True if a peer has reported recently."""
         return self.peers.is_alive(peer, self.lively_seconds)
 
     def leaders(self) -> list[PeerProgress]:
@@ -99,7 +102,7 @@ class Look:
         """Lists the sources of the epoch's samples.
 
         Args:
-            epoch: The epoch. Peers at older epochs count for the rate, since they soon catch up.
+            epoch: Number of the epoch. Peers at older epochs count for the rate, since they soon catch up.
             counts: Takes a peer and its samples; returns how many of them count.
         """
         counted = [(self.own, float), *((record, partial(counts, record.peer_id)) for record in self.others)]
@@ -114,7 +117,7 @@ class Look:
         ]
 
     def progress(self) -> GlobalProgress:
-        """Adds the records up; without any, this peer's own progress counts."""
+        """Adds up the records; if none was found, takes this peer's own progress."""
         leaders, peers, own = self.leaders(), self.peers, self.epoch.number
         voices = peers.voices({} if peers.are_doubted else {one.peer_id: one.epoch for one in leaders})
         has_voices = any(peers.has_voice(one.peer_id) for one in leaders)
@@ -139,24 +142,24 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of samples: one peer."""
+    """A peer as a source of samples."""
 
     have: float
-    """Samples that it should have by now."""
+    """Samples that the peer should have by now."""
     rate: float
     """Samples a second."""
     most: float
-    """Samples that it can have in an epoch."""
+    """Most samples that the peer can have in an epoch."""
     reported: float = 0.0
-    """Samples in its record."""
+    """Samples in the peer's record."""
 
     def seconds_until_full(self) -> float:
-        """Seconds until it has as many samples as it can have."""
+        """Seconds until the peer has as many samples as it can have."""
         return (self.most - self.have) / self.rate
 
 
 def seconds_until(target: float, sources: Sequence[Source]) -> float:
-    """Seconds until the sources together have the wanted samples; infinite if none of them computes.
+    """Seconds until the sources together have `target` samples; infinite if none of them computes.
 
     >>> seconds_until(60, [Source(have=10, rate=2, most=60), Source(have=0, rate=1e7, most=20)])
     15.0
@@ -166,7 +169,7 @@ def seconds_until(target: float, sources: Sequence[Source]) -> float:
     rising = sorted((one for one in sources if one.rate > 0), key=Source.seconds_until_full)
     rates = list(itertools.accumulate(source.rate for source in reversed(rising)))[::-1]
     have, now = sum(source.have for source in sources), 0.0
-    for source, rate in zip(rising, rates, strict=True):  # this one and those after it are not full yet
+    for source, rate in zip(rising, rates, strict=True):  # this source and those after it are not full yet
         full_at = source.seconds_until_full()
         if source is rising[-1] or target <= have + (full_at - now) * rate:
             return now + max(target - have, 0.0) / rate
@@ -175,10 +178,10 @@ def seconds_until(target: float, sources: Sequence[Source]) -> float:
 
 
 def agreed_epoch(epochs: Sequence[int]) -> int:
-    """The newest epoch that too many other peers report for all of them to be lying.
+    """Newest epoch that too many other peers report for all of them to be lying.
 
-    Fewer than a third of all peers, this peer included, are taken to lie; of two others, one may. With one other peer
-    nobody can tell which of the two is right, so its report counts.
+    At most fewer than a third of all peers, this peer included, are assumed to lie; of two others, one. With one other
+    peer nobody can tell which of the two is right, so the other's report counts.
 
     >>> agreed_epoch([7, 7, 10**9]), agreed_epoch([7, 10**9]), agreed_epoch([7]), agreed_epoch([])
     (7, 7, 7, 0)
@@ -188,10 +191,10 @@ def agreed_epoch(epochs: Sequence[int]) -> int:
 
 
 def begun_by_most(epochs: Sequence[int]) -> int:
-    """The newest epoch that at least half of all peers have begun, by the reports of the others.
+    """Newest epoch that at least half of all peers have begun, by the reports of the others.
 
-    The peer that asks counts as a peer that has not begun it. So if two others have begun an epoch and two have not,
-    only two of five have.
+    This peer counts as one that has not begun it. So if two others have begun an epoch and two have not, only two of
+    five peers have.
 
     >>> begun_by_most([8, 8, 7, 7]), begun_by_most([8, 8, 7]), begun_by_most([8, 8, 8, 7]), begun_by_most([8])
     (7, 8, 8, 8)

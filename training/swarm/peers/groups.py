@@ -1,4 +1,4 @@
-"""Which peers average together, and the results: of one all-reduce, and of a round with all its repetitions."""
+"""Groups of peers that average together, and their results: of one all-reduce, and of a round with its repetitions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ MOST_PEERS = 1024
 FULL_WEIGHT = 1.0
 """Weight of a peer's parameters in their average, and the most that it can claim."""
 UNVOUCHED_SHARE = 0.25
-"""Share of the weight of a member without a voucher that counts: many such members may be one person."""
+"""Share of its weight that counts for a member without a voucher: many such members may be one person."""
 
 
 class AllReduceError(Exception):
-    """An all-reduce that has come to nothing for this peer, whose tensors are as they were."""
+    """An all-reduce has failed for this peer, whose tensors are unchanged."""
 
 
 class Misconduct(AllReduceError):
-    """A groupmate has sent what no accident explains."""
+    """A groupmate has sent something that cannot be an accident."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Time for which a round waited for one peer when it might have gone on without it."""
+    """Time for which a round waited for one peer although it could have gone on without this peer."""
 
     seconds: float
     share: float
-    """Share of the samples in the average that are the peer's."""
+    """The peer's share of the samples in the average."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,31 +37,33 @@ class RoundReport:
     """Report of one peer on an averaging round."""
 
     group_size: int
-    """Peers in the group, those without weight included."""
+    """Number of peers in the group, those without weight included."""
     senders: int
-    """Peers whose tensors entered the average with weight, this one included; 1 means that nothing was averaged."""
+    """Number of peers whose tensors entered the average with weight, this one included; 1 means that nothing was
+    averaged."""
     own_share: float | None
     """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
-    None if this peer reduces nothing and so does not see the others' weights."""
+    None if this peer reduces no part and so does not see the others' weights."""
     weight: float | None
-    """Sum of the weights in the average: for gradients, the samples of the update. None as above."""
+    """Sum of the weights in the average: for gradients, the samples of the update. None if this peer reduces no
+    part."""
     torn: bool
-    """True if a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
+    """True if a peer was lost during the all-reduce: some parts are averages of fewer peers, or this peer's own
+    values."""
     repeated: int = 0
-    """Repetitions of the all-reduce because a peer was lost; the last result counts."""
+    """Number of repetitions of the all-reduce because a peer was lost; the last result counts."""
     lost: tuple[str, ...] = ()
-    """Peers of the group that took no part in the last repetition."""
+    """Ids of the group's peers that took no part in the last repetition."""
     absent: tuple[str, ...] = ()
-    """Lost peers that are alive, but say that they are not in the group."""
+    """Ids of lost peers that are alive but say that they are not in the group."""
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
-    """Peers that have cost the group a repetition, each with the weight of what speaks against it; see
-    `rounds.spoilers`."""
+    """Weight of the evidence against each peer that has cost the group a repetition; see `rounds.spoilers`."""
     delays: Mapping[str, Delay] = field(default_factory=dict)
-    """Delays by the other peers; empty if nobody can tell who was slow."""
+    """Delays by the other peers; empty if it is unknown which peers were slow."""
     brought: Mapping[str, float] = field(default_factory=dict)
-    """Samples that each of the others says it brings, as far as this peer knows."""
+    """Samples that each other peer says it brings, as far as this peer knows."""
     refused: tuple[str, ...] = ()
-    """Peers that sent this one parts with numbers that are not finite, which it left out."""
+    """Ids of peers that sent this peer parts with non-finite numbers, which it left out."""
     reduced_share: float = 0.0
     """Share of all values that this peer averaged for the group."""
     bytes_sent: int
@@ -72,7 +74,7 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AveragedGroup:
-    """The result of a round, beside the averaged tensors."""
+    """Result of a round, besides the averaged tensors."""
 
     messages: dict[PeerID, object]
     """Messages of the group's peers, without the peers that were lost."""
@@ -80,25 +82,25 @@ class AveragedGroup:
 
     @classmethod
     def of_those_left(cls, messages: dict[PeerID, object], report: RoundReport) -> AveragedGroup:
-        """Leaves out the peers that were lost on the way."""
+        """Makes the result without the messages of peers that were lost during the round."""
         left = {peer: message for peer, message in messages.items() if str(peer) not in report.lost}
         return cls(messages=left, report=report)
 
     @property
     def announcements(self) -> list[Announcement]:
-        """Announcements of the peers of a gradients' group, without malformed ones."""
+        """Announcements of the peers of a gradients' group; malformed ones are left out."""
         return [one for packed in self.messages.values() if (one := Announcement.read(packed)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Facts that a peer tells a gradients' group of itself."""
+    """Message of a peer about itself to a gradients' group."""
 
     epoch: int
     wants_weights: bool
-    """True if its parameters are not those of the others yet."""
+    """True if the peer's parameters do not equal those of the others yet."""
     expected_peers: int
-    """Peers that a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
+    """Number of peers that a newcomer knows to train, itself included; 0 from other peers, or if it knows no number."""
 
     @classmethod
     def read(cls, packed: object) -> Announcement | None:
@@ -111,7 +113,7 @@ class Announcement:
         return cls(*packed) if is_list and [type(fact) for fact in packed] == [int, bool, int] else None
 
     def packed(self) -> list:
-        """The message that carries it."""
+        """Returns the announcement as a list, for a message."""
         return [self.epoch, self.wants_weights, self.expected_peers]
 
 
@@ -120,11 +122,11 @@ class Contribution:
     """Weight that a peer brings to an average, and the time that the average is worth to it."""
 
     weight: float
-    """Weight of its tensors."""
+    """Weight of the peer's tensors."""
     cycle_seconds: float | None = None
-    """Between two averages; a late peer is waited for as long as its share of that is worth. None: no limit."""
+    """Seconds between two averages. The group waits for a late peer as long as its share of them. None: no limit."""
     free_seconds: float = 0.0
-    """The trainer computes meanwhile, so that waiting costs nothing for so long."""
+    """Seconds for which waiting costs nothing, since the trainer computes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,15 +138,15 @@ class Group:
     fractions: tuple[float, ...]
     """Share of the values that each peer averages; 0 in client mode."""
     unvouched: frozenset[PeerID] = frozenset()
-    """Members whom nobody vouches for."""
+    """Members for which no ticket vouches."""
 
     @property
     def reducers(self) -> list[PeerID]:
-        """The members that accept connections."""
+        """Members that accept connections and therefore average parts."""
         return [peer for peer, fraction in zip(self.peers, self.fractions, strict=True) if fraction > 0]
 
     def of(self, members: Collection[PeerID], group_id: bytes) -> Group:
-        """The members that repeat the all-reduce under another id."""
+        """Makes the group of the members that repeat the all-reduce under another id."""
         left = [one for one in zip(self.peers, self.fractions, strict=True) if one[0] in members]
         return Group(
             group_id=group_id,
@@ -154,5 +156,5 @@ class Group:
         )
 
     def shares_of(self, peers: Sequence[PeerID]) -> list[float]:
-        """Share of each peer's weight that counts, in a reduction that uses shares."""
+        """Shares of the peers' weights that count, in a reduction that uses shares."""
         return [UNVOUCHED_SHARE if peer in self.unvouched else 1.0 for peer in peers]

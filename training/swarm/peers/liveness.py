@@ -1,14 +1,15 @@
-"""Which groupmates an all-reduce stops waiting for: those that are gone, and those that are much slower than others.
+"""Liveness of groupmates: an all-reduce stops waiting for peers that are gone or much slower than others.
 
 A groupmate that sends nothing may be slow, and an all-reduce waits for it for as long as the recipe says: up to a
-minute where links are slow. One that is dead or cut off would cost all others that time. A slow one answers a ping
-meanwhile, since its node does nothing else; one that answers none for `SILENT_SECONDS` is gone.
+minute where links are slow. A peer that is dead or cut off would cost all others that time. A slow peer answers a ping
+meanwhile, since its node does nothing else; a peer that answers no ping for `SILENT_SECONDS` is gone.
 
-A slow one whose parts come just before the time-out of a silent stream keeps an all-reduce waiting as long as there are
-parts. So the seconds count in which the all-reduce waits for it, and it is waited for as long as an average peer is
-worth: its share of the time between two averages. A longer wait costs the others more samples than it saves. Only waits
-count that are several times as long as the others took for their first parts. Parts are read in turn: the next parts of
-all others lie ready while that of the slowest is awaited, also if it is slower by a few percent only.
+If each part of a slow peer comes just before the time-out of a silent stream, the all-reduce may wait for that time at
+each part. So we count the seconds in which the all-reduce waits for the peer, and it waits as long as an average peer
+is worth: that peer's share of the time between two averages. A longer wait costs the others more samples than it saves.
+Only waits count that are several times as long as the others took for their first parts. Parts are read in turn: the
+next parts of the others lie ready while the slowest peer's part is awaited, even if that peer is only a few percent
+slower.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from training.swarm.peers.times import (
 )
 
 PINGS_AT_ONCE = 16
-"""Among many peers, others get theirs later: each of them pings all others if one reducer is late."""
+"""Most pings under way. In a large group each peer pings all others if one reducer is late, so their answers are late
+too."""
 NEARLY = 0.8
-"""A peer that has been late for this share of the limit is named, too, when another peer says that the all-reduce has
-failed. Honest peers reach their limits at almost the same time; they should name the same peer."""
+"""Share of its limit for which a peer must be late to be named when another peer says that the all-reduce has failed.
+Honest peers reach their limits at almost the same time; they should name the same late peer."""
 
 Ping = Callable[[PeerID, float], Awaitable[bool]]
 """Function that returns True if a peer answers within some seconds."""
@@ -44,30 +46,30 @@ Ping = Callable[[PeerID, float], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Groupmates for which one all-reduce waits at a moment."""
+    """Groupmates for which one all-reduce waits at the moment."""
 
     parts: Mapping[PeerID, int]
-    """Parts, or answers, that have come of each."""
+    """Number of parts, or of answers, that have come from each peer."""
     reduce: bool
-    """True if answers are late; else parts are."""
+    """True if answers of reducers are late; False if parts of senders are."""
     first: Mapping[PeerID, float] = field(default_factory=dict)
-    """Seconds after which the first part came, by groupmate."""
+    """Seconds until the first part came, by groupmate."""
 
 
 class SlowSenders:
     """Seconds that one all-reduce of one peer has waited for slow groupmates.
 
     Args:
-        others: How many peers are in the group beside this one.
-        limit_seconds: For one of them; None: no limit. See `limit_of`.
+        others: Number of peers in the group besides this one.
+        limit_seconds: Longest wait for one groupmate; None: no limit. See `limit_of`.
     """
 
     def __init__(self, others: int, limit_seconds: float | None):
         self._others, self._limit = others, limit_seconds
         self._waits: dict[tuple[PeerID, bool, int], float] = {}
-        """Seconds for each part that was awaited, by its sender or reducer and its number."""
+        """Seconds of waiting for each part, by the peer, True for a reducer's answer, and the part's number."""
         self._usual: dict[bool, float] = {}
-        """Usual length of a wait."""
+        """Longest usual wait, for answers of reducers (True) and for parts of senders (False)."""
 
     def note(self, late: Late, seconds: float) -> None:
         """Adds seconds to the waits for late peers.
@@ -83,7 +85,7 @@ class SlowSenders:
             self._waits[wait] = self._waits.get(wait, 0.0) + seconds
 
     def overdue(self, share: float = 1.0) -> frozenset[PeerID]:
-        """Peers for which the all-reduce has waited for this share of their limits."""
+        """Peers for which the all-reduce has waited for a share of their limits, or longer."""
         if self._limit is None:
             return frozenset()
         waited: Counter[PeerID] = Counter()
@@ -94,16 +96,16 @@ class SlowSenders:
 
 
 class Liveness:
-    """Looks now and then for whom one all-reduce waits; needs a running event loop.
+    """Watches the groupmates for which one all-reduce waits; needs a running event loop.
 
     Args:
-        ping: Asks a peer for a sign of life.
-        late: For whom the all-reduce waits at the moment.
-        asked: Who may be gone: those among the late, and those that are asked for a decision, that accept connections.
+        ping: Returns True if a peer answers within some seconds.
+        late: Returns the peers for which the all-reduce waits at the moment.
+        asked: Returns the peers to ping: those that accept connections and are late or were asked for a decision.
         slow: Counts how long the all-reduce waits.
-        on_overdue: Called with the peers for which it has waited too long.
+        on_overdue: Called with the peers for which the all-reduce has waited too long.
         on_gone: Called once for each peer that is gone.
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -125,13 +127,13 @@ class Liveness:
         self._gone: set[PeerID] = set()
 
     async def watch(self) -> None:
-        """Looks until it is cancelled."""
+        """Watches the groupmates until it is cancelled."""
         looked = self._clock()
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 now = self._clock()
-                # If this process itself was held up, what has come meanwhile is not read yet.
+                # If this process itself was held up, it has not read yet what came meanwhile.
                 self._slow.note(self._late(), min(now - looked, 2 * LOOK_SECONDS))
                 looked = now
                 if overdue := self._slow.overdue():
@@ -143,7 +145,7 @@ class Liveness:
 
     def _look_for_the_gone(self, now: float) -> None:
         asked = set(self._asked()) - self._gone
-        # An old ping says nothing of a peer that was not waited for in between.
+        # An old ping does not count against a peer for which nobody waited in between.
         self._silent_since = {peer: since for peer, since in self._silent_since.items() if peer in asked}
         for peer in asked:
             if len(self._pings) < PINGS_AT_ONCE and peer not in self._pings:
@@ -167,7 +169,7 @@ def limit_of(contribution: Contribution, peers: int, chunk_seconds: float | None
     Args:
         contribution: Gives the time that an average is worth.
         peers: Number of peers in the group.
-        chunk_seconds: Longest silence of a sender; no peer is given up sooner. None: it may be silent for ever.
+        chunk_seconds: Longest silence of a sender; no peer is given up sooner. None: no limit on its silence.
     """
     if contribution.cycle_seconds is None or chunk_seconds is None:
         return None

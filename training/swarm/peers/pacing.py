@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 class PacedEvent(threading.Event):
-    """An event whose waiting thread goes on only when a pause has passed since the last time, unless there is a hurry.
+    """An event whose waiting thread goes on at most once in a pause, unless `hurry` is called.
 
     Args:
-        pause: Gives the length of the pause at this moment, in seconds.
+        pause: Returns the current length of the pause, in seconds.
     """
 
     def __init__(self, pause: Callable[[], float]):
@@ -25,7 +25,7 @@ class PacedEvent(threading.Event):
         self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits as `threading.Event` does; the pause comes on top of the timeout."""
+        """Waits as `threading.Event` does; the pause is added to the timeout."""
         came = super().wait(timeout)
         if came:
             self._hurried.wait(max(self._seen + self._pause() - time.monotonic(), 0.0))

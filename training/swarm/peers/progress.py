@@ -1,4 +1,4 @@
-"""Progress of a run: each peer posts its samples in the DHT, and adds up those of all."""
+"""Progress of a run: each peer posts its samples in the DHT, and adds up those of all peers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from training.swarm.peers.table import Fault, Peers, id_bytes
 from training.swarm.peers.times import LIVELY_WINDOWS
 
 REPORTS_SHARE = 1 / 8
-"""A peer reports its samples again after this share of the time that is left of the epoch, so more and more often."""
+"""Share of the epoch's remaining time after which a peer reports its samples again, so more and more often."""
 LIVELY_REPORTS = 3
-"""Fewest reports within the time after which a peer would be taken for dead."""
+"""Fewest reports within the time after which a silent peer counts as dead."""
 NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
-"""Peers, or share of all, that may join until the next look, which comes early enough for them (as in hivemind)."""
+"""Number of peers, and share of all, that may join before the next look, which comes early enough for them (as in
+hivemind)."""
 
 
 class Progress:
-    """Reports this peer's progress and reads that of the others, in two threads that `start` starts.
+    """Reports this peer's progress and reads the other peers' progress, in two threads that `start` starts.
 
-    A record stays in the DHT long after its peer has died. So `num_peers` counts all records, and `lively_peers` those
-    that a group should wait for. A look that finds nobody else does not prove that nobody trains: a busy node may not
-    have answered. So what was known before stays valid for `lively_seconds`, unless a peer has said goodbye.
+    A record stays in the DHT long after its peer has died. So `num_peers` counts all records, and `lively_peers` the
+    peers that a group should wait for. A look that finds no other peer does not prove that none trains: a busy node may
+    not have answered. So earlier knowledge stays valid for `lively_seconds`, unless a peer has said goodbye.
 
     hivemind reports each micro-batch; a fast peer far from the end of its epoch then sends more bytes of
     such records than of gradients. Here a pause follows each report. A record carries its peer's rate, from which the
@@ -48,12 +49,12 @@ class Progress:
         dht: A running node.
         prefix: Prefix of the run; see `lineage.run_prefix`.
         target_batch_size: Samples of all peers together for one epoch.
-        private_key: Signs this peer's record; None: a key of this process.
+        private_key: Signs this peer's record; None: a new key of this process does.
         client_mode: True if this peer accepts no connections; its record says so.
-        matchmaking_seconds: A window of matchmaking. A peer that has not reported for `LIVELY_WINDOWS` is not waited
-            for; the pauses between looks are shorter.
+        matchmaking_seconds: A window of matchmaking. No group waits for a peer that has not reported for
+            `LIVELY_WINDOWS`; the pauses between looks are shorter.
         record_seconds: A record that is not renewed disappears after this time.
-        peers: The table of peers.
+        peers: Table of the other peers.
     """
 
     def __init__(
@@ -100,28 +101,28 @@ class Progress:
 
     @property
     def global_epoch(self) -> int:
-        """The newest epoch that peers with a voice have begun."""
+        """Newest epoch that peers with a voice have begun."""
         return self._global.epoch
 
     @property
     def reported_epoch(self) -> int:
-        """The newest epoch that the others report; see `GlobalProgress.reported`."""
+        """Newest epoch that the others report; see `GlobalProgress.reported`."""
         return self._global.reported
 
     @property
     def has_voices(self) -> bool:
-        """True if any of the others has a voice; see `training.swarm.peers`."""
+        """True if any other peer has a voice; see `training.swarm.peers`."""
         return self._global.has_voices
 
     @property
     def num_peers(self) -> int:
-        """Peers that are known to train, this one included; some may be dead."""
+        """Number of peers known to train, this one included; some may be dead."""
         return self._global.num_peers
 
     @property
     def lively_peers(self) -> int:
-        """Peers that should be in a group, this one included: they have reported within `lively_seconds`, and since
-        they were last lost in an average."""
+        """Number of peers that should be in a group, this one included: they have reported within `lively_seconds`, and
+        since they were last lost in an average."""
         return 1 + sum(self._is_lively(one.peer_id) for one in self._others)
 
     @property
@@ -131,7 +132,8 @@ class Progress:
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """True if the epoch's samples are there, by the last look or by the rates since, or the others have gone on."""
+        """True if the epoch's samples are complete, by the last look or by the rates since, or if the others have gone
+        on."""
         known = self._global
         is_full = known.samples >= self.target_batch_size or get_dht_time() >= known.ends_at
         return is_full or known.epoch > self._local.epoch
@@ -148,19 +150,20 @@ class Progress:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch at the rate of all; 0 if that is not known."""
+        """Seconds of an epoch at the rate of all peers; 0 if the rate is unknown."""
         return self._global.epoch_seconds if self._global.epoch_seconds < ENDLESS_SECONDS else 0.0
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the epoch ends at the rate of all; infinite if that is not known."""
+        """Seconds until the epoch ends at the rate of all peers; infinite if the rate is unknown."""
         return 0.0 if self.ready_to_update_epoch else max(self._global.full_at - get_dht_time(), 0.0)
 
     def is_behind(self, epoch: int) -> bool:
-        """Returns True if a peer at this epoch is so far back that ending the epoch does not bring it to the others.
+        """Returns True if a peer at this epoch is so far back that it does not reach the others by ending the epoch.
 
-        It is behind if its first look in an epoch shows a newer epoch; later, if the others are two epochs ahead.
-        The first look is compared once only; `SwarmOptimizer.step` remembers the answer until the peer has caught up.
+        A peer is behind if its first look in an epoch shows a newer epoch, and later if the others are two epochs
+        ahead. The first look is compared once only; `SwarmOptimizer.step` remembers the result until the peer has
+        caught up.
         """
         if self._has_looked and not self._has_compared:
             self._has_compared = True
@@ -178,7 +181,7 @@ class Progress:
         self.peers.trust_reports()
 
     def look_around(self) -> tuple[int, int]:
-        """Looks at once. Returns the newest epoch that the others report, and how many of them train.
+        """Looks at once. Returns the newest epoch that the others report, and the number of other peers that train.
 
         Raises:
             TimeoutError: If the node does not answer.
@@ -187,7 +190,8 @@ class Progress:
         return known.reported, self.lively_peers - 1
 
     def look_who_stays(self) -> tuple[int, int]:
-        """Looks at once. Returns the newest epoch that half of all peers or more have begun, and how many others train.
+        """Looks at once. Returns the newest epoch that at least half of all peers have begun, and the number of others
+        that train.
 
         Raises:
             TimeoutError: If the node does not answer.
@@ -198,18 +202,18 @@ class Progress:
     # -- what the trainer tells ------------------------------------------------------------------------------------
 
     def report(self, epoch: int, samples: int) -> None:
-        """Notes how many samples of the epoch this peer has computed.
+        """Notes the number of the epoch's samples that this peer has computed.
 
-        The others learn of it at once if these samples begin or end the epoch, otherwise after a while.
+        The others get the number at once if these samples begin or end the epoch, otherwise after a while.
         """
         before, new = self._local, samples - self._local.samples_accumulated
-        # Own samples count at once. The next look replaces the sum by that of all records, this peer's among them.
+        # Own samples count at once. The next look replaces the sum by that of all records, including this peer's.
         if epoch == before.epoch == self._global.epoch:
             self._global = replace(self._global, samples=self._global.samples + new)
         if new > 0:
             self.performance.update(task_size=new)
         else:
-            self.performance.reset_timer()  # the time since the last samples was spent on something else
+            self.performance.reset_timer()  # the time since the last samples was not spent on samples
         self._local = self._record(epoch=epoch, samples=samples)
         self._reports.set()
         began = epoch != before.epoch or new <= 0
@@ -217,21 +221,23 @@ class Progress:
             self._reports.hurry()
 
     def still_here(self) -> None:
-        """Renews this peer's record now and then while it computes nothing, so that groups wait for it."""
+        """Renews this peer's record at intervals while it computes nothing, so that groups wait for it."""
         if (now := get_dht_time()) - self._local.time >= self.lively_seconds / LIVELY_REPORTS:
             self._local = self._local.copy(update={"time": now})
             self._reports.set()
-        # Otherwise the time that it waited would count as that of its next micro-batch.
+        # Otherwise the time that it waited would count as time of its next micro-batch.
         self.performance.reset_timer()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Keeps what is known of the others unchanged while an epoch ends, and that time out of this peer's speed."""
+        """Keeps the facts about the others unchanged while an epoch ends, and does not count that time in this peer's
+        speed."""
         with self._paused, self.performance.pause():
             yield
 
     def reports_of(self, epoch: int) -> dict[bytes, float]:
-        """Samples of this epoch that each other peer should have by its reports; 0 for a live peer without a report."""
+        """Samples of this epoch that each other peer should have by its reports, by id; 0 for a live peer without a
+        report."""
         now, own = get_dht_time(), self._epoch
         reports = {one.peer_id: own.samples_of(one, epoch, now) for one in self._others}
         return {peer: samples for peer, samples in reports.items() if samples or self._is_lively(peer)}
@@ -242,14 +248,14 @@ class Progress:
         """Notes which peers have taken part in an average that has ended.
 
         Args:
-            reports: From `reports_of`, when the epoch ended.
-            brought: Samples of each other peer that was there to the end; None: this peer cannot tell.
+            reports: Result of `reports_of` when the epoch ended.
+            brought: Samples of each other peer that was there to the end; None: this peer cannot know.
             lost: Peers that were lost before the end.
         """
         for peer, samples in brought.items():
             self.peers.brought(peer, samples, reported=reports.get(peer))
         if brought:
-            # In a large run a peer may be in another group: it should have been here only by so much.
+            # In a large run a peer may be in another group: it is expected here only with this probability.
             chance = len(brought) / len(reports.keys() | brought.keys())
             for peer in reports.keys() - brought.keys() - set(lost):
                 self.peers.failed(peer, Fault.MISSED, chance)
@@ -266,21 +272,21 @@ class Progress:
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
-        """Notes that these peers were lost in an average: groups do not wait for them until they report again."""
+        """Notes that peers were lost in an average: groups do not wait for them until they report again."""
         for peer in peers:
             self.peers.failed(id_bytes(peer), Fault.LOST)
 
     def give_up_the_silent(
         self, silent_seconds: float, answer_seconds: float, *, slow_seconds: float = math.inf
     ) -> None:
-        """Asks the peers that a group waits for, and that have not reported lately, for a sign of life.
+        """Pings the peers that a group waits for and that have not reported recently.
 
-        Peers that did not answer the last time are asked again: a full link delays answers of a live peer.
+        Peers that did not answer the last ping are pinged again: a full link delays the answers of a live peer.
 
         Args:
-            silent_seconds: A peer whose last report is older than this is asked.
-            answer_seconds: A peer that does not answer within this time is given up.
-            slow_seconds: A peer that takes longer than this, and much longer than most, is given up as well.
+            silent_seconds: Age of the last report from which on a peer is pinged.
+            answer_seconds: Time to answer after which a peer is given up.
+            slow_seconds: Time to answer after which a peer is given up if most others are much faster.
         """
         now = get_dht_time()
         asked = {
@@ -295,7 +301,7 @@ class Progress:
         }
         if not asked:
             return
-        with suppress(TimeoutError):  # this peer's own node is busy; that says nothing of the others
+        with suppress(TimeoutError):  # this peer's own node is busy; that shows nothing about the others
             silent = silent_peers(self.dht, asked, answer_seconds, slow_seconds=slow_seconds)
             for peer in asked - silent:
                 self.peers.answered(peer)
@@ -303,7 +309,7 @@ class Progress:
                 self.peers.failed(peer, Fault.SILENT)
 
     def shutdown(self) -> None:
-        """Ends the threads, and posts that this peer is gone."""
+        """Ends the threads, and posts that this peer has left."""
         self._ending.set()
         self._reports.hurry()
         self._store(None)
@@ -319,8 +325,8 @@ class Progress:
             local = self._local
             if local.samples_accumulated:
                 trained_at = self.global_epoch
-            # A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others do
-            # not count it any more.
+            # A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others no
+            # longer count it.
             if trained_at >= self.global_epoch - 1 and not self._ending.is_set():
                 self._store(local.dict())
 
@@ -332,7 +338,7 @@ class Progress:
                 # The look itself takes no lock: the trainer would wait for the network whenever it ends an epoch.
                 found = self._look(timeout=None)
                 with self._paused:
-                    if epochs_begun == self._epochs_begun:  # else it shows how things were before this epoch
+                    if epochs_begun == self._epochs_begun:  # otherwise it shows the progress from before this epoch
                         self._global = self._combine(found)
                         self._has_looked, pause = True, self._pause_between_looks()
             except Exception:  # the node is gone or ends, or a record makes no sense; the next look may show more
@@ -350,7 +356,7 @@ class Progress:
         return min(max(soon, min(0.5, self.window / 5)), min(10.0, 4 * self.window))
 
     def _pause_between_reports(self) -> float:
-        """Seconds from one report of this peer's samples to the next; 0 if nobody knows when the epoch ends."""
+        """Seconds from one report of this peer's samples to the next; 0 if the end of the epoch is unknown."""
         left = self.seconds_left
         return min(max(left, 0.0) * REPORTS_SHARE, self.lively_seconds / LIVELY_REPORTS) if math.isfinite(left) else 0.0
 
@@ -380,7 +386,7 @@ class Progress:
         return found.value
 
     def _note_accounts(self, found: Mapping[bytes, object]) -> None:
-        """Asks this peer's node for the tickets that came with the records."""
+        """Asks this peer's node for the accounts in the tickets that came with the records."""
         if admission_of(self.dht) is not None:
             signers = [peer for subkey in found if (peer := peer_id_of(subkey)) is not None]
             self.peers.note_accounts(accounts_of(self.dht, signers))
@@ -391,7 +397,7 @@ class Progress:
         return None
 
     def _combine(self, found: dict | None) -> GlobalProgress:
-        """Estimates the progress of all from their records; keeps the last estimate if a look may have failed."""
+        """Estimates the progress of all peers from their records; keeps the last estimate if a look may have failed."""
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
         values = {subkey: entry.value for subkey, entry in (found or {}).items()}
         said_goodbye = not all(values.values())  # a peer that leaves stores None as its record

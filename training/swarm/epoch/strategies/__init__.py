@@ -1,6 +1,6 @@
-"""When the weights of a peer move, and what it exchanges with the others for that: one strategy a file.
+"""Strategies: when a peer's weights change, and what it exchanges with other peers for that. Each has a file.
 
-`Strategy` is the interface. Another one is another file, an entry of `strategy_of`, and a `mode` in `SwarmConfig`.
+`Strategy` is the interface. A new strategy needs a file, an entry in `strategy_of`, and a `mode` in `SwarmConfig`.
 """
 
 from training.swarm.epoch.strategies.awaited import Awaited
@@ -12,5 +12,5 @@ __all__ = ["Awaited", "Delayed", "LocalUpdates", "Parts", "Strategy", "strategy_
 
 
 def strategy_of(swarm: object) -> type[Strategy]:
-    """The strategy that a recipe's `[swarm]` asks for."""
+    """Returns the strategy for a recipe's `[swarm]`."""
     return {"synchronous": Awaited, "delayed": Delayed, "diloco": LocalUpdates}[swarm.mode]

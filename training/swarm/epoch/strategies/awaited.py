@@ -1,4 +1,5 @@
-"""Gradients are averaged when an epoch ends, and the peer waits for that; the update follows in the background."""
+"""The strategy that averages gradients when an epoch ends and awaits the average; the update is made in the
+background."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from training.swarm.peers.epochs import EpochEnd
 
 
 class Awaited(Strategy):
-    """Each update uses the gradients that all computed with the same weights, as on one machine with a large batch.
+    """Strategy in which an update's gradients are all computed with the same weights, as for one large batch on one
+    machine.
 
-    The next epoch's first micro-batches compute with the weights from before the update.
+    The first micro-batches of the next epoch still compute with the weights from before the update.
     """
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:

@@ -1,4 +1,4 @@
-"""Gradients are averaged in the background while the next epoch computes: nobody waits for the network."""
+"""The strategy that averages gradients in the background of the next epoch, so no peer waits for the network."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from training.swarm.peers.epochs import EpochEnd
 
 
 class Delayed(Strategy):
-    """Each update uses gradients of weights that lack the update before it."""
+    """Strategy in which an update's gradients are computed with weights that lack the previous update."""
 
     epochs_apart = 1
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        # The last average and update may still be at work on the gradients that `begin` overwrites.
+        # The last average and update may still use the gradients that `begin` overwrites.
         self.parts.updates.wait()
         round_ = self.parts.exchange.begin(epoch_end)
-        if round_ is None:  # nobody else trains
+        if round_ is None:  # no other peer trains
             self.parts.exchange.finish(None, epoch_end)
             self.parts.begin_update(epoch_end.epoch)
             return

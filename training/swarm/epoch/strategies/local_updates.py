@@ -1,4 +1,4 @@
-"""Local updates for slow links: each peer trains by itself for a while, then all average how far they have moved.
+"""Local updates for slow links: each peer trains by itself for a while, then peers average how far weights have moved.
 
 A peer's inner optimizer, the recipe's, updates its own weights. When all peers together have computed the target
 batch, the distance from the common weights to each peer's own is averaged, weighted by samples, as if it was a
@@ -30,16 +30,16 @@ from training.swarm.round.pipe import AveragerSettings
 from training.swarm.state.master_weights import MasterWeights
 
 OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9
-"""Of the outer optimizer, as in the paper."""
+"""Settings of the outer optimizer, as in the paper."""
 
 
 class DistanceAverager(GradientAverager):
-    """Averages how far peers' weights have moved since the last exchange; keeps no gradients.
+    """Averages the distances by which peers' weights have moved since the last exchange; keeps no gradients.
 
     Args:
-        common_weights: The master weights, with which all peers began; in the order of the parameters.
-        parameters: See `GradientAverager`, and the rest as well.
-        kwargs: See `GradientAverager`.
+        common_weights: The master weights, with which all peers began the epoch; in the order of the parameters.
+        parameters: This peer's own weights; see `GradientAverager`.
+        kwargs: Further arguments of `GradientAverager`.
     """
 
     def __init__(self, common_weights: Sequence[Tensor], parameters: Sequence[nn.Parameter], **kwargs):
@@ -54,14 +54,15 @@ class DistanceAverager(GradientAverager):
         self.samples += samples
 
     def _write_mean(self, averaged: Sequence[Tensor]) -> None:
-        """The distances as they are now."""
+        """Writes the current distances to the averaged tensors."""
         for distance, common, own in zip(averaged, self._common_weights, self.parameters, strict=True):
-            # From the own weights to the common ones: an optimizer moves against its gradient, so towards the own.
+            # An optimizer moves against its gradient, so the distance is common minus own weights: that moves towards
+            # the own.
             distance.copy_(common).sub_(own.detach().to(distance.device))
 
 
 class LocalUpdates(Strategy):
-    """Epochs are exchanges between stretches of local training; see the module.
+    """Strategy in which epochs are exchanges between stretches of local training; see the module.
 
     On the host a peer holds weights, momentum and distance (12 bytes a parameter). It also holds the inner
     optimizer's state and the sum of an inner batch's gradients (4 bytes a parameter) where its model is.
@@ -72,31 +73,31 @@ class LocalUpdates(Strategy):
         config, groups = parts.run.optimizer, parameter_groups(parts.model, parts.run.optimizer)
         self.inner = build_optimizer(config, groups, lr=parts.run.schedule.peak_learning_rate)
         self.inner_samples = 0
-        """Samples since the last inner update."""
+        """Number of samples since the last inner update."""
         self.sums = [torch.zeros_like(parameter) for parameter in parts.master.model_parameters]
-        """Of their gradients."""
+        """Sums of the gradients of `inner_samples`."""
 
     @classmethod
     def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
-        """See `Strategy`. The inner optimizer decays; weights must not decay twice."""
+        """See `Strategy`. Without weight decay, which the inner optimizer has already."""
         return [dict(params=group["params"], weight_decay=0.0) for group in super().groups(model, run)]
 
     @classmethod
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
-        """The outer optimizer."""
+        """Makes the outer optimizer."""
         rate, momentum = OUTER_LEARNING_RATE, OUTER_MOMENTUM
         return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=True, foreach=False)
 
     @classmethod
     def learning_rate(cls, epoch: int, run: RunConfig) -> float:
-        """See `Strategy`; always the same."""
+        """Learning rate of the outer optimizer, equal for all epochs."""
         return OUTER_LEARNING_RATE
 
     @classmethod
     def make_averager(
         cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
     ) -> DistanceAverager:
-        """Makes the averager of the distances."""
+        """Makes the averager of the distances; see `Strategy`."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         settings = replace(settings, compression=codec)
         return DistanceAverager(master.parameters, master.model_parameters, dht=dht, settings=settings)
@@ -121,7 +122,7 @@ class LocalUpdates(Strategy):
         self.parts.updates.wait()
 
     def forget(self) -> None:
-        """See `Strategy`."""
+        """Drops the samples and gradients since the last exchange; see `Strategy`."""
         super().forget()
         for total in self.sums:
             total.zero_()

@@ -36,20 +36,20 @@ class Parts:
     updates: Updates
     exchange: Exchange
     begin_update: Callable[..., None]
-    """`Updates.begin` for the epoch that ends, with the round of parameters that is due with it."""
+    """Begins the update that ends an epoch, with the round of parameters that is due; see `Updates.begin`."""
     report: Callable[[EpochEnd], None]
     """Reports an epoch whose average ends in the background."""
 
 
 class Strategy(ABC):
-    """Rule for when the weights move and what the peers exchange for that.
+    """Rule for when the weights change and what the peers exchange for that.
 
     The class methods make parts of a peer; `SwarmOptimizer` calls the other methods while it trains.
     """
 
     epochs_apart = 0
-    """Epochs by which a peer may be ahead of its gradients while these are averaged. The epochs of a group's
-    gradients may differ by as many."""
+    """Epochs by which a peer may be ahead of its gradients while they are averaged. The epochs of the gradients in a
+    group may differ by as many."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -63,12 +63,12 @@ class Strategy(ABC):
 
     @classmethod
     def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
-        """The parameters in the order in which they travel, in groups of the optimizer of `make_optimizer`."""
+        """Groups the parameters for the optimizer of `make_optimizer`, in the order in which peers send them."""
         return parameter_groups(model, run.optimizer)
 
     @classmethod
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
-        """The optimizer of the common weights, whose state peers hand to newcomers and to the monitor."""
+        """Makes the optimizer of the common weights, whose state peers send to newcomers and to the monitor."""
         return build_optimizer(
             optimizer_of_averages(run), groups, lr=run.schedule.peak_learning_rate, given_momentum=peer_momentum(run)
         )
@@ -82,7 +82,7 @@ class Strategy(ABC):
     def make_averager(
         cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
     ) -> GradientAverager:
-        """Makes the averager of gradients or of distances; the optimizer reads its tensors as gradients."""
+        """Makes the averager of gradients or of distances; the optimizer uses its tensors as gradients."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         method = None
         if run.swarm.powersgd_rank:
@@ -98,12 +98,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """Exchanges with the others and moves the weights; called when the samples of all peers are there.
+        """Exchanges with the other peers and updates the weights; called when the samples of all peers are there.
 
         Raises:
-            LeftBehindError: If the others have gone on without this peer; the epoch has not ended for it then.
+            LeftBehindError: If the others have gone on without this peer; then the epoch has not ended for this peer.
         """
 
     def forget(self) -> None:
-        """Drops what was computed, since the peer goes on with other weights."""
+        """Drops the gradients computed so far, since the peer goes on with other weights."""
         self.parts.exchange.averager.forget()
