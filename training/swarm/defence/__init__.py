@@ -1,1 +1,1 @@
-"""Options for runs of strangers: clipping, signed parts, audits. Averages by the mean run none of it."""
+"""Options for runs of strangers: clipping, signed parts, audits. A run that averages by the mean uses none of them."""

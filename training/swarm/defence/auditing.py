@@ -1,7 +1,7 @@
 """Audit of a reducer: the average of a part is computed again from the signed messages.
 
-The all-reduce's senders and reducers have signed what they sent and answered (`receipts`). From a reducer's receipt,
-the commitments that it names, the senders' parts and one answer, anybody can compute the average again. If the answer
+An all-reduce's senders and reducers have signed their parts and answers (`receipts`). From a reducer's receipt, the
+commitments that it names, the senders' parts and one answer, anybody can compute the average again. If the answer
 differs, that is proof: the reducer itself has signed all that contradicts it. An unsigned claim proves nothing.
 
 An answer has gone through a codec, and processors round differently: a number between two codes may become either. So
@@ -32,11 +32,11 @@ from training.swarm.engine.codecs import decode, encode
 from training.swarm.engine.ids import digest_of
 
 NOISE_SHARE = 0.1
-"""An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
+"""Share of the codec's change by which an answer may be farther from the right one than the codec's error explains."""
 ROUNDING = 1e-5
-"""and so much over the length of what is averaged: single precision rounds at 1e-7 of it."""
+"""Share of the averaged vectors' length that is added to that limit: single precision rounds at 1e-7 of the length."""
 LARGEST_SUMMAND = 1e30
-"""A mean of larger numbers may overflow, or not, depending on the order in which they are added."""
+"""Largest summand whose mean is judged. A mean of larger numbers may overflow in one order of summands only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +49,14 @@ class Case:
     """Peer that got the answer."""
     receipt: Receipt
     part: int = 0
-    """Number of the part among the reducer's."""
+    """Number of the part among the reducer's parts."""
     commitments: tuple[Commitment, ...] = ()
     """Commitments of all senders, in the group's order."""
     parts: tuple[runtime_pb2.Tensor, ...] = ()
-    """Parts of the senders, in the same order; empty if the commitments alone prove the lie."""
+    """Parts of the senders, in the group's order; empty if the commitments alone prove the lie."""
     answer: runtime_pb2.Tensor | None = None
     answers: tuple[bytes, ...] = ()
-    """Digests of all answers to the receiver."""
+    """Digests of all answers to the receiver, in the order of the parts."""
     other: tuple[PeerID, Receipt] | None = None
     """Another peer's receipt, which names other commitments."""
     values: int | None = None
@@ -64,7 +64,7 @@ class Case:
 
 
 def lie_in(case: Case, clipping: Clipping | None) -> str | None:
-    """Returns what the reducer has done, if the case proves it; None if it proves nothing.
+    """Returns what the reducer has done wrong, if the case proves it; None if it proves nothing.
 
     Args:
         case: Evidence from any peer.
@@ -89,7 +89,7 @@ def lie_in(case: Case, clipping: Clipping | None) -> str | None:
 
 
 def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:
-    """Returns True if these are signed commitments of all senders on equally many parts."""
+    """Returns True if the commitments are signed by all senders, each for the same number of parts."""
     return (
         len(commitments) == len(scope.peers)
         and len({len(one.digests) for one in commitments}) == 1
@@ -101,7 +101,7 @@ def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) 
 
 
 def _is_complete(case: Case) -> bool:
-    """Returns True if the parts and the answer are those that were signed."""
+    """Returns True if the case's parts and answer are those that were signed."""
     if len(case.parts) != len(case.commitments) or case.answer is None or case.receiver not in case.scope.peers:
         return False
     if not 0 <= case.part < len(case.commitments[0].digests) == len(case.answers):
@@ -120,8 +120,9 @@ def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
 def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     """Returns the distance of an answer from the right one beyond the codec's error, and its limit.
 
-    The result is (0, 0) if nobody can tell, and (inf, 0) if a sender's part cannot be read: an honest reducer gives
-    such a sender up and signs nothing. Otherwise an accomplice could make all lies of a reducer unprovable.
+    The result is (0, 0) if the distance cannot be known, and (inf, 0) if a sender's part cannot be read: an honest
+    reducer gives such a sender up and signs nothing. Otherwise an accomplice could make all lies of a reducer
+    unprovable.
 
     The case must be complete.
     """
@@ -132,11 +133,11 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
         return 0.0, 0.0
     if any(part is None for part in parts):
         return math.inf, 0.0
-    # Not the shape of the reducer's own part: with another one, that would look like a misunderstanding of all others.
+    # Not the shape of the reducer's own part: if that differed, all other parts would look wrong.
     shape = parts[receiver].shape if case.values is None else torch.Size([case.values])
     if parts[receiver].shape != shape:
         return 0.0, 0.0
-    # As `reducer.Reducer`: parts and weights that make no sense count as zeros, and for nothing.
+    # As in `reducer.Reducer`: malformed parts and weights become zeros, with weight 0.
     for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         if part.shape != shape or not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
             parts[number], weights[number] = torch.zeros(shape), 0.0
@@ -158,16 +159,17 @@ def _read(message: runtime_pb2.Tensor) -> Tensor | None:
     """Decodes a part to float32; None if it cannot be read."""
     try:
         return decode(message).detach().float()
-    except Exception:  # of many kinds
+    except Exception:  # decoding raises errors of many kinds
         return None
 
 
 def _average(
     parts: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None, shares: Sequence[float]
 ) -> tuple[Tensor | None, float]:
-    """The average, and the length of what it consists of, on which rounding errors depend.
+    """Computes the average, and the length of the averaged vectors, on which rounding errors depend.
 
-    None if nobody has any weight: all keep their own then. The length is infinite if a mean may have overflowed.
+    The average is None if nobody has any weight: all peers keep their own values then. The length is infinite if a mean
+    may have overflowed.
     """
     counted = [one for one in zip(parts, weights, shares, strict=True) if one[1] > 0]
     if not counted:

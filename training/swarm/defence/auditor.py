@@ -1,18 +1,18 @@
-"""Checks reducers: each peer asks its groupmates for some parts at random, and computes their averages again.
+"""Checks reducers: each peer asks its groupmates for random parts, and computes the averages of these parts again.
 
-Which parts a peer checks it has drawn before the all-reduce and told nobody, so that a reducer that answers falsely can
-never know that this answer is not checked. A check begins as soon as this peer has all answers:
+A peer draws the parts that it checks before the all-reduce and keeps them secret, so that a reducer that answers
+falsely can never know that this answer is not checked. A check begins as soon as this peer has all answers:
 
     this peer  --- the reducer and the number of one of its parts --->  each groupmate
     groupmate  --- its part, and what the reducer has signed for it --->
     reducer    --- the same, and all senders' commitments ------------->
 
-A wrong answer is proof against the reducer (`auditing`). This peer sends it to all groupmates; each judges it by
-itself, and leaves the reducer out. Nobody is believed without proof. A reducer, or a sender, that shows nothing when it
+A wrong answer is proof against the reducer (`auditing`). This peer sends the proof to all groupmates; each judges it by
+itself, and leaves the reducer out. Nobody is believed without proof. A reducer or a sender that shows nothing when it
 is asked may be gone or slow: only this peer notes that, and only if it happens again. Its groupmates learn of such a
 reducer, and check it the next time, each for itself.
 
-A check comes too late for the average in which it is made: that one counts.
+A check comes too late for the average that it checks: that average counts.
 """
 
 from __future__ import annotations
@@ -51,42 +51,44 @@ from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import MOST_PEERS
 
 ASK_SECONDS = 0.5
-"""Large parts can be shown only until the tensors change. So a peer that checks some waits so long for its groupmates'
-answers before it sends its verdict; the referee waits for that."""
+"""Large parts can be shown only until the tensors change. So a peer that checks some of them waits this many seconds
+for its groupmates' answers before it sends its verdict; the referee waits for the verdict."""
 CHECK_SECONDS = 30.0
-"""Longest wait for all that is asked for a check."""
+"""Longest wait for all messages of a check."""
 PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS, MOST_OF_LARGE = 2, 3
-"""Evaded checks from which on a peer counts as one that spoils averages; the second number is for parts that are too
-large to be kept."""
+"""Number of evaded checks from which on a peer counts as one that spoils averages; the second number is for parts that
+are too large to be kept."""
 FORGIVEN = 1 / 4
-"""Share of an evasion that one possible check takes back. A peer that evades more than a fifth of its checks is found
-out in the end; if a single check made up for all, one that lies every other time never would be."""
+"""Share of an evasion that one successful check takes back. A peer that evades more than a fifth of its checks is found
+in the end; if one successful check cancelled all evasions, a peer that lies every other time would never be found."""
 EVASION_WEIGHT = 6.0
-"""Weight of that fault if parts are kept for some seconds, so that a peer that answers can show them: it is left out
-for eight minutes at first. The weight is 1 for large parts: they must be shown at once, and links may be slow."""
+"""Weight of evasions among a peer's faults if parts are kept for some seconds, so that a peer that answers can show
+them: it is left out for eight minutes at first. The weight is 1 for large parts: they must be shown at once, and links
+may be slow."""
 MOST_TOLD, TOLD_SHARE, MOST_TOLD_BY_ONE = 4, 1 / 4, 2
-"""Reducers that a peer checks because others report evasions, or this share of a group if that is more; only for parts
-that are kept. 12 of 53 that evade checks raised the loss by 5.8 % if it was four at a time, by 3.1 % if a
-quarter of the group (`benchmarks/attacks/attacks.py byzantine`). The last number limits the reports of one peer."""
+"""Limits of the reducers that a peer checks because others report evasions: their number, or this share of a group if
+that is more, and the number of reports by one peer. Only for parts that are kept. With 12 of 53 peers evading checks,
+the loss rose by 5.8 % at a limit of four, and by 3.1 % at a quarter of the group (`benchmarks/attacks/attacks.py
+byzantine`)."""
 LIE_WEIGHT = 9.0
 """Weight of a proof among a peer's faults: it is left out for an hour, the longest time. No accident signs a wrong
 average."""
 EVADED = b"evaded"
-"""Beside the number of a part: the one that asks could not check this reducer lately."""
+"""Mark beside the number of a part: the asking peer could not check this reducer recently."""
 TRANSCRIPTS_KEPT = 8
-"""Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
+"""Number of the last all-reduces about which groupmates may ask, and in which they may accuse a peer of a lie."""
 CHECKS_AT_ONCE = 12
-"""Checks at a time. For each, this peer has a call open to every groupmate."""
+"""Most checks at a time. For each, this peer has a call open to every groupmate."""
 PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
-"""Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
-each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
+"""Most proofs that are read at a time, one of each peer; most proofs of one peer in a row, and the pause before each
+further proof: a proof may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
 _VALUE_BYTES, _SLACK_BYTES = 4, 4096
 """Most bytes of a value, and of an encoded part beside its values."""
 
 Caught = Callable[[str, float, str], None]
-"""Gets a peer that this one has caught, what that counts among its faults, and what it has done."""
+"""Reports a peer that this one has caught, with the weight of its fault and a description of the fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,21 +97,21 @@ class _Shown:
 
     receipt: Receipt | None = None
     commitments: tuple[Commitment, ...] | None = None
-    """Commitments that a reducer has got."""
+    """Commitments of the senders that a reducer has received."""
     part: runtime_pb2.Tensor | None = None
 
 
 class Auditor(ServicerBase):
-    """Checks reducers for this peer, and shows others what they need for their checks.
+    """Checks reducers for this peer, and shows other peers the messages that they need for their checks.
 
     Args:
-        connection: To the network.
-        prefix: Of the averager.
-        signer: Of this peer.
-        share: See `Plan`.
-        clipping: How the group averages.
-        caught: Told of reducers that lie, and of peers that evade checks.
-        clock: Seconds, for how often others may send proofs.
+        connection: This peer's connection to the network.
+        prefix: Prefix of the averager.
+        signer: Signs with this peer's key.
+        share: Share of the exchanged bytes that checks may take; see `Plan`.
+        clipping: Rule by which the group averages; None: the weighted mean.
+        caught: Called for reducers that lie, and for peers that evade checks.
+        clock: Returns seconds; limits how often others may send proofs.
     """
 
     def __init__(
@@ -127,10 +129,10 @@ class Auditor(ServicerBase):
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
         self._transcripts: dict[bytes, Transcript] = {}
         self._evasions: Counter[tuple[PeerID, PeerID]] = Counter()
-        """Checks of a reducer that a peer has made impossible, which may be the reducer itself. Whoever shows what it
-        has sent to all others may still hide what it has sent to an accomplice."""
+        """Number of checks that a peer has made impossible, by peer and reducer, which may be the same. A peer may show
+        all others what it has sent to them and still hide what it has sent to an accomplice."""
         self._told: dict[PeerID, set[PeerID]] = {}
-        """Reducers that evade checks, as others say; until this peer has tried to check them."""
+        """Reducers that evade checks, by the peer that reports it, until this peer has tried to check them."""
         most = {"at_once": PROOFS_AT_ONCE, "of_one": 1, "in_a_row": PROOFS_IN_A_ROW}
         self._proofs = Quota(**most, seconds=PROOF_PAUSE_SECONDS, clock=clock)
         self._tasks: set[asyncio.Task] = set()
@@ -139,9 +141,9 @@ class Auditor(ServicerBase):
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Says how the next all-reduce is checked."""
+        """Makes the plan of the checks of the next all-reduce."""
         suspects = {reducer for _, reducer in self._evasions}
-        # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
+        # The reports may come from anybody: false ones only make this peer check more parts.
         peers = max((len(transcript.scope.peers) for transcript in self._transcripts.values()), default=0)
         most = max(MOST_TOLD, int(TOLD_SHARE * peers))
         told = sorted(set().union(*self._told.values()))
@@ -149,13 +151,13 @@ class Auditor(ServicerBase):
         return replace(self._plan, suspects=frozenset(suspects))
 
     async def open(self) -> None:
-        """See `RoundGuard`."""
+        """Lets other peers call this one; see `RoundGuard`."""
         await self.add_p2p_handlers(self._connection, namespace=self._prefix)
 
     def begin(
         self, group_id: bytes, parts: Mapping[PeerID, Sequence[Part]], *, unvouched: frozenset[PeerID]
     ) -> Transcript:
-        """See `RoundGuard`."""
+        """Makes the guard of one all-reduce; see `RoundGuard`."""
         values = {peer: [part.values for part in ones] for peer, ones in parts.items()}
         own, on_finished = self._connection.peer_id, self.begin_checks
         transcript = Transcript(self.plan(), group_id, own, values, unvouched, on_finished=on_finished)
@@ -165,7 +167,7 @@ class Auditor(ServicerBase):
     def keep(self, transcript: Transcript) -> None:
         """Lets groupmates ask about this all-reduce from now on, and about earlier small ones."""
         kept = 0
-        # Two all-reduces may follow each other at once (`powersgd`), so the messages of more than one stay.
+        # Two all-reduces may follow each other at once (`powersgd`), so the messages of more than one are kept.
         for one in reversed(self._transcripts.values()):
             kept += one.kept_bytes
             if kept > KEPT_BYTES:
@@ -177,7 +179,7 @@ class Auditor(ServicerBase):
         self._told = {peer: named & there for peer, named in self._told.items() if peer in there}
 
     async def begin_checks(self, transcript: Transcript) -> None:
-        """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
+        """Begins to check the drawn parts in the background; called when this peer has all answers of an all-reduce."""
 
         async def check_in_turn(reducer: PeerID, part: int) -> None:
             async with self._turns:
@@ -199,7 +201,7 @@ class Auditor(ServicerBase):
         shown = dict(zip(others, answers, strict=True)) | {transcript.own: _Shown(part=own)}
         exchange = transcript.peers[reducer]
         receipt, kept = exchange.receipt, exchange.kept.pop(part, None)
-        if own is None or receipt is None or kept is None:  # the tensors have changed before this peer came to it
+        if own is None or receipt is None or kept is None:  # the tensors have changed before the check
             return
         facts = {"scope": transcript.scope, "reducer": reducer, "receiver": transcript.own, "receipt": receipt}
         for peer, one in shown.items():
@@ -227,12 +229,15 @@ class Auditor(ServicerBase):
         await self._judge(case)
 
     def _is_suspect(self, transcript: Transcript, reducer: PeerID) -> bool:
-        """Returns True if a peer has lately evaded a check although its parts could have been kept."""
+        """Returns True if a peer has recently evaded a check although its parts could have been kept."""
         return transcript.can_keep and any(checked == reducer for _, checked in self._evasions)
 
     def _forgive(self, reducer: PeerID) -> None:
-        """A check of it was possible. That counts for those as well who were not in the group, and may never come back:
-        the reducer would be a suspect for ever."""
+        """Notes that a check of a reducer was possible.
+
+        This also reduces the evasions noted by the pairs of this reducer with peers that are not in the group: such a
+        peer may never come back, and the reducer would be suspected for ever.
+        """
         for role in [role for role in self._evasions if role[1] == reducer]:
             self._evasions[role] -= FORGIVEN
             if self._evasions[role] <= 0:
@@ -241,16 +246,16 @@ class Auditor(ServicerBase):
     async def _note_evasions(self, transcript: Transcript, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
         """Notes the peers that made a check of a reducer impossible, and reports new ones to the others.
 
-        If they are most of the others, this peer itself was late, or is cut off. In a pair it may have been late if
-        the parts are large, since the other need not wait for it. A peer that averages nothing may be in client mode,
-        and cannot be called.
+        If these are most of the others, this peer itself was late, or is cut off, and nothing is noted. In a pair it
+        may have been late if the parts are large, since the other need not wait for it. A peer that averages no part
+        may be in client mode, where it cannot be called.
         """
         was_suspect = self._is_suspect(transcript, reducer)
         others = [one for one in transcript.scope.peers if one != transcript.own]
         if 2 * len(evasive) > len(others) and not (len(others) == 1 and transcript.can_keep):
             return
         for peer in evasive:
-            # Of one average, many parts may be asked for at once; what is late then is late for all of them.
+            # Many parts of one average may be asked for at once; if they are late, one cause delays them all.
             if transcript.peers[peer].parts and not transcript.peers[peer].evaded:
                 transcript.peers[peer].evaded = True
                 self._evasions[peer, reducer] += 1
@@ -258,7 +263,7 @@ class Auditor(ServicerBase):
                     weight = EVASION_WEIGHT if transcript.can_keep else 1.0
                     self._caught(str(peer), weight, "does not show what it has averaged or sent, so it")
         if self._is_suspect(transcript, reducer) and not was_suspect:
-            # Asked again, they learn why, and will have checked it as often as this peer.
+            # The others hear of it when they are asked again; by then they have checked as often as this peer.
             await asyncio.gather(*(self._ask(transcript, peer, reducer, part) for peer in others))
 
     async def _judge(self, case: Case) -> None:
@@ -268,7 +273,7 @@ class Auditor(ServicerBase):
             await asyncio.gather(*(self._accuse(peer, case) for peer in others))
 
     def _convict(self, case: Case, lie: str) -> bool:
-        """Tells the trainer, once for each all-reduce; whether it was the first time."""
+        """Reports a proven lie to the trainer, once for each all-reduce. Returns True at the first time."""
         transcript = self._transcripts.get(case.scope.group_id)
         if transcript is None or transcript.peers[case.reducer].convicted:
             return False
@@ -279,13 +284,14 @@ class Auditor(ServicerBase):
     # -- asking others -------------------------------------------------------------------------------------------------
 
     async def _ask(self, transcript: Transcript, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
-        """Asks a groupmate to show a part. Returns nothing if it is gone, too slow, or sends something else."""
+        """Asks a groupmate to show a part. The result is empty if the groupmate is gone, too slow, or sends something
+        else."""
         facts = [part.to_bytes(4, "little"), *([EVADED] if self._is_suspect(transcript, reducer) else [])]
         request = averaging_pb2.MessageFromLeader(
             group_id=transcript.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=facts
         )
         shown = _Shown()
-        with suppress(Exception):  # whatever it is, this peer cannot check with it
+        with suppress(Exception):  # after any error, this peer cannot check with the answer
             async with asyncio.timeout(CHECK_SECONDS):
                 stub = self.get_stub(self._connection, peer, namespace=self._prefix)
                 stream = first_of(await stub.rpc_show_part(request), 2)
@@ -293,11 +299,11 @@ class Auditor(ServicerBase):
                 message = (await anext(stream)).tensor_part
                 if message.buffer and _fits(message, transcript):
                     shown = replace(shown, part=message)
-                await anext(stream, None)  # closes it
+                await anext(stream, None)  # closes the stream
         return shown
 
     async def _accuse(self, peer: PeerID, case: Case) -> None:
-        with suppress(Exception):  # it is gone, or reads others' proofs; it may find out by itself
+        with suppress(Exception):  # the groupmate is gone or busy; its own checks may find the lie
             async with asyncio.timeout(PROOF_SECONDS):
                 await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
 
@@ -306,7 +312,10 @@ class Auditor(ServicerBase):
     async def rpc_show_part(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A groupmate checks a reducer: what this peer has sent it, and what it has signed. Nothing for others."""
+        """Answers a groupmate that checks a reducer, with the part that this peer has sent and its signed messages.
+
+        Other callers get an empty answer.
+        """
         async for message in until_hung_up(self._show(request, context.remote_id)):
             yield message
 
@@ -316,12 +325,12 @@ class Auditor(ServicerBase):
         transcript = self._transcripts.get(request.group_id)
         number, *more = request.gathered or [b""]
         if transcript is None or not self._may_ask(transcript, peer) or len(number) != 4 or more not in ([], [EVADED]):
-            yield averaging_pb2.DownloadData()  # so that the other one need not wait
+            yield averaging_pb2.DownloadData()  # so that the caller need not wait
             return
         reducer = named_peer(request.suggested_leader)
         if more and reducer != transcript.own and transcript.can_keep:
             named = self._told.setdefault(peer, set())
-            if len(named) < MOST_TOLD_BY_ONE:  # whoever names all would make everybody check everybody
+            if len(named) < MOST_TOLD_BY_ONE:  # otherwise one peer could make all check every reducer
                 named |= {reducer} & set(transcript.scope.peers)
         # Between this and the message, nothing else runs on this loop that could change the tensors.
         part = transcript.part(reducer, int.from_bytes(number, "little"))
@@ -344,9 +353,10 @@ class Auditor(ServicerBase):
     async def rpc_accuse(
         self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate sends a proof that a reducer of a common all-reduce has lied; whether this peer finds it one.
+        """Takes a proof of a groupmate that a reducer of a common all-reduce has lied.
 
-        NOT_DECLARED: it has not looked, since it reads others' proofs, or has read several of this groupmate.
+        The answer is ACCEPTED if this peer finds the proof valid. It is NOT_DECLARED if this peer has not looked, since
+        it reads others' proofs, or has read several of this groupmate's.
         """
         refused = averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         if not any(context.remote_id in transcript.scope.peers for transcript in self._transcripts.values()):
@@ -357,7 +367,7 @@ class Auditor(ServicerBase):
             try:
                 async with asyncio.timeout(PROOF_SECONDS):
                     case = await self._read_proof(stream, context.remote_id)
-            except Exception:  # of many kinds: whatever it is, this is no proof
+            except Exception:  # an error of any kind shows that this is not a proof
                 return refused
             lie = await asyncio.to_thread(lie_in, case, self._clipping)
         if lie is None:
@@ -366,7 +376,8 @@ class Auditor(ServicerBase):
         return averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
 
     async def _read_proof(self, stream: Messages[averaging_pb2.DownloadData], accuser: PeerID) -> Case:
-        """
+        """Reads a proof.
+
         Raises:
             ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
         """
@@ -402,7 +413,8 @@ class Auditor(ServicerBase):
 
 
 def _read_facts(message: averaging_pb2.DownloadData, transcript: Transcript, peer: PeerID, reducer: PeerID) -> _Shown:
-    """
+    """Reads the messages that a peer shows about a part of a reducer.
+
     Raises:
         ValueError: If they are malformed.
     """
@@ -427,7 +439,7 @@ def _fits(message: runtime_pb2.Tensor, transcript: Transcript) -> bool:
 
 
 async def _proof(case: Case) -> Messages[averaging_pb2.DownloadData]:
-    """The messages that carry it."""
+    """Yields the messages that carry a proof."""
     other = None if case.other is None else [case.other[0].to_bytes(), case.other[1].facts()]
     commitments = [one.facts() for one in case.commitments]
     facts = [case.scope.group_id, case.reducer.to_bytes(), case.part, case.receipt.facts(), other, commitments]

@@ -4,7 +4,8 @@
 
 No vector pulls the estimate v farther than r, times its share of the weights. Here r is relative: a factor times the
 distance within which most vectors lie, so that nobody has to know how large gradients are. The first v is the vector
-that is nearest to most others; a minority cannot make that one of theirs unless it lies among the honest ones.
+that is nearest to most others; a minority cannot make one of its own vectors the first unless that one lies among the
+honest ones.
 
 The estimate is always a weighted mean of the vectors, so only its shares are computed. All distances follow from the
 inner products of the vectors, which take one pass over them, however many iterations there are. For 16 vectors that
@@ -28,9 +29,10 @@ from training.swarm.config import SwarmConfig
 from training.swarm.peers.groups import FULL_WEIGHT
 
 _CHUNK_VALUES = 1 << 14
-"""Values of each vector that are in double precision at a time; those of 16 vectors fit into a core's cache."""
+"""Number of values of each vector that are in double precision at a time; those of 16 vectors fit into a core's
+cache."""
 _SAME = 1e-9
-"""Distances that differ by less than this share of them are the same; they are computed in double precision."""
+"""Largest relative difference of two distances that count as equal; they are computed in double precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +40,13 @@ class Clipping:
     """CenteredClip: limits how far one sender pulls an average."""
 
     radius: float = 1.0
-    """r, over the distance from the estimate within which more than half of the vectors lie."""
+    """r, as a multiple of the distance from the estimate within which more than half of the vectors lie."""
     iterations: int = 5
-    """Moves of the estimate; it comes to rest within a few."""
+    """Number of moves of the estimate; it comes to rest within a few."""
     weight_over_median: float = math.inf
     """Largest weight of a sender, as a multiple of the senders' median weight."""
     most_weight: float = math.inf
-    """A sender's weight counts as at most this."""
+    """Largest weight of a sender; a larger weight counts as this."""
     needs_short_parts = True
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
@@ -69,15 +71,15 @@ class Clipping:
 
 
 def ones(senders: Sequence[object]) -> list[float]:
-    """Shares of senders that are all vouched for."""
+    """Shares of senders that all have vouchers."""
     return [1.0] * len(senders)
 
 
 def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
-    """Clipping of gradients by the recipe; weights are samples. Returns None for the weighted mean.
+    """Rule that clips gradients, by the recipe; weights are samples. None: the weighted mean.
 
-    A peer's samples count as at most those of the median peer: so a minority of peers has a minority of the weight,
-    whatever it claims. If they counted twice as much, a third of all peers could claim half of the weight.
+    A peer's samples count at most as much as the median peer's: so a minority of peers has a minority of the weight,
+    whatever it claims. If they counted up to twice as much, a third of all peers could claim half of the weight.
     """
     if swarm.aggregation == "mean":
         return None
@@ -85,8 +87,10 @@ def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
 
 
 def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
-    """The same for parameters. The median weight says nothing there: most of a group may be newcomers, which count
-    little."""
+    """Rule that clips parameters, by the recipe. None: the weighted mean.
+
+    The median weight is no limit here: most of a group may be newcomers, which have little weight.
+    """
     if swarm.aggregation == "mean":
         return None
     return Clipping(most_weight=FULL_WEIGHT)
@@ -95,17 +99,18 @@ def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
 def centered_clip(
     vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping, shares: Sequence[float] = ()
 ) -> Tensor:
-    """The weighted mean of vectors, each clipped to a distance from it; see the module.
+    """Returns the weighted mean of vectors, each clipped to a distance from it; see the module.
 
-    Takes two passes over the vectors, and no memory of their size but for the result.
+    Takes two passes over the vectors, and no memory of their size except for the result.
 
     Args:
-        vectors: Finite, of equal shapes, in float32. The same vectors in another order give the same result, up to
+        vectors: Vectors to average: finite, of equal shapes, in float32. Their order does not change the result, up to
             rounding, unless two of them could be the first estimate.
-        weights: Above zero; clamped by `clipping`. Each vector counts the same for the first estimate and the radius,
-            whatever its weight.
-        clipping: How far one sender may pull.
-        shares: See `Clipping.counted`. The vectors count for the first estimate and the radius as much, too.
+        weights: Weights above zero; clamped by `clipping`. Whatever its weight, each vector counts equally for the
+            first estimate and the radius.
+        clipping: Limit on how far one sender may pull.
+        shares: Shares of the weights that count; see `Clipping.counted`. The vectors count for the first estimate and
+            the radius by these shares, too.
     """
     estimate = torch.zeros_like(vectors[0])
     for share, vector in zip(clipped_shares(vectors, weights, clipping, shares), vectors, strict=True):
@@ -116,7 +121,7 @@ def centered_clip(
 def clipped_shares(
     vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping, shares: Sequence[float] = ()
 ) -> list[float]:
-    """Each vector's share in their `centered_clip`; they add up to 1."""
+    """Share of each vector in their `centered_clip`; the shares add up to 1."""
     weights = np.array(clipping.counted(weights, shares))
     votes = np.array(shares or ones(vectors))
     return _shares(_inner_products(vectors).numpy(), weights / weights.sum(), votes, clipping).tolist()
@@ -125,8 +130,8 @@ def clipped_shares(
 def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
     """Inner products of all pairs of vectors, in double precision: squares may overflow in single precision.
 
-    Also, weights of peers differ by less than a thousandth of their size. Distances are differences of these products,
-    and would drown in the rounding errors of single precision.
+    Weights of different peers differ by less than a thousandth of their size. Distances are differences of these
+    products, and rounding errors of single precision would be larger than they.
     """
     flat = [vector.reshape(-1) for vector in vectors]
     values = flat[0].numel()
@@ -141,21 +146,21 @@ def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def _shares(products: np.ndarray, weights: np.ndarray, votes: np.ndarray, clipping: Clipping) -> np.ndarray:
-    """Each vector's share in the estimate; they add up to 1.
+    """Share of each vector in the estimate; the shares add up to 1.
 
     Args:
-        products: Of each two vectors.
-        weights: They add up to 1.
-        votes: How much each vector counts for the first estimate and the radius.
-        clipping: Radius and iterations.
+        products: Inner products of all pairs of vectors.
+        weights: Weights of the vectors, with the sum 1.
+        votes: Weight of each vector for the first estimate and the radius.
+        clipping: Rule with radius and iterations.
     """
     squares = products.diagonal()
     distances = _root(squares + squares[:, None] - 2 * products)
-    # Of three vectors, two are always equally near to each other. Whoever computes the average again to check it must
-    # start from the same one, whichever is nearer by a rounding error on its machine.
+    # Of three vectors, two are always equally near to each other. A peer that computes the average again to check it
+    # must start from the same vector, whichever is nearer by a rounding error on its machine.
     nearest = _reach(distances, votes)
     start = int((nearest <= nearest.min() * (1 + _SAME)).argmax())
-    # From here on the products are those of the differences from the first estimate, which are the smaller numbers.
+    # From here on the products are those of the differences from the first estimate, which are smaller numbers.
     products = products - products[start] - products[start][:, None] + products[start, start]
     squares = products.diagonal()
     shares = np.zeros_like(weights)
@@ -164,14 +169,14 @@ def _shares(products: np.ndarray, weights: np.ndarray, votes: np.ndarray, clippi
         along = products @ shares
         distances = _root(squares - 2 * along + shares @ along)
         radius = clipping.radius * float(_reach(distances, votes))
-        # Whoever is within the radius is not clipped; the estimate itself is at a distance of 0.
+        # A vector within the radius is not clipped; the estimate itself is at a distance of 0.
         pulls = weights * np.divide(radius, distances, out=np.ones_like(weights), where=distances > radius)
         shares = shares * (1 - pulls.sum()) + pulls
     return shares
 
 
 def _reach(distances: np.ndarray, votes: np.ndarray) -> np.ndarray:
-    """The distance within which more than half of the votes lie; of each row, if there are several.
+    """Distance within which more than half of the votes lie; for several rows, of each row.
 
     >>> distances = np.array([0.0, 3.0, 1.0])
     >>> float(_reach(distances, np.ones(3))), float(_reach(distances, np.array([0.25, 1.0, 0.25])))
@@ -184,5 +189,5 @@ def _reach(distances: np.ndarray, votes: np.ndarray) -> np.ndarray:
 
 
 def _root(squares: np.ndarray) -> np.ndarray:
-    """Rounding errors make squares of distances that are nearly 0 negative."""
+    """Roots of squared distances. Squares that rounding errors have made negative count as 0."""
     return np.sqrt(np.maximum(squares, 0))

@@ -15,12 +15,12 @@ from training.swarm.node.dht import signer_of
 
 
 def of_gradients(swarm: SwarmConfig) -> dict[str, object]:
-    """Settings of the gradients' averager (see `AveragerSettings`): how it clips, and what checks reducers."""
+    """Settings of the gradients' averager (see `AveragerSettings`) for clipping and for checks of reducers."""
     return _options(swarm, clipping_of_gradients(swarm))
 
 
 def of_parameters(swarm: SwarmConfig) -> dict[str, object]:
-    """The same for the parameters' averager."""
+    """Settings of the parameters' averager for clipping and for checks of reducers."""
     return _options(swarm, clipping_of_parameters(swarm))
 
 
@@ -38,7 +38,7 @@ def make_auditor(
     share: float,
     clipping: Clipping | None,
 ) -> Auditor | None:
-    """See `round.guard.MakeGuard`."""
+    """Makes the guard that checks reducers; see `round.guard.MakeGuard`."""
     signer = signer_of(dht)
     if signer is None:
         return None

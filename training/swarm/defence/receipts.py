@@ -1,4 +1,4 @@
-"""Signed statements of an all-reduce, so that a reducer cannot answer one thing and later show another.
+"""Signed statements of an all-reduce, so that a reducer cannot answer one value and later show another.
 
 - A sender signs the digests and weights of all parts that it has sent to a reducer: its `Commitment`. The signature
   goes with the last part.
@@ -41,17 +41,16 @@ class Scope:
     """Identity of one all-reduce, which each statement about it names."""
 
     prefix: str
-    """Prefix of the averager: it names the run, the lineage, and whether gradients or parameters are averaged."""
+    """Prefix of the averager: it names the run, the lineage, and either gradients or parameters."""
     group_id: bytes
     peers: tuple[PeerID, ...]
-    """The group, in its order."""
+    """Members of the group, in its order."""
     unvouched: frozenset[PeerID] = frozenset()
-    """Members without a voucher. A peer that goes by another list signs another all-reduce, and is not convicted for
-    it."""
+    """Members without a voucher. A peer with another list signs another all-reduce, and cannot be convicted by it."""
 
     @property
     def digest(self) -> bytes:
-        """Begins each statement."""
+        """Digest of the scope, with which each statement begins."""
         return _scope_digest(self.prefix, self.group_id, self.peers, self.unvouched)
 
     @property
@@ -68,7 +67,7 @@ def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...], unvou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commitment:
-    """A sender's statement of what it has sent to one reducer."""
+    """A sender's signed statement of the parts that it has sent to one reducer."""
 
     digests: tuple[bytes, ...]
     """Digests of the parts, in their order."""
@@ -84,23 +83,24 @@ class Commitment:
         digests: Sequence[bytes],
         weights: Sequence[float],
     ) -> bytes:
-        """Bytes that the sender signs."""
+        """Makes the bytes that the sender signs."""
         parts = digest_of(*digests, b"".join(map(_WEIGHT.pack, weights)))
         return digest_of(b"training-parts 2", scope.digest, sender.to_bytes(), reducer.to_bytes(), parts)
 
     def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
-        """Returns True if the sender has signed it."""
+        """Returns True if the sender has signed this commitment."""
         facts = {"digests": self.digests, "weights": self.weights}
         return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **facts))
 
     def facts(self) -> list:
-        """Fields of the message that carries it."""
+        """Returns the fields of the message that carries the commitment."""
         weights = b"".join(map(_WEIGHT.pack, self.weights))
         return [b"".join(self.digests), weights, self.signed.key, self.signed.signature]
 
     @classmethod
     def read(cls, facts: object) -> Commitment:
-        """
+        """Reads a commitment from the fields of a message.
+
         Raises:
             ValueError: If it is malformed.
         """
@@ -121,32 +121,33 @@ def digest_of_commitments(commitments: Iterable[Commitment]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """A reducer's statement of what it has answered to one peer, and from which parts."""
+    """A reducer's signed statement of its answers to one peer, and of the commitments that it used."""
 
     commitments: bytes
-    """`digest_of_commitments`; the same for all peers of the group."""
+    """Digest of all senders' commitments (`digest_of_commitments`); equal for all peers of the group."""
     answers: bytes
-    """`digest_of` the digests of its answers."""
+    """Digest of the digests of the answers (`digest_of`)."""
     signed: Signed
 
     @staticmethod
     def statement(scope: Scope, *, reducer: PeerID, receiver: PeerID, commitments: bytes, answers: bytes) -> bytes:
-        """Bytes that the reducer signs."""
+        """Makes the bytes that the reducer signs."""
         peers = (reducer.to_bytes(), receiver.to_bytes())
         return digest_of(b"training-answers 1", scope.digest, *peers, commitments, answers)
 
     def holds(self, scope: Scope, *, reducer: PeerID, receiver: PeerID) -> bool:
-        """Returns True if the reducer has signed it."""
+        """Returns True if the reducer has signed this receipt."""
         facts = {"commitments": self.commitments, "answers": self.answers}
         return self.signed.is_of(reducer, self.statement(scope, reducer=reducer, receiver=receiver, **facts))
 
     def facts(self) -> list:
-        """Fields of the message that carries it."""
+        """Returns the fields of the message that carries the receipt."""
         return [self.commitments, self.answers, self.signed.key, self.signed.signature]
 
     @classmethod
     def read(cls, facts: object) -> Receipt:
-        """
+        """Reads a receipt from the fields of a message.
+
         Raises:
             ValueError: If it is malformed.
         """
@@ -157,7 +158,7 @@ class Receipt:
 
 
 def pack_signed(signed: Signed, *more: bytes) -> bytes:
-    """A signature, and what goes with it, in a field of a message."""
+    """Packs a signature, and more bytes that belong to it, into a field of a message."""
     return MSGPackSerializer.dumps([signed.key, signed.signature, *more])
 
 

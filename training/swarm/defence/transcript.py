@@ -1,4 +1,4 @@
-"""Transcript of one all-reduce: digests of what this peer has sent, taken and answered, and signatures (`receipts`).
+"""Transcript of one all-reduce: digests of the parts and answers that this peer has sent and received, and signatures.
 
 Each message passes through the transcript. Afterwards it holds what this peer and others need to check a reducer: the
 parts as they were sent. Small messages are kept for a while; large ones are made again from the tensors, until these
@@ -31,20 +31,20 @@ from training.swarm.node.identity import Signer
 from training.swarm.peers.groups import AllReduceError, Misconduct
 
 KEPT_BYTES = 16 << 20
-"""Messages are kept if the tensors take no more, nor the messages of the last all-reduces together."""
+"""Largest size of the tensors whose messages are kept, and of the kept messages of the last all-reduces together."""
 LEAST_CHECKED_BYTES = 1 << 16
 """Bytes that a peer's checks of an all-reduce may always take, whatever their share: a twentieth of a second at 10
 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
 were named (`benchmarks/attacks/attacks.py byzantine`)."""
 DTYPE = "float32"
-"""Type of all parts, whatever their codec. Versions of libraries differ in the other types that they read: one peer's
-average would look like a lie to another."""
+"""Type of all parts, whatever their codec. Versions of libraries differ in the other types that they read: an honest
+message of one peer would look like a lie to another."""
 
 Data = averaging_pb2.AveragingData
 
 
 class FalseSignatureError(Misconduct):
-    """A groupmate has signed something else than it sent."""
+    """A groupmate has signed other messages than it has sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,18 +57,18 @@ class Plan:
     share: float
     """Share of the exchanged bytes that checks may take."""
     suspects: frozenset[PeerID] = frozenset()
-    """Reducers that are certainly checked, by one part each."""
+    """Reducers of which one part each is certainly checked."""
 
     def chance(self, peers: int, values: int) -> float:
-        """Chance with which each part is checked that this peer does not average itself.
+        """Chance with which this peer checks each part that another peer averages.
 
-        A check takes a part of each other peer: the reducer's own in 32 bits, those of the n - 2 others as they have
-        travelled, in 8. A group of n exchanges each value 2 (n - 1) times, once to its reducer and once back from
-        there; if each peer checks each part with the chance q, checks add q (n - 1) (n - 2 + 4) times.
+        A check takes a part of each other peer: the reducer's own in 32 bits, those of the n - 2 others as they were
+        sent, in 8. A group of n exchanges each value 2 (n - 1) times, once to its reducer and once back from there; if
+        each peer checks each part with the chance q, checks add q (n - 1) (n - 2 + 4) times.
 
         Args:
-            peers: n.
-            values: Of all tensors.
+            peers: n, the number of peers in the group.
+            values: Number of values in all tensors.
         """
         if peers < 2 or not values or not self.share:
             return 0.0
@@ -78,20 +78,20 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class PeerTranscript:
-    """Messages between this peer and one of the group, which may be this peer itself."""
+    """Messages between this peer and another peer of the group, or this peer itself."""
 
     parts: list[Tensor]
-    """This peer's parts that the other one averages; views of its tensors."""
+    """This peer's parts that the other peer averages; views of its tensors."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of these parts, as they were sent."""
     weights: list[float] = field(default_factory=list)
     codecs: list[int] = field(default_factory=list)
     messages: list[runtime_pb2.Tensor] = field(default_factory=list)
-    """The parts as they travelled, if they are kept."""
+    """These parts as they were sent, if they are kept."""
     commitment: Commitment | None = None
-    """This peer's own commitment to these parts."""
+    """This peer's commitment to these parts."""
     answers: list[bytes] = field(default_factory=list)
-    """Digests of the answers."""
+    """Digests of the other peer's answers."""
     kept: dict[int, runtime_pb2.Tensor] = field(default_factory=dict)
     """The answers that this peer will check, by the number of the part."""
     receipt: Receipt | None = None
@@ -99,24 +99,24 @@ class PeerTranscript:
     taken: Commitment | None = None
     """The other peer's commitment to the parts that it has sent to this one."""
     given: list[bytes] = field(default_factory=list)
-    """Digests of this peer's answers to these."""
+    """Digests of this peer's answers to those parts."""
     asked: int = 0
-    """How many parts the other peer has asked for, to check a reducer."""
+    """Number of parts that the other peer has asked for, to check a reducer."""
     evaded: bool = False
-    """True if it has made a check of this all-reduce impossible."""
+    """True if the other peer has made a check of this all-reduce impossible."""
     convicted: bool = False
-    """True if this peer can prove that it has lied."""
+    """True if this peer can prove that the other peer has lied."""
 
 
 class Transcript:
     """Messages of one all-reduce; needs a running event loop.
 
     Args:
-        plan: How it is checked.
-        group_id: Of the group.
-        own: This peer.
-        parts: This peer's own parts, for each reducer, as pieces of the tensors; by the peers in the group's order.
-        unvouched: See `Scope`.
+        plan: Plan of its checks.
+        group_id: Id of the group.
+        own: Id of this peer.
+        parts: This peer's parts, as pieces of the tensors, by their reducers in the group's order.
+        unvouched: Members without a voucher; see `Scope`.
         on_finished: Called when this peer has all answers.
     """
 
@@ -134,19 +134,19 @@ class Transcript:
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
         self.own, self._signer = own, plan.signer
         self.peers = {peer: PeerTranscript(list(ones)) for peer, ones in parts.items()}
-        """Exchanges with all peers, in the group's order."""
+        """Messages exchanged with each peer, in the group's order."""
         lengths = [part.numel() for ones in parts.values() for part in ones]
         self.most_values = max(lengths, default=0)
-        """Values of the longest part."""
+        """Number of values in the longest part."""
         self.can_keep = sum(part.nbytes for ones in parts.values() for part in ones) <= KEPT_BYTES
         """True if the parts are small enough to be kept until after the tensors have changed."""
         self.kept_bytes = 0
-        """Bytes of the kept messages."""
+        """Bytes of the kept messages together."""
         chance = plan.chance(len(parts), sum(lengths))
         self.chosen = self._choose(plan, chance)
-        """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
+        """Parts that this peer will check, as reducers and numbers of their parts. No other peer knows them."""
         self.most_asked = 4 + len(parts) // 2 + 4 * int(chance * len(lengths))
-        """Most parts that this peer shows each other peer. Half of a group may be suspected."""
+        """Most parts that this peer shows to one other peer. Half of a group may be suspected."""
 
     def _choose(self, plan: Plan, chance: float) -> frozenset[tuple[PeerID, int]]:
         dice, chosen = random.SystemRandom(), set()
@@ -160,7 +160,7 @@ class Transcript:
     # -- as a sender -------------------------------------------------------------------------------------------------
 
     async def sending(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Parts on their way to a reducer; the last one gets the signature of all."""
+        """Yields the parts for a reducer; the last one gets the signature of all."""
         async for message in messages:
             await self.note_sent(reducer, message.tensor_part, message.weight)
             if (commitment := self.peers[reducer].commitment) is not None:
@@ -168,7 +168,7 @@ class Transcript:
             yield message
 
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
-        """A part goes to a reducer, which may be this peer itself."""
+        """Notes that this peer sends a part to a reducer, which may be this peer itself."""
         sent = self.peers[reducer]
         sent.digests.append(digest_of_tensor(part))
         sent.weights.append(weight)
@@ -185,11 +185,11 @@ class Transcript:
                 sent.taken = sent.commitment
 
     async def answered(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """A reducer's answers; the last one has its receipt.
+        """Yields a reducer's answers, and checks the receipt in the last one.
 
         Raises:
-            FalseSignatureError: If the receipt is none for these answers.
-            AllReduceError: If there is none.
+            FalseSignatureError: If the receipt does not fit these answers.
+            AllReduceError: If there is no receipt.
         """
         one = self.peers[reducer]
         async for message in messages:
@@ -217,11 +217,11 @@ class Transcript:
     # -- as a reducer ------------------------------------------------------------------------------------------------
 
     async def taking(self, sender: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """A sender's parts; the last one has the signature of all.
+        """Yields a sender's parts, and checks the signature in the last one.
 
         Raises:
-            FalseSignatureError: If that is none.
-            ValueError: If a part is of other numbers than all peers can read.
+            FalseSignatureError: If the signature is not valid for these parts.
+            ValueError: If a part has another type than `DTYPE`, which all peers can read.
         """
         digests, weights = [], []
         async for message in messages:
@@ -246,7 +246,8 @@ class Transcript:
         return commitment
 
     async def answering(self, receiver: PeerID, message: Data) -> None:
-        """An answer leaves; the last one gets the receipt. All senders' last parts are in it, so they have signed."""
+        """Notes an answer that this peer sends. The last one gets the receipt; by then all senders have signed their
+        parts."""
         given = self.peers[receiver].given
         given.append(digest_of_tensor(message.tensor_part))
         if len(given) < len(self.peers[self.own].parts) or (commitments := self.commitments) is None:
@@ -265,7 +266,8 @@ class Transcript:
     # -- afterwards --------------------------------------------------------------------------------------------------
 
     def part(self, reducer: PeerID, number: int) -> runtime_pb2.Tensor | None:
-        """One of this peer's parts as the reducer got it; None if it is no longer there."""
+        """Returns a part of this peer as the reducer got it; None if its message is gone and the tensors have
+        changed."""
         sent = self.peers.get(reducer)
         if sent is None or not 0 <= number < len(sent.digests):
             return None
@@ -275,12 +277,12 @@ class Transcript:
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
     async def finished(self) -> None:
-        """This peer has all answers; see `AllReduceGuard`."""
+        """Called when this peer has all answers; see `AllReduceGuard`."""
         if self._on_finished is not None:
             await self._on_finished(self)
 
     def drop_messages(self) -> None:
-        """From now on no part is shown."""
+        """Drops the messages; from now on no part can be shown."""
         self.kept_bytes = 0
         for one in self.peers.values():
             one.messages.clear()

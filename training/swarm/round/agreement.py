@@ -1,8 +1,8 @@
-"""Agreement of a group on an all-reduce: its result counts, or those who are left repeat it.
+"""Agreement of a group on an all-reduce: its result counts, or the remaining peers repeat it.
 
-A peer that dies in the middle of an all-reduce leaves the others with different results: some parts are the mean of
-all senders, some of the remaining ones, and the parts that it should have reduced are each peer's own. So no peer uses
-its result before the group has agreed on it:
+If a peer dies in the middle of an all-reduce, the others have different results: some parts are the mean of all
+senders, some of the remaining ones, and the parts that the dead peer should have reduced are each peer's own. So no
+peer uses its result before the group has agreed on it:
 
 1. Each peer sends its verdict to the referee, the first peer in the group's order that answers.
 2. If all verdicts are good, the result counts.
@@ -33,16 +33,16 @@ from training.swarm.engine.ids import digest_of
 
 Message = averaging_pb2.MessageFromLeader
 Ask = Callable[[PeerID, Message], Awaitable[Message]]
-"""Sends a verdict to a peer; its answer."""
+"""Function that sends a verdict to a peer and returns the peer's answer."""
 
 GOOD_SECONDS = 1.0
-"""While all verdicts are good, the referee waits so long for the others, from its own verdict on, or from when it has
-those of most. A peer that has the whole average knows that everybody's tensors arrived, so only a late peer's own
+"""Seconds that the referee waits for missing verdicts while all are good, from its own verdict on, or from when it has
+those of most peers. A peer that has the whole average knows that everybody's tensors arrived, so only a late peer's own
 result can still fail."""
 VERDICT_SECONDS = 3.0
 """Longest wait of a referee, after the first bad verdict, for peers that may be alive."""
 REFEREE_SECONDS = 8.0
-"""A peer asks the next referee if this one has no decision after so long; if it answers no ping, at once."""
+"""Seconds without a decision after which a peer asks the next referee; at once if the referee answers no ping."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +52,11 @@ class Verdict:
     whole: bool
     """True if every part came back as the average over all senders."""
     faulty: frozenset[PeerID] = frozenset()
-    """Groupmates that have sent nothing, or nonsense. A peer that most of the others name is left out of the
-    repetition."""
+    """Groupmates that have sent nothing, or malformed messages. The repetition leaves out a peer that most others
+    name."""
 
     def message(self, group_id: bytes) -> Message:
-        """The message that carries it."""
+        """Packs the verdict into a message."""
         code = averaging_pb2.ACCEPTED if self.whole else averaging_pb2.CANCELLED
         return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
@@ -76,9 +76,9 @@ class Decision:
     """Decision on an all-reduce: its result counts, or a smaller group repeats it."""
 
     group_id: bytes = b""
-    """Id of the group that repeats it; empty if the result counts."""
+    """Id of the group that repeats the all-reduce; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
-    """The peers that repeat it, in the group's order."""
+    """Peers that repeat the all-reduce, in the group's order."""
     solitary: bool = False
     """True if the peer decided for itself, because it reached no referee."""
 
@@ -117,12 +117,12 @@ class Decision:
 
 
 def _named_in(ids: Sequence[bytes], peers: Sequence[PeerID]) -> tuple[PeerID, ...]:
-    """The peers of a group that a message names, in its order.
+    """Returns the peers of a group that a message names, in the message's order.
 
-    No `PeerID` is made of an id: that takes a millisecond for a long one, and a message has room for 100 000 of them.
+    No `PeerID` is made from an id: that takes a millisecond for a long one, and a message may have 100 000 of them.
 
     Raises:
-        ValueError: If they are more than the group, or others, or one is named twice.
+        ValueError: If there are more ids than peers in the group, if one is outside the group, or if one comes twice.
     """
     known = {peer.to_bytes(): peer for peer in peers}
     if len(ids) > len(known) or len(set(ids)) < len(ids) or not known.keys() >= set(ids):
@@ -131,22 +131,23 @@ def _named_in(ids: Sequence[bytes], peers: Sequence[PeerID]) -> tuple[PeerID, ..
 
 
 def repetition_of(group_id: bytes, members: Sequence[PeerID]) -> bytes:
-    """The id of the group that repeats an all-reduce; late parts of the failed one do not get into it.
+    """Returns the id of the group that repeats an all-reduce. It differs, so late parts of the failed one are not mixed
+    in.
 
-    A referee that names different members to different peers puts these into different groups. They would otherwise
-    divide the tensors differently, and find fault with each other.
+    A referee that names different members to different peers puts these into different groups. With one id, they would
+    divide the tensors differently, and blame each other.
     """
     return digest_of(group_id, *(peer.to_bytes() for peer in members))
 
 
 class Agreement:
-    """One peer's part in the agreement on one all-reduce; needs a running event loop.
+    """Part of one peer in the agreement on one all-reduce; needs a running event loop.
 
     Args:
-        own: This peer.
+        own: Id of this peer.
         group_id: Id of the all-reduce.
-        peers: The group, in the order that all its peers know.
-        referees: Members that accept connections, in the same order.
+        peers: Members of the group, in the order that all members know.
+        referees: Members that accept connections, in the group's order.
         ask: Sends a verdict to a referee.
         on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
         is_repetition: True if the group has tried before; only then both peers of a broken link are left out.
@@ -169,16 +170,16 @@ class Agreement:
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
         self.absent: set[PeerID] = set()
-        """Peers that live and say that they are not of the group."""
+        """Peers that are alive and say that they are not in the group."""
         self._bad = False
         self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._judging: asyncio.Task | None = None
         self.asked: PeerID | None = None
-        """The referee for whose decision this peer waits."""
+        """Referee for whose decision this peer waits."""
         self._asking: asyncio.Task | None = None
 
     def note_gone(self, peer: PeerID) -> None:
-        """A groupmate answers no ping, or is banned: nobody waits for it, nor counts on it for a repetition."""
+        """Notes that a groupmate answers no ping, or is banned: nobody waits for it or includes it in a repetition."""
         self._gone.add(peer)
         self._verdicts.pop(peer, None)
         self._news.set()
@@ -186,9 +187,9 @@ class Agreement:
             self._asking.cancel()
 
     async def reach(self, verdict: Verdict) -> Decision:
-        """This peer's all-reduce has ended; waits for the group's decision.
+        """Waits for the group's decision; called when this peer's all-reduce has ended.
 
-        A peer that reaches no referee decides for itself: there is nobody to repeat the all-reduce with.
+        If this peer reaches no referee, it decides for itself: there is nobody to repeat the all-reduce with.
         """
         self._hear(self.own, verdict)
         for referee in self.referees:
@@ -207,7 +208,7 @@ class Agreement:
                 self.asked = None
             if not self._asking.cancelled() and self._asking.exception() is None:
                 self._decide(self._asking.result())
-            # Else it is gone, or its answer makes no sense: the next one is asked.
+            # Otherwise the referee is gone, or its answer makes no sense: this peer asks the next one.
         else:
             again = {} if verdict.whole else self._repeat((self.own,))
             self._decide(Decision(solitary=True, **again))
@@ -216,7 +217,7 @@ class Agreement:
         return await asyncio.shield(self._decision)
 
     async def hear(self, peer: PeerID, message: Message) -> Message:
-        """Answers a groupmate that takes this peer for the referee, or that is the referee and calls this peer.
+        """Answers a groupmate for which this peer is the referee, or a referee that calls this peer.
 
         The answer is the decision, as soon as there is one.
         """
@@ -232,7 +233,7 @@ class Agreement:
         # otherwise two referees might decide differently.
         if self.own == self.referees[0] and (self._bad or self._is_whole_for_most()):
             self._judge_from_now_on()
-        return (await asyncio.shield(self._decision)).message()  # the shield: others wait when this one hangs up
+        return (await asyncio.shield(self._decision)).message()  # the shield: others wait when one caller hangs up
 
     def _is_whole_for_most(self) -> bool:
         """Returns True if more than half of the verdicts are in and all of them are good.
@@ -247,7 +248,7 @@ class Agreement:
         return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
 
     def _hear(self, peer: PeerID, verdict: Verdict, counts: bool = True) -> None:
-        if counts:  # the first one: a peer that asks again repeats it
+        if counts:  # the first verdict counts: a peer that asks again repeats it
             self._verdicts.setdefault(peer, verdict)
         if not verdict.whole and not self._bad:
             self._bad = True
@@ -297,7 +298,7 @@ class Agreement:
         return {"group_id": repetition_of(self.group_id, members), "members": members}
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
-        """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""
+        """Waits until all peers that are not gone have sent a verdict, until `enough()` is true, or for `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._awaited() and not enough():
@@ -306,10 +307,10 @@ class Agreement:
                     await self._news.wait()
 
     async def _call(self, peer: PeerID) -> None:
-        """Tells a silent peer how the all-reduce stands; learns whether the peer is gone, or knows of a decision."""
+        """Sends a silent peer the state of the all-reduce. Learns whether the peer is gone, or knows of a decision."""
         try:
             self._decide(await self._answer_of(peer, Verdict(whole=not self._bad)))
-        except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
+        except Exception:  # after any error this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()
 
@@ -319,7 +320,7 @@ class Agreement:
 
 
 def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
-    """Returns True if most of the others name the peer. One alone may be at fault itself."""
+    """Returns True if most of the others name the peer. A single peer that names it may be at fault itself."""
     others = [judge for judge in named if judge != peer]
     accusers = [judge for judge in others if peer in named[judge]]
     are_even = len(others) == 1 and bool(frozenset(accusers) & named[peer])

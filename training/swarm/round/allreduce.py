@@ -16,7 +16,7 @@ The exchange with a groupmate fails if
 - it sends what cannot be read, or answers with numbers that are not finite;
 - it answers no ping, or is much slower than the others (`liveness`).
 
-Then this peer gives the whole all-reduce up at once and says so to all others, which give it up as well: nobody uses
+Then this peer gives the whole all-reduce up at once and reports it to all others, which give it up as well: nobody uses
 averages in which some parts lack a sender. The group decides what follows (`agreement`).
 """
 
@@ -46,32 +46,32 @@ from training.swarm.round.guard import AllReduceGuard, RoundGuard
 from training.swarm.round.reducer import Reducer, Reduction
 
 FEWEST_TO_COMPARE = 3
-"""Peers of a group in which a slow one can be told from the others."""
+"""Least size of a group in which a slow peer can be distinguished from the others."""
 
 Data = averaging_pb2.AveragingData
 Call = Callable[[PeerID, AsyncIterator[Data]], Awaitable[AsyncIterator[Data]]]
-"""Opens a stream of parts to a reducer; its answers."""
+"""Function that opens a stream of parts to a reducer and returns the reducer's answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Travel:
-    """Codec, reduction and part sizes of an all-reduce; the same for all peers of a run."""
+    """Codec, reduction and part sizes of an all-reduce; equal for all peers of a run."""
 
     codec: CompressionBase
     part_bytes: int
-    """Longest encoded part."""
+    """Longest encoded part, in bytes."""
     reduction: Reduction
     """Reduction by which a reducer averages."""
     round_own_parts: bool = False
     """Average this peer's own parts as the others would have received them. Peers whose tensors are equal then keep
     them; otherwise the mean of the reducer's exact and the others' rounded tensors differs from both."""
     chunk_seconds: float | None = None
-    """Longest silence of a sender; None: there is no limit."""
+    """Longest silence of a sender; None: no limit."""
     is_guarded: bool = False
     """True if a guard may have to hold all senders' copies of a part."""
 
     def part_bytes_among(self, peers: int) -> int:
-        """Longest part in a group of this size; all its peers must cut their tensors alike."""
+        """Bytes of the longest part in a group of this size; all its peers must cut their tensors alike."""
         holds_all = self.reduction.needs_short_parts or self.is_guarded
         return shortened_part_bytes(self.part_bytes, peers) if holds_all else self.part_bytes
 
@@ -85,47 +85,48 @@ class Trouble(IntEnum):
     BROKEN = 2
     """The groupmate has ended a stream too early, or is silent; this may be an accident."""
     FAULTY = 3
-    """The groupmate has sent nothing, or what cannot be read, or is gone."""
+    """The groupmate is gone, or has sent nothing, or messages that cannot be read."""
 
 
 class _GaveUp(AllReduceError):
-    """A groupmate has given the all-reduce up because of another one."""
+    """A groupmate has given the all-reduce up because of another groupmate."""
 
 
 @dataclass(slots=True)
 class _Groupmate:
-    """State of the exchange with one peer of the group. Times are in seconds from the beginning."""
+    """State of the exchange with one peer of the group. Times are in seconds since the beginning of the all-reduce."""
 
     has_called: bool = False
-    """True once it has opened its stream of parts to this peer."""
+    """True once the groupmate has opened its stream of parts to this peer."""
     weight: float | None = None
-    """Weight that it gives its tensors; None until a part has come."""
+    """Weight that the groupmate gives to its tensors; None until one of its parts has come."""
     parts: int = 0
-    """Parts of it that have come here."""
+    """Number of the groupmate's parts that have come."""
     first_part: float | None = None
     last_part: float | None = None
     answers: int = 0
-    """Number of its answers, as a reducer, that have come."""
+    """Number of the groupmate's answers, as a reducer, that have come."""
     first_answer: float | None = None
     last_answer: float | None = None
     has_all_of_mine: bool = False
-    """True once all parts for it have been sent."""
+    """True once all parts for the groupmate have been sent."""
     trouble: Trouble = Trouble.NONE
 
 
 class AllReduce:
-    """One peer's part in an all-reduce; needs a running event loop.
+    """Part of one peer in an all-reduce; needs a running event loop.
 
     Args:
-        own: This peer.
-        group: Its group.
+        own: Id of this peer.
+        group: Group of the all-reduce.
         tensors: Tensors in float32 on the host; they do not change.
-        infos: Hints for the codec, one a tensor; None: by its shape.
+        infos: Hints for the codec, one a tensor; None: made from its shape.
         weight: Weight of this peer's tensors.
         travel: Codec, reduction and part sizes.
         call: Opens a stream of parts to a reducer.
-        guard: Watches all messages; None: nobody does.
-        late_seconds: A peer that is much slower than the others is given up after so long (`liveness`); None: never.
+        guard: Watches all messages; None: no guard.
+        late_seconds: Seconds after which a peer that is much slower than the others is given up (`liveness`); None:
+            never.
         on_fault: Called when this peer's result can no longer be whole.
     """
 
@@ -156,7 +157,7 @@ class AllReduce:
             infos=infos,
         )
         self.parts = dict(zip(group.peers, divided, strict=True))
-        """Parts by the peer that averages them."""
+        """Parts of the tensors, by the peer that averages them."""
         self._values = sum(tensor.numel() for tensor in tensors)
         lengths = [part.values.numel() for part in self.parts[own]]
         self.reducer = Reducer(lengths, group.peers, travel.reduction, group.shares_of(group.peers))
@@ -174,7 +175,7 @@ class AllReduce:
         """Exchanges all parts with the group.
 
         Raises:
-            Exception: What the first exchange has failed with.
+            Exception: The error of the first exchange that has failed.
         """
         self._tasks = [asyncio.create_task(self._exchange(peer)) for peer, parts in self.parts.items() if parts]
         missing = asyncio.create_task(self._give_up_the_missing())
@@ -184,7 +185,7 @@ class AllReduce:
             missing.cancel()
 
     def give_up(self) -> None:
-        """Ends this peer's part and tells the others that it is not the cause. A second call does nothing."""
+        """Ends this peer's part, and tells the others that this peer is not the cause. A second call does nothing."""
         if self._given_up.done():
             return
         self._given_up.set_result(None)
@@ -194,13 +195,13 @@ class AllReduce:
             for task in self._tasks:
                 task.cancel()
 
-        # Until then others learn from its message that it is not the cause; a stream that merely breaks looks like one.
+        # Meanwhile the others read in its message that this peer is not the cause; a broken stream would look like it.
         asyncio.get_running_loop().call_later(PAUSE_SECONDS, end)
 
     # -- as a sender -----------------------------------------------------------------------------------------------
 
     async def _exchange(self, reducer: PeerID) -> None:
-        """Sends a reducer its parts and takes the answers."""
+        """Sends a reducer its parts, and takes the answers."""
         try:
             await (self._reduce_own() if reducer == self.own else self._send(reducer))
         except Exception as error:
@@ -238,15 +239,15 @@ class AllReduce:
         self.mates[reducer].has_all_of_mine = True
 
     async def _encoded(self, reducer: PeerID, codec: CompressionBase) -> AsyncIterator[Data]:
-        """This peer's parts for a reducer, each encoded in a thread while the one before is sent."""
+        """Yields this peer's parts for a reducer, each encoded in a thread while the previous one is sent."""
         facts = {"code": averaging_pb2.PART_FOR_AVERAGING, "group_id": self.group.group_id}
         parts = as_aiter(*self.parts[reducer])
         async for tensor in amap_in_executor(lambda part: codec.compress(part.values, part.info), parts):
             yield Data(tensor_part=tensor, weight=self.weight, **facts)
-            facts = {}  # only the first message carries them
+            facts = {}  # only the first message carries id and weight
 
     async def _reduce_own(self) -> None:
-        """This peer's own parts."""
+        """Takes this peer's own parts to its own reducer, without the network."""
         number = 0
         async for values in self._own_values():
             update = await self.reducer.take(self.own, values, self.weight)
@@ -254,7 +255,8 @@ class AllReduce:
             number += 1
 
     async def _own_values(self) -> AsyncIterator[torch.Tensor]:
-        """Yields this peer's own parts, rounded by the codec if the run wants that. A guard sees them as messages."""
+        """Yields this peer's own parts, rounded by the codec if `Travel.round_own_parts`. A guard sees them as
+        messages."""
         if self.guard is None and not self._travel.round_own_parts:
             for part in self.parts[self.own]:
                 yield part.values
@@ -268,14 +270,14 @@ class AllReduce:
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
     async def answer(self, sender: PeerID, stream: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Takes the parts of a sender of the group, and answers each with its difference to the average.
+        """Takes the parts of a sender of the group, and answers each part with its difference to the average.
 
         If this peer gives up, it tells the sender at once. After the last part it waits for nothing more: the sender
         closes the stream as soon as it has all answers.
         """
         if self.mates[
             sender
-        ].has_called:  # other parts than the first would make this peer's signed answers look like lies
+        ].has_called:  # with other parts than the first ones, this peer's signed answers would look like lies
             yield Data(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
         self.mates[sender].has_called = True
@@ -317,21 +319,21 @@ class AllReduce:
         except Exception as error:
             self._lose(sender, _trouble_of(error))
             yield Data(code=averaging_pb2.INTERNAL_ERROR)
-        finally:  # also if the connection has broken, which cancels this
+        finally:  # also if the connection has broken, which cancels this task
             if answered < mine:
                 self._lose(sender, Trouble.BROKEN)
 
     async def _incoming(
         self, stream: AsyncIterator[Data], *, sender: PeerID | None = None, expected: int | None = None
     ) -> AsyncIterator[Data]:
-        """Counts messages; ends at one that carries no tensor."""
+        """Yields messages and counts them; ends at a message without a tensor."""
         async for message in stream:
             if message.code == averaging_pb2.GROUP_DISBANDED:
                 raise _GaveUp("a groupmate has given the all-reduce up")
             if expected is not None and message.code != expected:
                 return
             self.bytes_received += len(message.tensor_part.buffer)
-            # Else whatever is computed with the tensor would be noted for a backward pass, and never freed.
+            # Otherwise autograd would record all that is computed with the tensor, and never free it.
             message.tensor_part.requires_grad = False
             if sender is not None:
                 mate = self.mates[sender]
@@ -349,34 +351,36 @@ class AllReduce:
                 self._lose(peer, Trouble.FAULTY)
 
     def _lose(self, sender: PeerID, trouble: Trouble) -> None:
-        """A sender that has all answers hangs up, perhaps before this peer's handler has ended; it is not lost."""
+        """Notes that a sender's exchange has ended. It is not lost if it has all answers: it may hang up before this
+        peer's handler has ended."""
         if not self.reducer.is_done:
             self._note(sender, trouble)
 
-    # -- what has gone wrong ---------------------------------------------------------------------------------------
+    # -- trouble -----------------------------------------------------------------------------------------------------
 
     def _note(self, peer: PeerID, trouble: Trouble) -> None:
-        """The exchange with a peer has failed; what happens after this peer has given up says nothing of others."""
+        """Notes that the exchange with a peer has failed. After this peer has given up, failures say nothing of
+        others."""
         if not self._given_up.done():
             if peer in self.mates:
                 self.mates[peer].trouble = max(self.mates[peer].trouble, trouble)
             self._on_fault()
 
     def note_gone(self, peer: PeerID) -> None:
-        """A groupmate does not even answer a ping, or is banned."""
+        """Notes that a groupmate answers no ping, or is banned."""
         self._note(peer, Trouble.FAULTY)
 
     def note_overdue(self, peers: frozenset[PeerID]) -> None:
-        """The all-reduce has waited for these for too long."""
+        """Notes that the all-reduce has waited for these peers for too long."""
         for peer in peers:
             self._note(peer, Trouble.FAULTY)
 
     def in_trouble(self, least: Trouble) -> frozenset[PeerID]:
-        """Groupmates with which at least this has gone wrong."""
+        """Groupmates with at least this kind of trouble."""
         return frozenset(peer for peer, mate in self.mates.items() if mate.trouble >= least)
 
     def verdict(self, fault: Exception | None, *, is_repetition: bool = False) -> Verdict:
-        """Returns this peer's verdict: whether all is well so far, and which groupmates are to blame if not.
+        """Returns this peer's verdict: whether it has no fault so far, and which groupmates are to blame if it has.
 
         A stream may break by accident, so a peer that breaks off is named in a repetition only, and only if there is a
         third peer that can say the same.
@@ -395,13 +399,13 @@ class AllReduce:
 
     @property
     def is_torn(self) -> bool:
-        """True if the result lacks some parts."""
+        """True if some parts of the result are missing."""
         return self.reducer.has_overflowed or bool(self.in_trouble(Trouble.GAVE_UP))
 
-    # -- whom this peer waits for ----------------------------------------------------------------------------------
+    # -- peers for which this one waits
 
     def late_peers(self) -> frozenset[PeerID]:
-        """Senders whose parts have not all come, or else reducers whose answers have not.
+        """Senders whose parts have not all come; if there are none, reducers whose answers have not all come.
 
         An answer may be late because of a sender whose parts the reducer lacks, so senders come first.
         """
@@ -416,7 +420,8 @@ class AllReduce:
         return {peer: mate.answers for peer, mate in self.mates.items() if mate.answers < len(self.parts[peer])}
 
     def late(self) -> Late:
-        """For whom it waits; for nobody when it has given up, since nobody sends during the agreement."""
+        """Peers for which the all-reduce waits; none after this peer has given up, since nobody sends during the
+        agreement."""
         if self._given_up.done():
             return Late({}, reduce=False)
         mates = self.mates.items()
@@ -426,7 +431,7 @@ class AllReduce:
         late = self._late_reducers()
         lack_mine = {peer for peer in late if not self.mates[peer].has_all_of_mine}
         if 2 * len(lack_mine) > len(self.mates):
-            # This peer's own link may be what they wait for. Otherwise these few read slowly.
+            # This peer's own link may be what they wait for. Otherwise these few peers read slowly.
             late = {peer: count for peer, count in late.items() if peer not in lack_mine}
         first = {peer: mate.first_answer for peer, mate in mates if mate.first_answer is not None}
         return Late(late, reduce=True, first=first)
@@ -437,7 +442,7 @@ class AllReduce:
     # -- the report ------------------------------------------------------------------------------------------------
 
     def report(self) -> RoundReport:
-        """Summary of what has happened so far."""
+        """Makes the report on the events so far."""
         refused, mine = self.reducer.refused, len(self.parts[self.own])
         nothing_of = {peer for peer, parts in refused.items() if parts >= mine}
         told = {peer: mate.weight for peer, mate in self.mates.items() if mate.weight is not None}
@@ -448,7 +453,7 @@ class AllReduce:
         sent = {peer: weight for peer, weight in (told | {self.own: self.weight}).items() if peer not in nothing_of}
         counted = self._travel.reduction.counted(list(sent.values()), self.group.shares_of(list(sent)))
         weights = dict(zip(sent, counted, strict=True))
-        if not mine:  # it reduces nothing, so nobody has sent it any weight
+        if not mine:  # it reduces no part, so nobody has sent it any weight
             senders, total, own_share = len(self.group.peers), None, None
         else:
             senders, total = sum(weight > 0 for weight in weights.values()), math.fsum(weights.values())
@@ -472,7 +477,7 @@ class AllReduce:
         """Seconds that this peer waited for each groupmate beyond twice the median of the group.
 
         A reducer answers when all senders' parts are there. So its delay counts from the last part that came here: a
-        slow sender delays all reducers, this peer too. In a pair nobody can tell who is slow.
+        slow sender delays all reducers, this peer too. In a pair it is unknown which of the two is slow.
         """
         if len(self.group.peers) < FEWEST_TO_COMPARE:
             return {}
@@ -487,9 +492,9 @@ class AllReduce:
         return found
 
     def _share_of(self, weight: float, weights: dict[PeerID, float]) -> float:
-        """A peer's share of the samples; what it claims counts for no more than two peers' work."""
+        """Share of the samples that a peer's weight is. No claim counts for more than the work of two peers."""
         peers = len(self.group.peers)
-        if len(weights) < 2:  # a peer that averages nothing sees no weights
+        if len(weights) < 2:  # a peer that averages no part sees no weights
             return 1 / peers
         share = weight / (math.fsum(weights.values()) or 1.0)
         return min(share, 2 / peers) if math.isfinite(share) else 0.0

@@ -1,7 +1,7 @@
 """An averager as the trainer sees it: a process that finds groups and averages the trainer's tensors with theirs.
 
-Averaging runs in a process of its own (`service`), so that it neither waits for the trainer's computing nor holds it
-up. Both share the memory of the tensors; a pipe carries the rest (`pipe` lists what).
+Averaging runs in a process of its own (`service`), so that it neither waits for the trainer's computing nor delays it.
+Both share the memory of the tensors; a pipe carries all other messages (`pipe` lists them).
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from training.swarm.round.service import Service, serve
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-"""Longest start of an averager's process."""
+"""Longest wait for an averager's process to start."""
 SHUTDOWN_SECONDS = 2.0
-"""A process that has not ended by then is killed."""
+"""Longest wait for a process to end; then it is killed."""
 
 
 class AveragingFailedError(TrainingError):
-    """A round that has come to nothing."""
+    """A round has failed."""
 
 
 class Round:
@@ -64,15 +64,15 @@ class Round:
         self._outcome: Future[AveragedGroup] = Future()
         self.stage = Stage.SEARCHING
         self.started = False
-        """True once the trainer has let it average; it starts once."""
+        """True once the trainer lets the round average; it starts once."""
         self.began = time.monotonic()
 
     def start(self, weight: float, **facts: object) -> None:
-        """Lets it average what the tensors hold now, as soon as it has a group.
+        """Lets the round average the current values of the tensors as soon as it has a group.
 
         Args:
-            weight: Of the tensors.
-            facts: The other fields of `Contribution`.
+            weight: Weight of the tensors.
+            facts: Further fields of `Contribution`.
         """
         if not self.started:
             self.started = True
@@ -88,24 +88,25 @@ class Round:
             self._send(Cancel(self.number))
 
     def done(self) -> bool:
-        """Returns True if it has a result, has failed or was cancelled."""
+        """Returns True if the round has a result, has failed or was cancelled."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> AveragedGroup:
         """Waits for the average.
 
         Raises:
-            TimeoutError: If there is none in time.
+            TimeoutError: If there is no average in time.
             AveragingFailedError: If the round has failed.
             CancelledError: If it was cancelled.
         """
         return self._outcome.result(timeout)
 
     def end(self, group: AveragedGroup | None, fault: str) -> None:
-        """Takes what the process says of the round; does nothing if the trainer has cancelled it meanwhile."""
+        """Takes the process's message on the end of the round; does nothing if the trainer has cancelled the round
+        meanwhile."""
         self.stage = Stage.ENDED
-        # The trainer may cancel at this moment. To set the result of a cancelled future is an error: it would end the
-        # listener's thread, and no later round would get a result.
+        # The trainer may cancel at this moment. It is an error to set the result of a cancelled future: that would end
+        # the listener's thread, and no later round would get a result.
         if self._outcome.set_running_or_notify_cancel():
             if group is not None:
                 self._outcome.set_result(group)
@@ -117,14 +118,14 @@ class Averager:
     """Averages some tensors with the groups that its process finds.
 
     Args:
-        tensors: In float32 on the host; they move to shared memory, and change in place when a round ends well.
+        tensors: Tensors in float32 on the host; they move to shared memory, and change in place when a round ends well.
         dht: A running node.
-        settings: How it meets and averages.
-        tensor_infos: How each tensor is encoded; None: all in the same way.
-        method: What a group does with the tensors; None: the weighted mean.
-        donor: Makes what answers other peers with things of the trainer; None: nothing does.
-        give: Answers a donor, in a thread of the trainer.
-        start: Starts the process, which needs some tenths of a second.
+        settings: Settings of matchmaking, limits, codec and reduction.
+        tensor_infos: Hints for the codec, one a tensor; None: made from their shapes.
+        method: Averages the tensors within a group; None: the weighted mean.
+        donor: Makes an object of the process that answers other peers with data of the trainer; None: no such object.
+        give: Returns the data that the donor asks for; runs in a thread of the trainer.
+        start: True to start the process, which needs some tenths of a second.
     """
 
     def __init__(
@@ -141,9 +142,10 @@ class Averager:
     ):
         self.dht, self.settings = dht, settings
         self.bandwidth: float | None = None
-        """Bandwidth of this peer's link in Mbit/s, if known; groups give peers with slow links less to average."""
+        """Bandwidth of this peer's link in Mbit/s, None if unknown; groups let peers with slow links average less."""
         self.peers = Peers()
-        """Told which peers spoil averages; says whom groups leave out. The averagers of a trainer share its table."""
+        """Table of the other peers: notes which peers spoil averages, and has the peers that groups leave out. The
+        averagers of a trainer share one table."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
         self._make_donor, self._give = donor, give
@@ -151,10 +153,10 @@ class Averager:
         self._numbers = itertools.count()
         self._rounds: dict[int, Round] = {}
         self._has_ended = threading.Event()
-        # The trainer's thread, the one of `updates` and the giver's send; messages must not be mixed in the pipe.
+        # The trainer's thread, the one of `updates` and the giver's send messages, which must not be mixed in the pipe.
         self._sending = threading.Lock()
         # Reading the state waits for an update that is under way. In the listener's thread, all rounds' results would
-        # wait with it.
+        # have to wait too.
         self._giver = ThreadPoolExecutor(1, thread_name_prefix="giver")
         self._process: multiprocessing.process.BaseProcess | None = None
         if start:
@@ -166,7 +168,7 @@ class Averager:
         Raises:
             TrainingError: If it does not serve within `START_SECONDS`.
         """
-        # Any other way to start a process pickles what it is given, and hivemind's node cannot be pickled.
+        # Any other way to start a process pickles the arguments, and hivemind's node cannot be pickled.
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         service = Service(
@@ -181,7 +183,7 @@ class Averager:
         )
         self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)
         self._process.start()
-        # With this copy closed, the process has the only one: if it dies, `recv` here raises EOFError.
+        # With this copy closed, only the process has one: if it dies, `recv` here raises EOFError.
         theirs.close()
         ready = self._pipe.recv() if self._pipe.poll(START_SECONDS) else Ready("it did not answer")
         if not isinstance(ready, Ready) or ready.fault is not None:
@@ -193,11 +195,11 @@ class Averager:
         threading.Thread(target=self._listen, daemon=True, name=f"{self.settings.prefix}-listener").start()
 
     def begin_round(self, announcement: object = None, *, seconds: float, expected_peers: int = 0) -> Round:
-        """Begins to look for a group; `Round.start` lets it average.
+        """Begins to look for a group. `Round.start` of the result lets the round average.
 
         Args:
             announcement: Message for the peers of the group.
-            seconds: The round fails if it has no group after this time.
+            seconds: Time after which the round fails if it has no group.
             expected_peers: Number of peers that the group should have; 0: unknown.
         """
         admission = admission_of(self.dht)
@@ -209,7 +211,7 @@ class Averager:
         # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)
         self._send(Begin(number, packed, seconds, expected_peers, self.peers.left_out()))
-        if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this one
+        if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this round
             self._end_rounds()
         return round_
 
@@ -219,9 +221,9 @@ class Averager:
 
     @contextmanager
     def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The tensors; no round reads or changes them within this context."""
+        """Context with the tensors, in which no round reads or changes them."""
         while not (held := self._lock.acquire(timeout=POLL_SECONDS)):
-            if self._has_ended.is_set():  # the process was killed while it held the lock: nobody will release it
+            if self._has_ended.is_set():  # the process was killed while it held the lock, which is never released now
                 break
         try:
             yield self._tensors
@@ -230,11 +232,13 @@ class Averager:
                 self._lock.release()
 
     def is_alive(self) -> bool:
-        """True while the process runs."""
+        """True while the averager's process runs."""
         return self._process is not None and self._process.is_alive()
 
     def check_process(self) -> None:
-        """Call it now and then: each round of a dead process fails, so the peer would train alone for ever.
+        """Checks that the averager's process still runs; call it now and then.
+
+        Each round of a dead process fails, so the peer would train alone for ever.
 
         Raises:
             ProcessEnded: If the process has ended.
@@ -246,11 +250,11 @@ class Averager:
             )
 
     def shutdown(self) -> None:
-        """Ends the process."""
+        """Ends the averager's process."""
         if self._process is not None:
-            # The process is asked to end. Closing the pipe would not tell it: forked, it has a copy of this end. Killed
+            # The process is asked to end. Closing the pipe would not show it: forked, it has a copy of this end. Killed
             # in the midst of a call, it may leave a lock behind that hivemind shares between processes, and all others
-            # would wait for that for ever.
+            # would wait for that lock for ever.
             self._send(None)
             self._process.join(SHUTDOWN_SECONDS)
             self._process.kill()
@@ -271,7 +275,7 @@ class Averager:
 
     def _end_rounds(self) -> None:
         while self._rounds:
-            with suppress(KeyError):  # the trainer and the listener may both be here
+            with suppress(KeyError):  # the trainer and the listener may both run this
                 self._rounds.popitem()[1].end(None, "the averager's process has ended")
 
     def _take(self, message: object) -> None:
@@ -291,6 +295,6 @@ class Averager:
         answer = None
         try:
             answer = self._give(what)
-        except Exception:  # the other peer asks another one; this peer goes on
+        except Exception:  # the other peer asks another donor; this peer goes on
             logger.exception("What another peer asks for could not be read.")
         self._send(Given(number, answer))

@@ -1,7 +1,8 @@
 """Messages of a forming group: packed, read and checked.
 
 A leader passes on the messages of its followers. All members compute from them how much each of them averages, so a
-malformed message would fail the average of all. A leader refuses such a peer, and a member refuses such a group.
+malformed message would fail the average of all members. A leader refuses a peer with such a message, and a member
+refuses a group with one.
 """
 
 from __future__ import annotations
@@ -28,40 +29,41 @@ MOST_BYTES = 4096
 NONCE_BYTES = 16
 """Random bytes at the end of each peer's message, so that no group has the id of an earlier one."""
 FASTEST_MBITS = 100_000.0
-"""The fastest link that is believed,"""
+"""Largest bandwidth in Mbit/s that a peer is believed to have."""
 MOST_TIMES_FASTER = 16.0
-"""and how much faster than half of its group it may be. Whoever is faster averages more of the tensors."""
+"""Largest ratio of a peer's bandwidth to that of half of its group. A peer with more bandwidth averages more values."""
 SLOWEST_MBITS = 0.01
-"""A slower link counts as this one: what is divided by its rate must be a number."""
+"""Smallest bandwidth in Mbit/s that is used; a slower link counts as this, so that no division overflows."""
 
 
 class NonsenseError(TrainingError):
-    """A message of another peer that this program does not write."""
+    """Another peer has sent a message that this program does not write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMessage:
-    """What a peer sends to its group."""
+    """Message of a peer to its group."""
 
     mbits: float | None
-    """Bandwidth of its link in Mbit/s; None if it does not know."""
+    """Bandwidth of the peer's link in Mbit/s; None if unknown."""
     client_mode: bool
-    """True if it accepts no connections, and so averages nothing for the others."""
+    """True if the peer accepts no connections, and so averages nothing for the others."""
     announcement: object
     """The trainer's own message, such as `groups.Announcement`."""
     ticket: str = ""
     """Ticket of the peer, in a run that admits members only."""
 
     def packed(self) -> bytes:
-        """Packs the facts for a join request."""
+        """Packs the message for a join request."""
         announcement, nonce = MSGPackSerializer.dumps(self.announcement), secrets.token_bytes(NONCE_BYTES)
         return MSGPackSerializer.dumps([self.mbits, self.client_mode, announcement, self.ticket, nonce])
 
     @classmethod
     def read(cls, packed: bytes) -> GroupMessage:
-        """
+        """Reads a packed message.
+
         Raises:
-            NonsenseError: If no peer with this program writes such a message.
+            NonsenseError: If this program does not write such a message.
 
         >>> sent = GroupMessage(mbits=100.0, client_mode=False, announcement=[7, False, 2])
         >>> GroupMessage.read(sent.packed()).announcement
@@ -72,33 +74,33 @@ class GroupMessage:
         try:
             mbits, client_mode, announcement, ticket, _nonce = unpack(packed)
             message = cls(mbits=mbits, client_mode=client_mode, announcement=unpack(announcement), ticket=ticket)
-        except Exception as error:  # of many kinds: whatever it is, this is no message of ours
+        except Exception as error:  # errors of many kinds show that this program has not sent the message
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
             raise NonsenseError("a peer tells its group a bandwidth that is no number")
         if type(client_mode) is not bool:
             raise NonsenseError("a peer does not tell its group whether it accepts connections")
-        if not is_plain(message.announcement):  # the trainer would never hear how its round has ended
+        if not is_plain(message.announcement):  # otherwise the trainer would never hear how its round has ended
             raise NonsenseError("a peer tells its group something nested too deeply, or of an unknown type")
         return message
 
 
 def renewed(packed: bytes) -> bytes:
-    """The same message with another nonce, which is its last bytes."""
+    """Returns the message with another nonce, which is its last bytes."""
     return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormedGroup:
-    """A group as its leader names it: its members and their messages."""
+    """Group as its leader names it: its members and their messages."""
 
     peers: tuple[PeerID, ...]
     messages: tuple[bytes, ...]
-    """Packed `GroupMessage`, in the same order."""
+    """Packed `GroupMessage` of each member, in the members' order."""
 
     @classmethod
     def of(cls, messages: Mapping[PeerID, bytes]) -> FormedGroup:
-        """The members with their messages, in a random order: the first one is the first referee (`agreement`)."""
+        """Makes a group with the members in a random order: the first one is the first referee (`agreement`)."""
         peers = random.sample(list(messages), len(messages))
         return cls(peers=tuple(peers), messages=tuple(messages[peer] for peer in peers))
 
@@ -106,13 +108,13 @@ class FormedGroup:
     def group_id(self) -> bytes:
         """Digest of members, order and messages.
 
-        A leader that passes different messages of a member on puts its followers into different groups. Otherwise they
+        A leader that passes on different messages of a member puts its followers into different groups. Otherwise they
         would divide the tensors differently, and blame that member.
         """
         return digest_of(*(peer.to_bytes() for peer in self.peers), *self.messages)
 
     def message(self) -> averaging_pb2.MessageFromLeader:
-        """The leader's message that carries it."""
+        """Packs the group into the leader's message."""
         ids = [peer.to_bytes() for peer in self.peers]
         return averaging_pb2.MessageFromLeader(
             code=averaging_pb2.BEGIN_ALLREDUCE, ordered_peer_ids=ids, gathered=self.messages
@@ -123,7 +125,7 @@ class FormedGroup:
         """Reads a leader's message.
 
         Raises:
-            NonsenseError: If there are too many members, one is named twice or by too long a name (which would take
+            NonsenseError: If there are too many members, a member is named twice or by too long an id (which would take
                 seconds to read), a member's message is malformed, or no member averages anything.
         """
         ids = message.ordered_peer_ids
@@ -137,7 +139,7 @@ class FormedGroup:
 
 
 def bandwidths(group: Sequence[GroupMessage]) -> list[float | None]:
-    """Bandwidths of the peers in Mbit/s; 0 for those that accept no connections, None if unknown.
+    """Bandwidths of the peers in Mbit/s; 0 for peers that accept no connections, None if unknown.
 
     >>> node = dict(client_mode=False, announcement=None)
     >>> bandwidths([GroupMessage(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
@@ -151,7 +153,7 @@ def bandwidths(group: Sequence[GroupMessage]) -> list[float | None]:
 
 
 def shares(values: int, group: Sequence[GroupMessage]) -> list[int]:
-    """Divides values among the peers of a group; each peer computes the same numbers by itself.
+    """Divides values among the peers of a group by their bandwidths; each peer computes equal numbers by itself.
 
     >>> claims = (8.0, False), (None, False), (9.0, True)
     >>> shares(100, [GroupMessage(mbits=mbits, client_mode=client, announcement=None) for mbits, client in claims])
@@ -161,7 +163,7 @@ def shares(values: int, group: Sequence[GroupMessage]) -> list[int]:
     known = [rate for rate in rates if rate]
     usual = math.fsum(known) / len(known) if known else 1.0
     fractions = quickest_parts([usual if rate is None else rate for rate in rates])
-    # As whole numbers, all their sums are exact, also in the code that divides the tensors by them.
+    # As whole numbers, all their sums are exact, also in the code that divides the tensors by these numbers.
     found = [int(values * fraction) for fraction in fractions]
     found[fractions.index(max(fractions))] += values - sum(found)
     return found

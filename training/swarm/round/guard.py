@@ -1,4 +1,4 @@
-"""Interface of what may watch an all-reduce. Options against hostile peers implement it."""
+"""Interface of objects that watch an all-reduce. Options against hostile peers implement it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ class AllReduceGuard(Protocol):
     """Watches the messages of one all-reduce of this peer."""
 
     def sending(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Parts on their way to a reducer, which may be this peer itself."""
+        """Yields the parts for a reducer, which may be this peer itself; the guard may add to them."""
 
     def taking(self, sender: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Parts that a sender sends to this peer.
+        """Yields the parts of a sender to this peer, and checks them.
 
         Raises:
-            Misconduct: If the sender is to blame for certain.
+            Misconduct: If the sender is certainly to blame.
         """
 
     async def answering(self, sender: PeerID, message: Data) -> None:
-        """An answer leaves; the guard may add to it."""
+        """Notes an answer to a sender before it is sent; the guard may add to it."""
 
     def answered(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
-        """Answers of a reducer to this peer.
+        """Yields the answers of a reducer to this peer, and checks them.
 
         Raises:
-            Misconduct: If the reducer is to blame for certain.
+            Misconduct: If the reducer is certainly to blame.
         """
 
     async def finished(self) -> None:
-        """This peer has all answers, and has not said so yet."""
+        """Called when this peer has all answers, before it sends its verdict."""
 
 
 class RoundGuard(Protocol):
-    """Watches the all-reduces of an averager."""
+    """Watches the all-reduces of an averager; makes a guard for each."""
 
     async def open(self) -> None:
-        """Other peers may call it from now on."""
+        """Lets other peers call the guard from now on."""
 
     def begin(
         self,
@@ -54,15 +54,15 @@ class RoundGuard(Protocol):
         *,
         unvouched: frozenset[PeerID],
     ) -> AllReduceGuard:
-        """A guard of one all-reduce.
+        """Makes the guard of one all-reduce.
 
         Args:
-            group_id: Of its group.
+            group_id: Id of the all-reduce's group.
             parts: This peer's parts for each reducer, by the peers in the group's order.
-            unvouched: Peers whom nobody vouches for.
+            unvouched: Members for which no ticket vouches.
         """
 
 
 MakeGuard = Callable[[P2P, DHT, str, Callable[[str, float, str], None]], RoundGuard | None]
-"""Makes the guard of an averager, from the connection, the node, the averager's prefix, and what reports a peer that
-the guard has caught (see `pipe.Caught`). None: this peer has no key to sign with."""
+"""Makes the guard of an averager, from the connection, the node, the averager's prefix, and a function that reports a
+peer that the guard has caught (see `pipe.Caught`). None: this peer has no key to sign with."""

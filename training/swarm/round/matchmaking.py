@@ -1,4 +1,4 @@
-"""Matchmaking: a peer asks a leader to take it in, or leads those that ask it.
+"""Matchmaking: a peer asks a leader to take it in, or leads peers that ask it.
 
 Each peer that looks for a group announces in the DHT when its window ends. It asks peers whose windows end before its
 own, the earliest first:
@@ -47,15 +47,15 @@ from training.trust.check import TicketRefused
 logger = logging.getLogger(__name__)
 
 LATE_SHARE = 0.25
-"""A leader's last message may be late by this share of a request's timeout."""
+"""Share of a request's time-out by which a leader's last message may be late."""
 IDLE_WEIGHT = 0.75
 """Weight of the fault of a leader that goes silent after taking a peer in; its machine may be busy."""
 MAJORITY_WINDOWS = 2
-"""Windows after `PATIENCE_WINDOWS` in which the majority of the expected peers suffices for a group. If any two could
-go on, one peer with a bad link would split the others into pairs, with weights that differ."""
+"""Windows after `PATIENCE_WINDOWS` in which a group needs only the majority of the expected peers. If any two peers
+could begin, one peer with a bad link would split the others into pairs, with weights that differ."""
 LOOK_SECONDS, PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
-at most. Peers that come late look often, and find those that wait."""
+at most. Peers that come late look often, and find peers that wait."""
 
 Message = averaging_pb2.MessageFromLeader
 
@@ -65,13 +65,13 @@ class Search:
     """A search for a group; needs a running event loop."""
 
     message: bytes
-    """Packed facts that this peer tells its group."""
+    """Packed message of this peer to its group."""
     deadline: float
     """DHT time at which the search ends."""
     expected: int
     """Number of peers that the group should have; 0: unknown."""
     faults: dict[PeerID, float]
-    """Peers that have cost this round time, each with a weight; a weight of 1 or more leaves no doubt."""
+    """Peers that have wasted this round's time, each with a weight; a weight of 1 or more leaves no doubt."""
     began: float = field(default_factory=time.monotonic)
     window_ends: float = -math.inf
     """DHT time at which this peer's own window ends."""
@@ -80,13 +80,13 @@ class Search:
     follows: bool = False
     """True once a leader has taken this peer in."""
     asked: set[tuple[float, PeerID]] = field(default_factory=set)
-    """Announcements of leaders that this peer has asked."""
+    """Announcements of leaders that this peer has asked: the end of the window, and the leader."""
     followers: dict[PeerID, bytes] = field(default_factory=dict)
     """Peers that follow this one, each with its packed message."""
     fate: asyncio.Future[FormedGroup | None] = field(default_factory=asyncio.Future)
-    """The group of the followers; None if they are sent away."""
+    """Result for the followers: their group, or None if they are sent away."""
     found: asyncio.Future[FormedGroup] = field(default_factory=asyncio.Future)
-    """This peer's group."""
+    """Result for this peer: its group."""
 
     def send_followers_away(self) -> None:
         """Tells the followers to look for another leader."""
@@ -94,7 +94,7 @@ class Search:
         self.followers, self.fate = {}, asyncio.Future()
 
     def end(self) -> None:
-        """Ends the search: no peer can follow this one any more."""
+        """Ends the search: from now on no peer can follow this one."""
         self.found.cancel()
         if not self.fate.done():
             self.fate.set_result(None)
@@ -119,7 +119,7 @@ class Matchmaking:
         self._settings, self._window = settings, settings.matchmaking_seconds
         self._key, self._admission = announcements_key(settings.prefix), admission_of(dht)
         self.left_out: frozenset[PeerID] = frozenset()
-        """Peers that this one neither leads nor follows."""
+        """Peers that this peer neither leads nor follows."""
         self._search: Search | None = None
         self._one_search = asyncio.Lock()
 
@@ -134,7 +134,7 @@ class Matchmaking:
             expected_peers: Number of peers that the group should have; 0: unknown.
             faults: See `Search`; peers that waste this peer's time are added.
         """
-        async with self._one_search:  # one that was given up may not have ended yet
+        async with self._one_search:  # a search that was given up may not have ended yet
             search = Search(message=renewed(message), deadline=deadline, expected=expected_peers, faults=faults)
             self._search, looking = search, asyncio.create_task(self._look(search))
             try:
@@ -165,7 +165,8 @@ class Matchmaking:
                 search.send_followers_away()
 
     def _announce(self, search: Search, *, is_looking: bool = True) -> None:
-        """Tells the DHT that this peer leads until its window ends, or no longer; does not wait for the node."""
+        """Announces in the DHT that this peer leads until its window ends, or no longer leads; does not wait for the
+        node."""
         if not self._settings.client_mode:
             until = search.window_ends if is_looking else math.nextafter(search.window_ends, math.inf)
             subkey = own_subkey(self._dht)
@@ -194,7 +195,7 @@ class Matchmaking:
         return [(until, peer) for until, peer in found if peer not in slow]
 
     def _may_ask(self, search: Search, until: float, leader: PeerID) -> bool:
-        """Returns True if this peer would follow a leader whose window ends then.
+        """Returns True if this peer would follow a leader whose window ends at the DHT time `until`.
 
         A leader that has not answered (weight 0) is asked again only in a pair, where there is nobody else to ask.
         Among more peers, this peer would spend each window on the leader whose link is full.
@@ -232,7 +233,7 @@ class Matchmaking:
         except TimeoutError:
             if not search.follows and get_dht_time() - began >= timeout:
                 search.faults.setdefault(leader, 0.0)
-        except Exception as error:  # whatever it is, the next leader is asked
+        except Exception as error:  # after any error, this peer asks the next leader
             logger.debug("%s does not lead this peer: %r", leader, error)
         finally:  # also if the search is given up meanwhile, because the others have gone on
             if search.follows and not answered and get_dht_time() > expiration + LATE_SHARE * timeout:
@@ -249,7 +250,7 @@ class Matchmaking:
             if (self._own, search.message) not in zip(group.peers, group.messages, strict=True):
                 raise NonsenseError("a leader tells its group another message than this peer's own")
         except TicketRefused as refused:
-            if not self._admission.may_be_late_news(refused):  # of a ban, of which the leader has not heard yet
+            if not self._admission.may_be_late_news(refused):  # the leader has not heard of a member's ban yet
                 self._blame(search, leader)
             return
         except NonsenseError:
@@ -301,7 +302,7 @@ class Matchmaking:
             yield Message(code=averaging_pb2.ACCEPTED)
             self._begin_if_complete(search)
             group = await asyncio.shield(fate)
-        finally:  # also if it hangs up
+        finally:  # also if the follower hangs up
             del followers[peer]
         if group is None or peer not in group.peers:
             yield Message(code=averaging_pb2.GROUP_DISBANDED)
@@ -355,7 +356,7 @@ class Matchmaking:
     def expect_fewer(self, gone: int) -> None:
         """Lowers the number of expected peers; begins the group if it is then complete.
 
-        A negative `gone` raises the number again: peers that were taken for dead have answered.
+        A negative `gone` raises the number again: peers that were considered dead have answered.
         """
         if self._search is not None:
             self._search.expected = max(self._search.expected - gone, 0)
@@ -393,12 +394,12 @@ class Matchmaking:
 
 
 def announcements_key(prefix: str) -> str:
-    """The DHT key under which averagers that look for a group announce themselves, the same as hivemind's."""
+    """Returns the DHT key under which averagers that look for a group announce themselves; it equals hivemind's."""
     return f"{prefix}.0b"
 
 
 async def announced(dht: DHT, key: str) -> list[tuple[float, PeerID]]:
-    """Peers that look for a group, with the ends of their windows, the earliest first."""
+    """Returns the peers that look for a group, with the ends of their windows, the earliest first."""
     found = await dht.get(key, latest=True, return_future=True)
     if found is None or not isinstance(found.value, dict):
         return []
@@ -409,7 +410,7 @@ async def announced(dht: DHT, key: str) -> list[tuple[float, PeerID]]:
 
 
 def schema_of(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Digest of shapes and types, which the tensors of two averagers must share."""
+    """Returns a digest of shapes and types. It must be equal for the tensors of two averagers that average together."""
     return digest_of(*(str(tuple(tensor.shape)).encode() for tensor in tensors))
 
 

@@ -34,25 +34,25 @@ class AveragerSettings:
     """Settings of an averager: matchmaking, time limits, codec and reduction."""
 
     prefix: str
-    """Begins its keys in the DHT and the names of its calls; the same for all peers of a run."""
+    """Beginning of the averager's keys in the DHT and of the names of its calls; equal for all peers of a run."""
     matchmaking_seconds: float = 5.0
-    """A window of matchmaking."""
+    """Length of a window of matchmaking."""
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     """Longest wait for a leader's answer; shorter than the window."""
     allreduce_timeout_seconds: float | None = None
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
-    """A sender that is silent for this time is given up, a reducer after twice this time; None: never."""
+    """Longest silence of a sender; a reducer may be silent for twice this time. None: no limit."""
     epochs_apart: int = 0
-    """See `Strategy.epochs_apart`."""
+    """Epochs by which a group's peers may differ; see `Strategy.epochs_apart`."""
     client_mode: bool = False
-    """Accept no connections."""
+    """True if this peer accepts no connections."""
     compression: CompressionBase = field(default_factory=NoCompression)
     """Codec of the tensors."""
     part_bytes: int | None = None
     """Bytes of a part; None: chosen by the tensors' size."""
     round_own_parts: bool = False
-    """See `allreduce.Travel`."""
+    """True to round this peer's own parts too; see `allreduce.Travel`."""
     reduction: Reduction = field(default_factory=WeightedMean)
     """Rule that averages the parts of several peers."""
     guard: MakeGuard | None = None
@@ -67,7 +67,7 @@ class Stage(IntEnum):
     WAITING = 1
     """The round has a group, and waits until the trainer lets it average."""
     AWAITED = 2
-    """The same, and most of its group average already."""
+    """The round waits for the trainer, and most of its group average already."""
     AVERAGING = 3
     ENDED = 4
 
@@ -77,20 +77,20 @@ class Begin:
     """Order of the trainer to begin a round."""
 
     number: int
-    """Names the round in later messages."""
+    """Number of the round in later messages."""
     packed: bytes
-    """Message for the group: packed `gathering.GroupMessage`."""
+    """Message for the group: a packed `gathering.GroupMessage`."""
     seconds: float
-    """Seconds after which the round looks for no new group."""
+    """Seconds after which the round begins no new search for a group."""
     expected_peers: int
     """Number of peers that the group should have; 0: unknown."""
     left_out: frozenset[bytes] = frozenset()
-    """Peers that this one neither leads nor follows."""
+    """Ids of peers that this peer neither leads nor follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Order of the trainer to average: it has written its tensors."""
+    """Order of the trainer to average; it has written its tensors."""
 
     number: int
     contribution: Contribution
@@ -150,8 +150,8 @@ class Ended:
     group: AveragedGroup | None
     fault: str = ""
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
-    """Peers that have cost the round's groups time, each with a weight; groups that have come to nothing count as well.
-    See `groups.spoilers`."""
+    """Peers that have wasted the time of the round's groups, each with a weight; groups that failed count too. See
+    `rounds.spoilers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,13 @@ class Wanted:
 
 
 class Donor(Protocol):
-    """Answers other peers in the averager's process with what the trainer has; also a `ServicerBase`."""
+    """Answers other peers in the averager's process with data of the trainer; also a `ServicerBase`."""
 
     def offer(self, priority: float | None) -> None:
-        """Lets other peers ask from now on; None: no longer."""
+        """Offers the data to other peers from now on, with this priority; None: no longer."""
 
     def take(self, number: int, answer: object | None) -> None:
-        """Takes the trainer's answer to what was asked under this number."""
+        """Takes the trainer's answer to the request of this number; None: the trainer has none."""
 
 
 MakeDonor = Callable[[DHT, str, Callable[[int, object], None]], Donor]

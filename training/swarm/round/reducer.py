@@ -1,4 +1,4 @@
-"""A reducer: takes the same part of all senders, and averages it when all have come."""
+"""Reducer: takes a part from all senders, and averages it when all copies have come."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Reduction(Protocol):
     """True if parts must be short enough for all senders' copies to fit into `LARGEST_HELD_BYTES`."""
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
-        """The weights of senders as they count; of each, only a share if `shares` says so."""
+        """Returns the weights of senders as they count; of each weight only a share, if `shares` is given."""
 
     def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float]) -> Tensor:
-        """The average of parts of equal shapes, in float32; all weights are above zero."""
+        """Returns the average of parts of equal shapes, in float32; all weights are above zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedMean:
-    """The mean, weighted by samples."""
+    """Mean weighted by samples."""
 
     most_weight: float = math.inf
-    """A sender's weight counts as no more than this."""
+    """Largest weight of a sender; a larger weight counts as this."""
     needs_short_parts = False
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
-        """See `Reduction`; a peer counts the same whether or not anybody vouches for it."""
+        """See `Reduction`. Ignores `shares`, so a peer's weight does not depend on vouchers."""
         return [min(weight, self.most_weight) for weight in weights]
 
     def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
-        """See `Reduction`. Not finite if the sum of finite numbers overflows."""
+        """See `Reduction`. The mean is not finite if the sum of finite numbers overflows."""
         weights = self.counted(weights)
         mean = torch.zeros_like(parts[0])
         for part, weight in zip(parts, weights, strict=True):
@@ -53,15 +53,15 @@ class WeightedMean:
 class Reducer:
     """Averages some parts for a group, one after the other; needs a running event loop.
 
-    A part is averaged when all senders have sent it. If one of them is lost, the whole all-reduce has failed.
-    A part or weight that is not finite, or a part of a wrong length, counts for nothing. If no part is left, or their
-    sum overflows, each peer keeps its own.
+    A part is averaged when all senders have sent it. If one of them is lost, the whole all-reduce has failed. A part or
+    weight that is not finite, or a part of a wrong length, is ignored. If no part is left, or their sum overflows, each
+    peer keeps its own part.
 
     Args:
-        lengths: Of the parts, in values.
+        lengths: Number of values of each part.
         senders: All peers of the group.
-        reduction: Averages a part.
-        shares: How much of each sender's weight counts, for a reduction that heeds that.
+        reduction: Rule that averages a part.
+        shares: Share of each sender's weight that counts, for a reduction that uses shares.
 
     >>> async def average():
     ...     reducer = Reducer([1], ["ada", "bob"], WeightedMean())
@@ -84,9 +84,9 @@ class Reducer:
         self._average: asyncio.Future[Tensor | None] = asyncio.get_running_loop().create_future()
         self._is_closed = False
         self.averaged = 0
-        """Parts that have been averaged."""
+        """Number of parts that have been averaged."""
         self.refused: Counter[PeerID] = Counter()
-        """Parts of each sender that counted for nothing."""
+        """Number of ignored parts by sender."""
         self.has_overflowed = False
         """True if a sum of finite numbers was not finite."""
 
@@ -97,11 +97,11 @@ class Reducer:
 
     @property
     def awaited(self) -> frozenset[PeerID]:
-        """The senders whose copies of the current part have not come."""
+        """Senders whose copies of the current part have not come."""
         return frozenset() if self.is_done else frozenset(self._senders) - self._parts.keys()
 
     async def take(self, sender: PeerID, part: Tensor, weight: float) -> Tensor:
-        """Takes a sender's next part; returns what the sender must add to it to get the average.
+        """Takes a sender's next part. Returns what the sender must add to the part to get the average.
 
         Raises:
             AllReduceError: If the all-reduce is over.
@@ -109,7 +109,7 @@ class Reducer:
         if self._is_closed:
             raise AllReduceError("the all-reduce is over")
         length = self.lengths[self.averaged]
-        # As it is added up: a number of 64 bits may be too large for 32.
+        # In the precision in which weights are added up: a number of 64 bits may be too large for 32.
         part = part.detach().float().flatten()
         if not (part.numel() == length and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
             self.refused[sender] += 1
@@ -128,12 +128,12 @@ class Reducer:
         return torch.zeros(length) if found is None else found - part
 
     def close(self) -> None:
-        """The all-reduce is given up: nobody gets an answer any more."""
+        """Gives the all-reduce up: no sender gets an answer any more."""
         self._is_closed = True
         self._average.cancel()
 
     def _finish_part(self) -> None:
-        # In the group's order, so that the result does not depend on who was faster.
+        # In the group's order, so that the result does not depend on the order of arrival.
         counted = [(*self._parts[peer], self._shares[peer]) for peer in self._senders if self._parts[peer][1] > 0]
         average = self._reduction.average(*zip(*counted, strict=True)) if counted else None
         if average is not None and not bool(torch.isfinite(average).all()):

@@ -1,7 +1,7 @@
 """Rounds of this peer: each all-reduce is repeated until its group agrees that the result counts.
 
 A peer's tensors change only when the group has agreed that the all-reduce counts (`agreement`). If a peer of the group
-dies meanwhile, the others still hold what they brought, and repeat the all-reduce without it.
+is lost meanwhile, the others still have the values that they brought, and repeat the all-reduce without that peer.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from training.swarm.round.allreduce import AllReduce, Travel, Trouble
 from training.swarm.round.guard import RoundGuard
 
 REPETITIONS = 2
-"""An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
+"""Most repetitions of an all-reduce; each is due to the loss of another peer."""
 DOUBT = 0.75
-"""Weight of a fault that may be another peer's. An honest peer is seldom in such a company three times."""
+"""Weight of a fault that may be another peer's. An honest peer is seldom suspected with others three times."""
 _AGREEMENTS_KEPT = 8
-"""Peers that end late may still ask what was decided on the last few all-reduces."""
+"""Number of the last all-reduces for which late peers may still ask for the decision."""
 
 
 class RoundFailedError(AllReduceError):
-    """A round that has come to nothing for this peer, whose tensors are as they were.
+    """A round has failed for this peer, whose tensors are unchanged.
 
     Args:
-        reason: What has happened.
-        spoiled_by: See `RoundReport`.
+        reason: Description of the failure, for people.
+        spoiled_by: Weights of the evidence against peers; see `RoundReport`.
     """
 
     def __init__(self, reason: str, spoiled_by: Mapping[str, float]):
@@ -49,14 +49,14 @@ class RoundFailedError(AllReduceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """The result of one all-reduce, before any tensor is changed."""
+    """Result of one all-reduce, before any tensor is changed."""
 
     report: RoundReport
     decision: Decision
     updates: tuple[torch.Tensor, ...]
     """Difference of each tensor to its average; arbitrary numbers if there is a fault."""
     fault: Exception | None
-    """Error that ended it early; None if all results came."""
+    """Error that ended the all-reduce early; None if all results came."""
     absent: frozenset[PeerID]
     """Groupmates that are alive and say that they are not in the group."""
     troubles: frozenset[PeerID] = frozenset()
@@ -67,7 +67,7 @@ class AveragingMethod(Protocol):
     """Sequence of all-reduces that make up a round."""
 
     phases: tuple[bytes, ...]
-    """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
+    """Names of the all-reduces that make up the round; groupmates may begin each before this peer does."""
 
     async def average(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
@@ -75,12 +75,12 @@ class AveragingMethod(Protocol):
         """Averages the tensors in place.
 
         Raises:
-            Exception: If that has failed; the tensors are then as they were.
+            Exception: If averaging has failed; the tensors are then unchanged.
         """
 
 
 class Mean:
-    """All tensors in one all-reduce."""
+    """Method that averages all tensors in one all-reduce."""
 
     phases = (b"",)
 
@@ -92,15 +92,15 @@ class Mean:
 
 
 class AllReduces:
-    """The all-reduces of this peer, by the ids of their groups, which groupmates name when they call.
+    """All-reduces of this peer, by the ids of their groups, which groupmates name when they call.
 
     Args:
-        connection: To the network.
+        connection: This peer's connection to the network.
         servicer: Class of the averager's process, whose calls groupmates answer.
-        prefix: Of the averager.
-        has_no_group: See `Matchmaking.has_no_group`.
-        guard: Watches what is sent; None: nobody does.
-        is_banned: Whether a groupmate has been banned since it came into the group; an all-reduce ends then.
+        prefix: Prefix of the averager.
+        has_no_group: Returns True if this peer is certainly in no group; see `Matchmaking.has_no_group`.
+        guard: Watches all messages; None: no guard.
+        is_banned: Returns True if a groupmate has been banned since it came into the group; the all-reduce ends then.
     """
 
     def __init__(
@@ -120,19 +120,19 @@ class AllReduces:
         self._expecting = 0
         self._news = asyncio.Event()
         self._callers: dict[bytes, set[PeerID]] = {}
-        """Callers by group, of groups in which this peer is and which it lets wait."""
+        """Peers that have called, by group; only for groups in which this peer is and which wait for it."""
         self._newest: AllReduce | None = None
 
     @property
     def peer_id(self) -> PeerID:
-        """This peer."""
+        """Id of this peer."""
         return self._connection.peer_id
 
-    # -- which groups there are ------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def expecting_a_group(self) -> Iterator[None]:
-        """Within this context a groupmate may know of a group that this peer has not heard of yet."""
+        """Context in which a groupmate may know of a group that this peer has not heard of yet."""
         self._expecting += 1
         try:
             yield
@@ -141,7 +141,7 @@ class AllReduces:
             self._spread_news()
 
     def announce(self, *group_ids: bytes) -> None:
-        """This peer is in these groups: what is sent to them waits until their all-reduces begin."""
+        """Notes that this peer is in these groups: messages to them wait until their all-reduces begin."""
         for group_id in group_ids:
             self._begun[group_id] = asyncio.get_running_loop().create_future()
         self._spread_news()
@@ -150,27 +150,27 @@ class AllReduces:
         """Forgets groups that are over."""
         for group_id in group_ids:
             if (begun := self._begun.pop(group_id, None)) is not None:
-                begun.cancel()  # if it has not begun, nobody needs to wait for it
+                begun.cancel()  # if the all-reduce has not begun, nobody needs to wait for it
         self._spread_news()
 
     def _spread_news(self) -> None:
-        # Each news has an event of its own, which stays set: clearing a common one could outrun a peer that waits.
+        # Each change has an event of its own, which stays set: clearing a common one could outrun a peer that waits.
         self._news.set()
         self._news = asyncio.Event()
 
     async def called_by_most(self, group_id: bytes, peers: Sequence[PeerID]) -> None:
-        """Returns when more than half of the others average with this peer's group, which it has not announced yet.
+        """Waits until more than half of the others average with a group whose all-reduce this peer has not begun yet.
 
-        Of a pair nobody can tell who is right, so one other peer is never enough.
+        In a pair it is unknown which of the two is right, so one other peer is never enough.
 
         Args:
-            group_id: Of the group.
-            peers: All of the group.
+            group_id: Id of the group.
+            peers: All peers of the group.
         """
         others = set(peers) - {self.peer_id}
         callers = self._callers[group_id] = set()
         try:
-            self._spread_news()  # those that have called before are counted as well
+            self._spread_news()  # callers from before this call count as well
             while len(callers & others) < max(2, len(others) // 2 + 1):
                 await self._news.wait()
         finally:
@@ -179,11 +179,11 @@ class AllReduces:
     # -- calls of groupmates ---------------------------------------------------------------------------------------
 
     async def is_member_of(self, group_id: bytes, caller: PeerID) -> bool:
-        """Returns True if this peer is in the group; waits while it may be about to hear of it.
+        """Returns True if this peer is in the group; waits while this peer may be about to hear of the group.
 
         Args:
-            group_id: Id that the caller names.
-            caller: Peer that counts among those that average already (`called_by_most`).
+            group_id: Id of the group, as the caller names it.
+            caller: Calling peer; it counts as one that averages already (`called_by_most`).
         """
         while group_id not in self._begun and self._expecting and not self._has_no_group():
             if (callers := self._callers.get(group_id)) is not None and caller not in callers:
@@ -194,7 +194,8 @@ class AllReduces:
         return group_id in self._begun
 
     async def begun(self, group_id: bytes, caller: PeerID) -> AllReduce | None:
-        """The group's all-reduce, when it has begun; None if this peer is not in the group, or has given it up."""
+        """Waits until the group's all-reduce has begun, and returns it; None if this peer is not in the group, or gave
+        it up."""
         if not await self.is_member_of(group_id, caller):
             return None
         begun = self._begun[group_id]
@@ -203,9 +204,9 @@ class AllReduces:
         return None if begun.cancelled() else begun.result()
 
     async def agree(self, request: averaging_pb2.MessageFromLeader, caller: PeerID) -> averaging_pb2.MessageFromLeader:
-        """Takes a groupmate's verdict on an all-reduce. Returns the group's decision, or that there is none.
+        """Takes a groupmate's verdict on an all-reduce. Returns the group's decision, or a refusal if there is none.
 
-        `Agreement.hear` refuses callers that are not of the group.
+        `Agreement.hear` refuses callers that are not in the group.
         """
         # Agreements are kept for longer than all-reduces: one may be over here when a late groupmate asks.
         if request.group_id not in self._agreements:
@@ -227,7 +228,7 @@ class AllReduces:
         travel: Travel,
         is_repetition: bool = False,
     ) -> Attempt:
-        """Runs one all-reduce of an announced group, and gets the group's decision on it. Changes no tensors.
+        """Runs one all-reduce of an announced group, and waits for the group's decision on it. Changes no tensors.
 
         It ends as soon as this peer hears that it has failed for any member, since the whole group must repeat it.
         """
@@ -247,10 +248,10 @@ class AllReduces:
         agreement = self._begin(group, one, on_bad_verdict=over.set, is_repetition=is_repetition)
         async with self._watching(group, one, agreement):
             fault = await _run(one, over)
-            report = one.report()  # before the agreement, whose time is not that of the average
+            report = one.report()  # before the agreement, whose time is not part of the average's
             if one.guard is not None and fault is None and not report.torn:
                 await one.guard.finished()
-            with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
+            with self.expecting_a_group():  # parts of a repetition may come before this peer knows of the repetition
                 decision = await agreement.reach(one.verdict(fault, is_repetition=is_repetition))
         return Attempt(
             # Answers to slower groupmates have left during the agreement.
@@ -283,7 +284,7 @@ class AllReduces:
 
     @asynccontextmanager
     async def _watching(self, group: Group, one: AllReduce, agreement: Agreement) -> AsyncIterator[None]:
-        """Within this context groupmates that are gone or banned are not waited for."""
+        """Context in which groupmates that are gone or banned are not waited for."""
         called = frozenset(group.reducers)
 
         def note_gone(peer: PeerID) -> None:
@@ -329,7 +330,8 @@ class AllReduces:
 
 
 async def _run(one: AllReduce, over: asyncio.Event) -> Exception | None:
-    """Runs an all-reduce until this peer has all results, or anybody's has failed; returns the fault."""
+    """Runs an all-reduce until this peer has all results, or the all-reduce has failed for any peer; returns the
+    fault."""
     running = asyncio.create_task(one.run())
     running.add_done_callback(lambda _: over.set())
     fault: Exception | None = AllReduceError("a peer was lost")
@@ -346,7 +348,7 @@ async def _run(one: AllReduce, over: asyncio.Event) -> Exception | None:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupAllReduce:
-    """Averages tensors with a group, with as many repetitions as that takes."""
+    """Averages tensors with a group; repeats the all-reduce when a peer is lost."""
 
     all_reduces: AllReduces
     group: Group
@@ -356,7 +358,7 @@ class GroupAllReduce:
     async def __call__(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None, *, phase: bytes = b""
     ) -> RoundReport:
-        """Changes the tensors to the group's mean; until then, the results take 4 bytes a value beside them.
+        """Changes the tensors to the group's mean; until then, the results take 4 bytes a value in addition.
 
         A peer keeps its tensors if all others of its group are gone, or if the last repetition has failed as well.
 
@@ -407,7 +409,7 @@ class GroupAllReduce:
                 self.all_reduces.forget(group.group_id)
 
     def _can_repeat(self, attempt: Attempt, left: Group, attempts: int) -> bool:
-        """Returns True if this peer repeats the all-reduce with those who are left."""
+        """Returns True if this peer repeats the all-reduce with the remaining peers."""
         if attempt.decision.counts or attempts > REPETITIONS:
             return False
         return self.all_reduces.peer_id in left.peers and len(left.peers) > 1 and any(left.fractions)
@@ -415,7 +417,7 @@ class GroupAllReduce:
     def _keeps_own(self, attempt: Attempt, attempts: int) -> bool:
         """Returns True if this peer's tensors stay as they are: nobody else is left, or the last repetition has failed.
 
-        After a failed repetition one peer may hold all answers and another one only some: with these, their tensors
+        After a failed repetition one peer may have all answers and another only some: with these answers, their tensors
         would differ.
         """
         own, members = self.all_reduces.peer_id, attempt.decision.members
@@ -423,7 +425,7 @@ class GroupAllReduce:
         return gave_up or members == (own,)
 
     def _report(self, attempts: Sequence[Attempt], *, left: Sequence[PeerID]) -> RoundReport:
-        """Adds the attempts up to a report; the last one's result is the round's."""
+        """Combines the attempts into a report; the last one's result is the round's."""
         last, own = attempts[-1], self.all_reduces.peer_id
         absent = frozenset().union(*(attempt.absent for attempt in attempts))
         lost = [peer for peer in self.group.peers if peer not in (*left, own)]
@@ -441,12 +443,12 @@ class GroupAllReduce:
 
 
 def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
-    """Finds the peers that have spoiled a round, each with the weight of its fault.
+    """Finds the peers that have spoiled a round. Returns the weight of each one's fault, by id.
 
-    - A peer that was lost, if this peer's own exchange with it has failed as well.
-      If several were lost, with less weight: some of them may have been left out because of the others.
-    - If the result counts for the group and this peer lacks some of it, the peers from which it has not got that, with
-      less weight: the link between the two may be at fault.
+    - A peer that was lost, if this peer's own exchange with it has failed as well. If several were lost, with less
+      weight: some of them may have been left out because of the others.
+    - If the result counts for the group and this peer lacks some of it, the peers that have not sent it, with less
+      weight: the link between the two may be at fault.
 
     Args:
         attempts: All attempts of the round.

@@ -1,9 +1,9 @@
 """The averager's process: runs the trainer's rounds, and answers the calls of other peers.
 
 A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
-calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
-those of a donor (`serving.StateService`) and a guard (`auditor.Auditor`). Calls to the DHT node enter in its own
-process, and answers to this peer's calls come back where it called.
+calls of other peers to an averager come to this process: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of
+`Service`, and those of a donor (`serving.StateService`) and a guard (`auditor.Auditor`). Calls to the DHT node go to
+the node's own process, and answers to this peer's calls go to the process that has called.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from training.swarm.round.pipe import (
 from training.swarm.round.rounds import AllReduces, AveragingMethod, GroupAllReduce, RoundFailedError
 
 LOCK_LOOK_SECONDS = 0.01
-"""While the trainer holds the tensors, a round looks this often whether they are free."""
+"""Interval at which a round looks whether the trainer still holds the tensors."""
 
 
 def serve(service: Service) -> None:
-    """The process's main function.
+    """Runs the averager's process: its main function.
 
     The loop runs in a thread: it gets OpenMP threads of its own there. Those of the trainer do not exist in a forked
-    process, and work that is handed to them never ends (pytorch issue 17199).
+    process, and work that is passed to them never ends (pytorch issue 17199).
     """
     # Ctrl-C in a terminal reaches this process as well. The trainer decides when it ends: perhaps after an average.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -76,10 +76,10 @@ def _run(service: Service) -> None:
 
 @asynccontextmanager
 async def _held(lock: Lock) -> AsyncIterator[None]:
-    """Holds the lock within this context. The trainer may hold it for long, for example while it makes an update.
+    """Context that holds the lock. The trainer may hold it for long, for example while it makes an update.
 
-    A plain `with` would hold up all calls of other peers meanwhile. hivemind's `enter_asynchronously` waits in a
-    thread: if the round ends before the thread has the lock, the thread takes it all the same, and nobody releases it.
+    A plain `with` would block all calls of other peers meanwhile. hivemind's `enter_asynchronously` waits in a thread:
+    if the round ends before the thread has the lock, the thread takes it nevertheless, and nobody releases it.
     """
     while not lock.acquire(block=False):
         await asyncio.sleep(LOCK_LOOK_SECONDS)
@@ -91,36 +91,36 @@ async def _held(lock: Lock) -> AsyncIterator[None]:
 
 @dataclass
 class _Pending:
-    """A round that runs."""
+    """State of a round under way."""
 
     begin: Begin
     task: asyncio.Task | None = None
     start: asyncio.Future[Start] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set when the trainer lets the round average."""
     gone: int = 0
-    """Peers that it no longer expects."""
+    """Number of expected peers that are gone."""
     faults: dict[PeerID, float] = field(default_factory=dict)
-    """See `matchmaking.Search`."""
+    """Faults of peers in the search; see `matchmaking.Search`."""
     spoiled_by: dict[str, float] = field(default_factory=dict)
-    """See `pipe.Ended`."""
+    """Weights of the evidence against peers; see `pipe.Ended`."""
     averages: bool = False
-    """True once it averages. It is not cancelled then: the whole group would have to repeat the average."""
+    """True once the round averages. Then it is not cancelled: the whole group would have to repeat the average."""
 
 
 def send_end(pipe: Connection, ended: Ended) -> None:
-    """Tells the trainer how a round has ended. It hears of an end even if it cannot get the result."""
+    """Tells the trainer how a round has ended. The trainer hears of the end even if the result cannot be sent."""
     with suppress(OSError):  # the trainer is gone
         try:
             pipe.send(ended)
         except OSError:
             raise
-        except Exception as error:  # such as that something cannot be pickled; nothing of it is sent then
+        except Exception as error:  # such as a value that cannot be pickled; nothing of it is sent then
             fault = f"its result cannot be handed on: {type(error).__name__}"
             pipe.send(replace(ended, group=None, fault=fault))
 
 
 class Service(ServicerBase):
-    """Made by the trainer, and run in the averager's process; see `averager.Averager` for the arguments."""
+    """Averager's process: made by the trainer; `averager.Averager` explains the arguments."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
         self._guests: dict[PeerID, Guest] = {}
-        """The groupmates of the newest group."""
+        """Groupmates of the newest group."""
 
-    # -- what the trainer asks ---------------------------------------------------------------------------------------
+    # -- orders of the trainer ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serves until the trainer sends None or is gone."""
@@ -167,7 +167,7 @@ class Service(ServicerBase):
             self._take(message)
 
     async def _open(self, connection: P2P) -> None:
-        """Makes what answers other peers, and lets them call; peers in client mode cannot be called."""
+        """Makes the objects that answer other peers, and lets peers call; in client mode nobody can call."""
         settings = self.settings
         self.peer_id, self._connection = connection.peer_id, connection
         self.matchmaking = Matchmaking(connection, self.dht, Service, settings, schema=schema_of(self._tensors))
@@ -184,7 +184,7 @@ class Service(ServicerBase):
         if self._make_donor is not None:
             ask = lambda number, what: self._pipe.send(Wanted(number, what))  # noqa: E731
             self._donor = self._make_donor(self.dht, settings.prefix, ask)
-        if guard is not None:  # also in client mode: a peer that it has called can answer on that connection
+        if guard is not None:  # also in client mode: a peer that this one has called can answer on that connection
             await guard.open()
         if not settings.client_mode:
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
@@ -207,7 +207,7 @@ class Service(ServicerBase):
                 pending = self._pending[number] = _Pending(message)
                 pending.task = asyncio.create_task(self._run_round(pending))
             case Start(number):
-                if number in self._pending:  # else the round has failed already
+                if number in self._pending:  # otherwise the round has failed already
                     self._pending[number].start.set_result(message)
             case Fewer(number, gone):
                 if number in self._pending:
@@ -227,7 +227,7 @@ class Service(ServicerBase):
         number, group, fault = pending.begin.number, None, "it was cancelled"
         try:
             group = await self._average_in_time(pending)
-        except Exception as error:  # whatever it was, the trainer hears of it and goes on
+        except Exception as error:  # after any error, the trainer hears of it and this process goes on
             fault = str(error) or type(error).__name__
         finally:
             del self._pending[number]
@@ -238,7 +238,7 @@ class Service(ServicerBase):
         """Looks for groups until one has averaged or the time is over.
 
         Raises:
-            Exception: What the last group failed with, or that there was none.
+            Exception: The error of the last group, or one that says that there was none.
         """
         deadline = get_dht_time() + pending.begin.seconds
         while True:
@@ -248,7 +248,8 @@ class Service(ServicerBase):
                 # Tensors change only after an agreement, so they are still this peer's own, for the next group.
                 if get_dht_time() >= deadline:
                     raise
-                # A search may fail at once, for example without a node: without a pause this would keep a core busy.
+                # A search may fail at once, for example without a node: without a pause the repetition would keep a
+                # core busy.
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
@@ -266,7 +267,7 @@ class Service(ServicerBase):
             self._pipe.send(Reached(number, Stage.WAITING))
             groups = [formed.group_id + phase for phase in self._method.phases]
             start = await self._start_of(pending, groups[0], formed.peers)
-            # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
+            # Still inside this context: otherwise a quicker groupmate would hear that this peer is not in the group.
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
@@ -331,14 +332,14 @@ class Service(ServicerBase):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """A peer asks this one to lead it to a group."""
+        """Answers a peer that asks this one to lead it to a group."""
         async for message in until_hung_up(self.matchmaking.rpc_join_group(request, context)):
             yield message
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """A groupmate sends its parts of the tensors that this peer averages, and gets their means."""
+        """Takes a groupmate's parts that this peer averages, and answers with their means."""
         first = await anext(stream)
         all_reduce = await self.rounds.begun(first.group_id, context.remote_id)
         if all_reduce is None or not self._may_send(context.remote_id, all_reduce.group):
