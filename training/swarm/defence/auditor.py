@@ -235,8 +235,8 @@ class Auditor(ServicerBase):
     def _forgive(self, reducer: PeerID) -> None:
         """Notes that a check of a reducer was possible.
 
-        This also reduces the evasions noted by the pairs of this reducer with peers that are not in the group: such a
-        peer may never come back, and the reducer would be suspected for ever.
+        This reduces the counts of all evasions of this reducer's checks, also by peers that are not in the group: such
+        a peer may never come back, and the reducer would be suspected for ever.
         """
         for role in [role for role in self._evasions if role[1] == reducer]:
             self._evasions[role] -= FORGIVEN

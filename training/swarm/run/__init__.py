@@ -1,1 +1,1 @@
-"""Which run a peer trains, and how it stays in it without the run's servers."""
+"""The run of a peer: its lineage and its servers, and how the peer stays in the run without these servers."""

@@ -1,4 +1,5 @@
-"""The address book: peers that this peer has met, on disk, so that it finds the run again without the run's servers."""
+"""Address book: peers that this peer has met, kept on disk, by which it finds the run again without the run's
+servers."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from training.storage.whole import write_whole
 from training.swarm.node.addresses import MOST_CHARACTERS, id_of
 
 MOST_PEERS = 256
-"""Most peers in the book; it keeps those seen last."""
+"""Most peers in the book; it keeps the peers seen last."""
 MOST_ADDRESSES = 8
-"""Most addresses of one peer. Strangers choose them, and must not fill the disk."""
+"""Most addresses of one peer. Strangers choose them, so without a limit they could fill the disk."""
 OLDEST_SECONDS = 14 * 24 * 3600.0
 """Age at which an entry is dropped."""
 LARGEST_BOOK_BYTES = 1 << 20
-"""Largest file that is read, in bytes; a full book is smaller."""
+"""Largest book that is read, in bytes; a full book is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +29,19 @@ class Acquaintance:
 
     peer_id: str
     addresses: tuple[str, ...]
-    """Full addresses, which end in its id."""
+    """Full addresses of the peer, which end in its id."""
     seen: float
     """Time of the last connection, in seconds since 1970."""
 
 
 class AddressBook:
-    """The peers that this peer has met, newest first; `write` puts them on the disk.
+    """Peers that this peer has met, the newest first; `write` saves them to the disk.
 
     A file that is missing, damaged or too large counts as an empty book, and the next `write` replaces it.
 
     Args:
-        path: The file.
-        clock: Seconds since 1970; a test passes its own.
+        path: File of the book.
+        clock: Returns seconds since 1970; a test passes its own.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time):
@@ -54,20 +55,20 @@ class AddressBook:
         return peer_id in self._peers
 
     def peers(self) -> list[Acquaintance]:
-        """All peers, those seen last first."""
+        """Returns all peers, the last seen first."""
         return sorted(self._peers.values(), key=lambda peer: -peer.seen)
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
-        """Addresses of one peer; empty if it is not in the book."""
+        """Returns the addresses of a peer; empty if it is not in the book."""
         return self._peers[peer_id].addresses if peer_id in self._peers else ()
 
     def note(self, peer_id: str, addresses: Iterable[str]) -> None:
-        """Notes that a peer is connected now; skips malformed addresses and those of other peers."""
+        """Notes that a peer is connected now; skips malformed addresses and addresses of other peers."""
         if good := _good(peer_id, addresses):
             self._peers[peer_id] = Acquaintance(peer_id=peer_id, addresses=good, seen=self._clock())
 
     def write(self) -> None:
-        """Writes the whole book. On a disk that takes nothing, the older book stays."""
+        """Writes the whole book. If the disk is full or fails, the older book stays."""
         self._drop_what_is_too_much()
         document = {"version": 1, "peers": [asdict(peer) for peer in self.peers()]}
         with suppress(OSError):
@@ -95,6 +96,6 @@ class AddressBook:
 
 
 def _good(peer_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
-    """The addresses of this peer among them, each once."""
+    """Returns the addresses of this peer, each once, without malformed addresses and those of other peers."""
     short = (address for address in addresses if isinstance(address, str) and len(address) <= MOST_CHARACTERS)
     return tuple(dict.fromkeys(address for address in short if id_of(address) == peer_id))[:MOST_ADDRESSES]

@@ -1,8 +1,8 @@
-"""Asks another peer to connect to this one, from an address that this one has not talked to: is it reachable?
+"""Dial-back: asks another peer to connect to this node by a new connection, to find out whether this node is reachable.
 
-hivemind's own check (a ping that asks for a ping back) says yes to every peer, since the answer comes through the
+hivemind's own check (a ping that asks for a ping back) succeeds for every peer, since the answer comes through the
 connection that the question has opened. libp2p's AutoNAT, which every peer of a run offers, opens a new connection to
-the address that it sees, from a node of its own. It does so on the Internet only: it refuses private addresses.
+the address that it sees, from a node of its own. It works on the Internet only: it refuses private addresses.
 
 Source: AutoNAT v1, github.com/libp2p/specs, autonat/autonat-v1.md.
 """
@@ -21,35 +21,35 @@ from training.swarm.engine.quoted import quoted
 
 PROTOCOL = "/libp2p/autonat/1.0.0"
 REACHED, DIAL_ERROR = 0, 100
-"""Codes of the answer; the others are refusals."""
+"""Codes of the answer; other codes are refusals."""
 LARGEST_ANSWER = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialBack:
-    """Answer of the other peer."""
+    """Answer of the peer that was asked to connect back."""
 
     outcome: Literal["reached", "failed", "refused"]
     text: str
-    """Address at which this node was reached, or the reason of the failure; safe to print."""
+    """Address at which this node was reached, or the reason why it was not; safe to print."""
 
 
 async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:
     """Asks a connected peer to connect to this node.
 
-    Takes 15 seconds if the peer's connection is dropped: give up earlier.
+    Takes 15 seconds if a firewall drops the peer's connection; a caller should give up earlier.
 
     Args:
-        daemon: Of this node's network daemon.
-        other: The peer to ask.
-        own: This node's peer id.
-        addresses: Where this node listens. The other peer uses their ports with the address that it sees.
+        daemon: Client of this node's network daemon.
+        other: Id of the peer to ask.
+        own: Id of this node's peer.
+        addresses: Addresses at which this node listens. The other peer uses their ports with the address that it sees.
 
     Raises:
-        Exception: Of any kind, if the peer does not offer this or the connection breaks off.
+        Exception: Of any kind, if the peer does not offer dial-back or the connection breaks off.
     """
     info = _field(1, own.to_bytes()) + b"".join(_field(2, address.to_bytes()) for address in addresses)
-    message = b"\x08\x00" + _field(2, _field(1, info))  # type DIAL, then the addresses
+    message = b"\x08\x00" + _field(2, _field(1, info))  # message type DIAL, then the addresses
     _, reader, writer = await daemon.stream_open(other, [PROTOCOL])
     try:
         writer.write(_varint(len(message)) + message)
@@ -69,7 +69,7 @@ async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: S
 
 
 def _varint(number: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first.
+    """Encodes a number as protobuf does: seven bits a byte, the lowest first.
 
     >>> _varint(300).hex()
     'ac02'
@@ -81,12 +81,12 @@ def _varint(number: int) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A protobuf field of bytes."""
+    """Encodes bytes as a protobuf field."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The numbers and bytes of a protobuf message by their fields' numbers.
+    """Reads a protobuf message. Returns its numbers and bytes by the numbers of their fields.
 
     >>> _fields(bytes.fromhex("0864") + _field(2, b"dial failed"))
     {1: 100, 2: b'dial failed'}

@@ -1,11 +1,11 @@
-"""Lineage of a run: the training to which some weights belong, also after all its programs were restarted.
+"""Lineage of a run: identifies the training to which weights belong, also after all its programs were restarted.
 
-An id is made once, with the first weights. Every key under which peers meet carries it (`run_prefix`), so that peers
-of two lineages never average together, even in one DHT. A maintainer who goes back to an older checkpoint makes a
-branch: a new id that names its ancestors.
+An id is made once, with the first weights. All keys under which peers meet contain it (`run_prefix`), so that peers of
+two lineages never average together, even in one DHT. A maintainer who goes back to an older checkpoint makes a branch:
+a new id that names its ancestors.
 
-Each peer announces its lineage with a signed message. A volunteer believes those of the run's servers, whose peer ids
-stand in the addresses that it was given; messages of others count only where no server announces any.
+A peer announces its lineage with a signed message. A volunteer believes the run's servers, whose peer ids are in the
+addresses that it was given; messages of others count only where no server announces a lineage.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import PeerRecord
 
 STATE_FILE, BRANCH_FILE = "lineage.json", "branch.json"
-"""Files in a role's state folder: its lineage, and the branch that `restore` tells it to follow."""
+"""Files in a role's state folder: its lineage, and the branch that `restore` orders it to follow."""
 PATIENCE_SECONDS = 15.0
 """Seconds that a peer without a lineage waits for the servers at its initial peers to announce theirs."""
 MOST_ANCESTORS = 8
-"""Older ones are forgotten, so that a message stays short."""
+"""Most ancestors of a lineage; older ones are dropped, so that a message stays short."""
 _ID = re.compile(r"[0-9a-f]{16}")
 _EPOCH = re.compile(r"[0-9]{1,9}")
 
@@ -43,7 +43,8 @@ class Lineage:
     id: str
     """16 hexadecimal digits."""
     ancestors: tuple[tuple[str, int], ...] = ()
-    """Lineages that it branched off, the nearest first, each with the last epoch whose weights both have."""
+    """Lineages from which this one branched off, the nearest first, each with the last epoch whose weights both
+    have."""
 
     @classmethod
     def begin(cls) -> Lineage:
@@ -61,36 +62,37 @@ class Lineage:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Its own id and those of its ancestors."""
+        """Id of the lineage and those of its ancestors."""
         return frozenset((self.id, *(ancestor for ancestor, _ in self.ancestors)))
 
     @property
     def first_epoch(self) -> int:
-        """Updates in the weights with which it began."""
+        """Epoch of the weights with which the lineage began."""
         return self.ancestors[0][1] if self.ancestors else 0
 
     def descends_from(self, other: str) -> bool:
-        """Returns True if it is a branch of another lineage, or a branch of such a branch."""
+        """Returns True if this lineage is a branch of another lineage, or a branch of such a branch."""
         return any(ancestor == other for ancestor, _ in self.ancestors)
 
     def has(self, lineage: str | None, epoch: int) -> bool:
-        """Returns True if weights of a lineage and an epoch belong to this one too, or may (lineage None: unknown)."""
+        """Returns True if weights of a lineage and an epoch belong to this lineage. None, an unknown lineage, may
+        belong to it."""
         return lineage in (None, self.id) or epoch <= dict(self.ancestors).get(lineage, -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageMessage:
-    """An announcement of a lineage."""
+    """Announcement of a lineage by a peer."""
 
     lineage: Lineage
     epoch: int
-    """The newest that they have seen."""
+    """Newest epoch of the lineage that the peer has seen."""
     signer: str = ""
-    """Their peer id; empty: read from this machine's own disk."""
+    """Peer id of the announcing peer; empty if the message was read from this machine's disk."""
 
     @classmethod
     def read(cls, text: str, signer: str = "") -> LineageMessage | None:
-        """From what was announced; None if it is malformed.
+        """Reads an announcement; None if it is malformed.
 
         >>> LineageMessage.read("aaaaaaaaaaaaaaaa 7") == LineageMessage(lineage=Lineage(id="a" * 16), epoch=7)
         True
@@ -106,24 +108,28 @@ class LineageMessage:
         return cls(lineage=Lineage(id=own[0], ancestors=tuple(ancestors)), epoch=own[1], signer=signer)
 
     def packed(self) -> str:
-        """The text that carries it: ids and epochs, its own first."""
+        """Writes the announcement as a text: ids and epochs, the lineage's own first."""
         pairs = ((self.lineage.id, self.epoch), *self.lineage.ancestors)
         return " ".join(f"{lineage} {epoch}" for lineage, epoch in pairs)
 
 
 def run_prefix(run_id: str, lineage: Lineage | None) -> str:
-    """Begins the keys in the DHT, and the names of calls, by which peers of one lineage find each other.
+    """Makes the prefix of the keys in the DHT, and of the names of calls, by which peers of one lineage find each
+    other.
 
     Args:
-        run_id: The run's.
-        lineage: None: of no lineage, for programs whose peers have no other run beside them (benchmarks, tests).
+        run_id: Id of the run.
+        lineage: Lineage of the peers; None for programs whose peers have no other run beside them (benchmarks, tests).
     """
     return run_id if lineage is None else f"{run_id}_{lineage.id}"  # no run's id has a "_"; hivemind forbids dots
 
 
 def choose(messages: Iterable[LineageMessage], trusted: Collection[str]) -> LineageMessage | None:
-    """The message that a peer goes by: a trusted one if there is any, not of a lineage that another has branched off,
-    of the newest epoch, of the smallest id. Without a trusted one, a lineage that more peers name comes first.
+    """Chooses the announcement that a peer follows; None if there is none.
+
+    If trusted peers announce a lineage, only their messages count. Lineages from which others have branched off do not
+    count. Of the remaining messages, that of the newest epoch is chosen, and of these the one with the smallest id.
+    Without a trusted message, the lineage that most peers name comes first.
 
     >>> a = LineageMessage(lineage=Lineage(id="a" * 16), epoch=7, signer="A")
     >>> b = LineageMessage(lineage=Lineage(id="b" * 16), epoch=5)
@@ -147,22 +153,22 @@ def choose(messages: Iterable[LineageMessage], trusted: Collection[str]) -> Line
 
 
 def post_lineage(dht: DHT, run_id: str, message: LineageMessage, identity: Identity) -> None:
-    """Announces a lineage; renew it within `MESSAGE_SECONDS` of `training.swarm.node.dht`."""
+    """Announces a lineage; call it again within `MESSAGE_SECONDS` of `training.swarm.node.dht`."""
     post_message(dht, f"{run_id}_lineage", message.packed(), identity)
 
 
 def taken_over(messages: Iterable[LineageMessage], records: Iterable[PeerRecord]) -> LineageMessage | None:
-    """Returns the lineage that most peers with weights train, by their records.
+    """Returns the lineage that most peers with weights train, by their records; None if there is none.
 
-    A server that knows no run and has no trusted server takes it over. Announcements of lineages do not count here:
-    they outlive their peer, and a record does not.
+    A server that knows no run and has no trusted server takes over this lineage. Announcements of lineages do not count
+    here: they outlive their peer, and a record does not.
 
     Args:
-        messages: What everybody announces. The ancestors are those that most of these peers name.
-        records: Of all peers, only believable ones.
+        messages: Announcements of all peers. The ancestors are those that most peers of the lineage name.
+        records: Believable records of all peers.
 
     Returns:
-        None if there is no such lineage.
+        An announcement of the lineage; None if no peer has weights.
     """
     trained = [record for record in records if record.epoch and record.lineage is not None]
     lineage, count = next(iter(Counter(record.lineage for record in trained).most_common(1)), ("", 0))
@@ -182,8 +188,8 @@ def posted_lineages(dht: DHT, run_id: str, *, total_epochs: int | None = None) -
 
     Args:
         dht: A running node.
-        run_id: The run's.
-        total_epochs: Of the run; None: not known.
+        run_id: Id of the run.
+        total_epochs: Number of epochs of the run; None: unknown.
 
     Raises:
         TrainingError: If the DHT does not answer.
@@ -207,12 +213,13 @@ def lineages_in(records: Iterable[PeerRecord]) -> list[LineageMessage]:
 
 
 def post_site(dht: DHT, run_id: str, url: str, identity: Identity) -> None:
-    """Announces the address at which a server publishes the run and serves its checkpoints; renew it as a lineage."""
+    """Announces the address at which a server publishes the run and its checkpoints; call it again as
+    `post_lineage`."""
     post_message(dht, f"{run_id}_site", url, identity)
 
 
 def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
-    """The addresses that trusted servers announce.
+    """Returns the addresses that trusted servers announce.
 
     Raises:
         TrainingError: If the DHT does not answer.
@@ -229,10 +236,10 @@ def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
 
 
 def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
-    """Reads the lineage in a role's state folder; None if there is none.
+    """Reads the lineage in a role's state folder; None if the folder has none.
 
     Raises:
-        BadInput: If the file is damaged: another lineage in its place would be another run.
+        BadInput: If the file is damaged: a new lineage in its place would be another run.
     """
     path = folder / name
     try:
@@ -252,6 +259,6 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
 
 
 def keep(folder: Path, message: LineageMessage, name: str = STATE_FILE) -> None:
-    """Writes what `read_kept` reads."""
+    """Writes an announcement to a role's state folder, for `read_kept`."""
     kept = {"id": message.lineage.id, "epoch": message.epoch, "ancestors": message.lineage.ancestors}
     write_whole(folder / name, json.dumps(kept) + "\n")

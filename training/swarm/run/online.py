@@ -1,4 +1,4 @@
-"""Going online: a peer's node starts, finds the run, and stays in touch with it from then on."""
+"""Start of a peer's connection to a run: its node starts, finds the run, and stays in touch with it from then on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from training.swarm.run.redial import Pace, Redial
 from training.swarm.run.servers import Servers
 
 FIRST_CALL_SECONDS = 20.0
-"""Longest wait for the first answers of peers that a node has met before."""
+"""Longest wait at the start for the first answers of peers that this peer has met before."""
 COMPANY_SECONDS = 120.0
-"""Longest wait for any of them or a server to answer; a server that reboots is back by then."""
+"""Longest wait for an answer of any peer of the address book or a server; a server that reboots is back by then."""
 
 
 def go_online(
@@ -43,18 +43,18 @@ def go_online(
     If no server answers, the node begins with the peers of the address book.
 
     Args:
-        run: The run.
-        identity: This peer's.
-        initial_peers: As `Servers` takes them; none for the first node of a run.
-        host_maddrs, announce_maddrs, client_mode, admission: As `start_dht` takes them.
-        may_be_alone: This is a server, which may come back before all others, if it has met others before.
-        tell: As `Redial` takes it.
-        pace: As `Redial` takes it.
+        run: The recipe of the run.
+        identity: Key of this peer.
+        initial_peers: Addresses as for `Servers`; empty for the first node of a run.
+        host_maddrs, announce_maddrs, client_mode, admission: Arguments of `start_dht`.
+        may_be_alone: True for a server. If it has met others before, it may come back before all of them.
+        tell: Called with messages for the volunteer; see `Redial`.
+        pace: Pauses of the calls; see `Redial`.
 
     Raises:
         BadInput: If an address is malformed.
         TrainingError: If nobody answers, or the node does not start.
-        WrongClock: If this machine's clock is not the others'.
+        WrongClock: If this machine's clock differs from the others'.
     """
     servers = Servers(initial_peers)
     faults = servers.ask_sites()
@@ -75,8 +75,8 @@ def go_online(
     redial = Redial(dht, servers, book, tell=tell, pace=pace)
     if nobody is not None:
         tell(f"No server of the run answers; calling the {redial.met_before} peers that this one has met before.")
-    # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
-    # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
+    # A peer that was here before waits until it has found the others. Otherwise a bootstrap peer would let newcomers
+    # into a run that seems empty, and a monitor or a volunteer would not see the training peers.
     redial.start(FIRST_CALL_SECONDS if nobody is not None or redial.met_before else 0.0)
     if nobody is not None and not may_be_alone:
         _await_company(redial, nobody, tell)
@@ -84,16 +84,16 @@ def go_online(
 
 
 def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> None:
-    """Compares the recipe with those that the peers of the run announce.
+    """Compares this peer's recipe with the recipes that the peers of the run announce.
 
-    A volunteer announces the recipe only after it has found it, and a monitor only after it has looked for others. So
-    if all volunteers and servers have been away, volunteers that are back first wait for a server, also for one that
+    A volunteer announces the recipe only after it has found the run, and a monitor only after it has looked for others.
+    So if all volunteers and servers have been away, returning volunteers first wait for a server, also for one that
     answers already.
 
     Args:
-        redial: Of this peer, which is no server.
+        redial: Thread that calls the run's servers; this peer is no server.
         run: The recipe.
-        tell: Gets a sentence if this peer waits.
+        tell: Called with a sentence if this peer waits.
 
     Raises:
         RefusedByRun: If no peer trains this recipe, or no peer knows the run.
@@ -115,7 +115,7 @@ def _await_company(redial: Redial, error: TrainingError, tell: Callable[[str], N
 
     Raises:
         TrainingError: If nobody answers.
-        WrongClock: If this machine's clock is not the others'.
+        WrongClock: If this machine's clock differs from the others'.
     """
     deadline, told = time.monotonic() + COMPANY_SECONDS, False
     while not redial.reachability().peers and time.monotonic() < deadline:
@@ -134,7 +134,7 @@ def _await_company(redial: Redial, error: TrainingError, tell: Callable[[str], N
 
 
 def _check_clock(redial: Redial, tell: Callable[[str], None]) -> None:
-    """Checks that this machine's clock is the others'. If one peer contradicts it, a third one decides."""
+    """Checks that this machine's clock agrees with the others'. If one peer contradicts it, a third one decides."""
     deadline, told = time.monotonic() + COMPANY_SECONDS, False
     with suppress(TimeoutError):  # a busy node; nothing is known of the clock then
         while disputed := check_clock(redial.dht, redial.servers.ids):

@@ -1,7 +1,7 @@
-"""Probe of a run's network for the doctor: step by step, without training.
+"""Probe of a run's network for the doctor, step by step and without training.
 
-The probe's node listens, so that others can be asked to connect back to it, but it enters no routing table: it asks
-the DHT as a client does. It reports each step as soon as it is known, because a later one may take too long.
+The probe's node listens, so that others can be asked to connect back to it, but it enters no routing table: it uses the
+DHT as a client does. It reports each step as soon as its result is known, because a later step may take too long.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from training.swarm.run.dial_back import ask_dial_back
 
 CONNECT_SECONDS = 5.0
 DIAL_BACK_SECONDS = 6.0
-"""A peer that can connect back does so within a few round trips; one whose connection is dropped tries for 15 s."""
+"""Longest wait for a peer that connects back, which takes a few round trips; one whose connection is dropped tries for
+15 s."""
 NODE_SECONDS = 8.0
-"""Longest wait for the network node; half a second is usual."""
+"""Longest start of the network node, which usually takes half a second."""
 FIND_SECONDS = 5.0
-"""Longest search for the run among its peers."""
+"""Longest search for the run."""
 
 Whom = Callable[[], tuple[RunConfig | None, Sequence[str]]]
 """Function that returns the recipe and the addresses of peers; it may take long."""
@@ -54,14 +55,15 @@ async def probe(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
     Args:
         host_maddrs: Addresses to listen on.
         folder: Empty folder for the probe's identity.
-        whom: See `Whom`.
-        tell: See `Tell`. Steps: `node`, `peers`, `clock`, `dial-back`, `recipe`, `tokens`.
+        whom: Returns the recipe and the peers' addresses; see `Whom`.
+        tell: Called with each step and its facts; see `Tell`. Steps: `node`, `peers`, `clock`, `dial-back`, `recipe`,
+            `tokens`.
     """
     engine.prepare()
     began = time.monotonic()
     try:
         node = await Connection.create(host_maddrs=list(host_maddrs), startup_timeout=NODE_SECONDS)
-    except Exception as error:  # whatever it is: the daemon does not work
+    except Exception as error:  # after any error: the daemon does not work
         tell("node", fault=" ".join(str(error).split()) or type(error).__name__)
         return
     tell("node", fault=None, seconds=time.monotonic() - began)
@@ -74,7 +76,7 @@ async def probe(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
 
 
 async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: Tell) -> None:
-    """Takes the steps after `node`."""
+    """Does the steps after `node`."""
     run, addresses = await asyncio.to_thread(whom)
     if not addresses:
         return
@@ -90,7 +92,7 @@ async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: 
 
 
 async def _fault(daemon: Client, address: str) -> str | None:
-    """Returns why no peer of this id can be reached at an address; None if one can."""
+    """Reason why the peer of this id cannot be reached at an address; None if it can."""
     place, _, peer = address.rpartition("/p2p/")
     try:
         await asyncio.wait_for(daemon.connect(PeerID.from_base58(peer), [Multiaddr(place)]), CONNECT_SECONDS)
@@ -102,20 +104,20 @@ async def _fault(daemon: Client, address: str) -> str | None:
 
 
 async def _ahead(node: P2P, peer: PeerID) -> float | None:
-    """Seconds by which this clock is ahead of a peer's; None if it does not say."""
+    """Seconds by which this machine's clock is ahead of a peer's; None if the peer does not send its time."""
     began = get_dht_time()
     try:
         answer = await asyncio.wait_for(
             node.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse),
             CONNECT_SECONDS,
         )
-    except Exception:  # no node of the DHT, or too slow: others may say
+    except Exception:  # the peer is no node of the DHT, or too slow: others may answer
         return None
     return (began + get_dht_time()) / 2 - answer.dht_time if answer.dht_time else None
 
 
 async def _dial_back(node: P2P, daemon: Client, peers: Sequence[PeerID], tell: Tell) -> None:
-    """Asks peers to connect back until one says whether it can."""
+    """Asks peers to connect back until one of them reports success or failure."""
     _, addresses = await daemon.identify()
     outcome, text = "unknown", "no peer of the run connects back to others"
     for peer in peers:
@@ -124,7 +126,7 @@ async def _dial_back(node: P2P, daemon: Client, peers: Sequence[PeerID], tell: T
         except TimeoutError:
             outcome, text = "failed", f"it tried for {DIAL_BACK_SECONDS:g} s"
             break
-        except Exception:  # it does not offer this
+        except Exception:  # the peer does not offer dial-back
             continue
         if answer.outcome != "refused":
             outcome, text = answer.outcome, answer.text
@@ -144,10 +146,10 @@ async def _look(node: P2P, addresses: Sequence[str], run: RunConfig | None, fold
             own_subkey=identity.signer().local_public_key,
             initial_peers=list(addresses),
             client_mode=True,
-            strict=False,  # a wrong clock is told by itself
+            strict=False,  # a wrong clock is reported by its own step
             record_validator=CompositeValidator(record_validators(run.run_id, identity, Admission.of(run))),
         )
-    except RuntimeError:  # hivemind's, if none of them answers a ping
+    except RuntimeError:  # hivemind's error if no peer answers a ping
         tell("recipe", outcome="silent", text="The peers at the given addresses do not answer as nodes of a run do.")
         return
     dht = _Reader(client, asyncio.get_running_loop())
@@ -158,7 +160,7 @@ async def _look(node: P2P, addresses: Sequence[str], run: RunConfig | None, fold
 def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
     try:
         check_recipe(dht, run, patience_seconds=FIND_SECONDS)
-    except RefusedByRun as error:  # a run with another recipe is told with this one's digest
+    except RefusedByRun as error:  # a run with another recipe is reported with this recipe's digest
         tell("recipe", outcome="other" if run.digest in str(error) else "unknown", text=str(error))
     except TrainingError as error:
         tell("recipe", outcome="silent", text=str(error))
@@ -169,7 +171,8 @@ def _tell_of_run(dht: _Reader, run: RunConfig, tell: Tell) -> None:
 
 
 class _Reader:
-    """Reader with the interface of `DHT`, on a node of this process; for other threads than the event loop's."""
+    """Reads from the DHT with the interface of `DHT` on a node of this process, in threads other than the event
+    loop's."""
 
     def __init__(self, node: RunNode, loop: asyncio.AbstractEventLoop):
         self._node, self._loop = node, loop

@@ -1,7 +1,8 @@
 """Redialling: a peer stays in touch with the run's servers, and finds the run again after they were gone.
 
-hivemind dials the initial peers once, at the node's start, and forgets a peer that does not answer. A bootstrap peer
-that restarts has an empty routing table; nobody would call it, and the newcomers that it welcomes would find nobody.
+hivemind connects to the initial peers once, at the node's start, and forgets a peer that does not answer. A bootstrap
+peer that restarts has an empty routing table; nobody would call it, and the newcomers that it welcomes would find
+nobody.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from training.swarm.run.servers import Servers, ask_site
 CALL_SECONDS = 10.0
 """Longest wait for an encrypted connection, and for the search for neighbours."""
 CALLS_AT_ONCE = 8
-"""Acquaintances called at a time. One answer is enough, since it leads to all others."""
+"""Most peers of the address book that are called at a time. One answer is enough, since that peer leads to all
+others."""
 NOTED_AT_ONCE = 32
 """Most peers whose addresses are noted at a time."""
 
@@ -44,29 +46,32 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Pauses between two calls or looks of each kind."""
+    """Intervals at which `Redial` calls peers or looks at something."""
 
     look_seconds: float = 5.0
-    """A look at the own node, without any traffic."""
+    """Seconds between two looks at this peer's own node, without any traffic."""
     ping_seconds: float = 20.0
-    """A server that seems connected is asked for a sign of life; so one that is cut off is noticed within a minute."""
+    """Seconds between two pings of a server that seems connected, so that a server that is cut off is noticed within a
+    minute."""
     first_retry_seconds: float = 1.0
     longest_retry_seconds: float = 10.0
-    """A server that does not answer is called again after the first time, then the double of it, up to the longest."""
+    """Longest pause before a server that does not answer is called again. The pause begins shorter and doubles each
+    time."""
     acquaintance_seconds: float = 40.0
-    """The longest for an acquaintance, so that two halves of a run without any server find each other in a minute,"""
+    """Longest such pause for a peer of the address book, so that two halves of a run without servers find each other in
+    a minute."""
     calm_acquaintance_seconds: float = 600.0
-    """and the longest while a server answers: most acquaintances that do not answer have left."""
+    """Longest such pause while a server answers: most peers of the book that do not answer have left."""
     site_seconds: float = 20.0
-    """A site is asked again after this time while a server does not answer,"""
+    """Seconds after which a site is asked again while a server does not answer."""
     calm_site_seconds: float = 900.0
-    """and after this one otherwise."""
+    """Seconds after which a site is asked again while all servers answer."""
     book_seconds: float = 60.0
-    """Pause between two writes of the address book; it is written sooner if a new peer is connected."""
+    """Seconds between two writes of the address book; it is written sooner if a new peer is connected."""
     alarm_seconds: float = 60.0
-    """Time without any server after which the volunteer gets a message."""
+    """Seconds without any server after which the volunteer gets a message."""
     clock_seconds: float = 60.0
-    """Pause between two comparisons of this machine's clock with those of others."""
+    """Seconds between two comparisons of this machine's clock with those of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,38 +79,38 @@ class Reachability:
     """Connections of a peer to its run."""
 
     servers: int
-    """Number of servers that it knows, itself not counted."""
+    """Number of servers that the peer knows, itself not counted."""
     answering: int
     """Number of servers that answered the last call."""
     peers: int
-    """Number of nodes that it is connected to, servers included, without those that accept no connections."""
+    """Number of nodes to which the peer is connected, servers included, without those that accept no connections."""
     silent_seconds: float
-    """Seconds since a server last answered, or since the start; 0 if it knows no server."""
+    """Seconds since a server last answered, or since the start; 0 if the peer knows no server."""
 
 
 @dataclass
 class _Contact:
-    """A peer that is called again and again."""
+    """A peer that is called repeatedly."""
 
     peer_id: str
     addresses: tuple[str, ...] = ()
     linked: bool = False
-    """True if it has answered and the connection has lasted since then."""
+    """True if the peer has answered and the connection has lasted since then."""
     failures: int = 0
     due: float = 0.0
     answered: float | None = None
 
 
 class Redial:
-    """A thread that calls the run's servers, and the peers of the address book while servers are missing, for ever.
+    """A thread that keeps calling the run's servers, and the peers of the address book while servers are missing.
 
     Args:
-        dht: The node.
-        servers: May know none.
-        book: Is filled and written.
-        tell: Gets a sentence when no server has answered for a minute, and when one answers again; and when the clock
-            of this machine has become wrong, and when it is right again.
-        pace: How often it does what.
+        dht: This peer's node.
+        servers: Addresses of the run's servers; may be empty.
+        book: Address book, which the thread fills and writes.
+        tell: Called with a sentence when no server has answered for a minute, and when one answers again; and when the
+            clock of this machine has become wrong, and when it is right again.
+        pace: Intervals of the calls and looks.
 
     As a context manager it starts with the block and ends with it.
     """
@@ -141,15 +146,15 @@ class Redial:
         self.stop()
 
     def start(self, wait_seconds: float = 0.0) -> Redial:
-        """Starts the thread and waits until all that it knows were called once, at most this long."""
+        """Starts the thread and waits until all known peers were called once, at most `wait_seconds`."""
         self._thread.start()
         self._called.wait(wait_seconds)
         return self
 
     def stop(self) -> None:
-        """Ends the thread after the call that it is in, and waits until the book is written, but not for a call."""
+        """Ends the thread after its current call. Waits until the book is written, but does not wait for a call."""
         self._stopped.set()
-        with self._writing:  # the program may end now: half a book would stay
+        with self._writing:  # the program may end now: without the wait, half a book would stay
             pass
 
     def reachability(self) -> Reachability:
@@ -177,7 +182,7 @@ class Redial:
             self._stopped.wait(self._seconds_to_next())
 
     def _round(self) -> None:
-        """Looks at the node, and calls what is due."""
+        """Looks at the node, and calls the peers that are due."""
         self._linked = self._run(_look)
         now = time.monotonic()
         self._update_servers(now)
@@ -187,7 +192,7 @@ class Redial:
             self._ask_sites()
             self._update_servers(now)
         due = [server for server in self._servers.values() if server.due <= now]
-        # At the start a server may answer that has itself just come back, and knows nobody yet.
+        # At the start a server may answer that has just come back itself, and knows no other peer yet.
         if lost or not self._linked or not self._called.is_set():
             due += self._due_acquaintances(now)
         if due:
@@ -259,7 +264,7 @@ class Redial:
                 self.book.write()
 
     def _watch(self) -> None:
-        """Tells the volunteer when the servers are gone, and when they are back."""
+        """Tells the volunteer when all servers are gone, and when they are back."""
         if not self._servers:
             return
         now = self.reachability()
@@ -298,11 +303,11 @@ class Redial:
         return self.dht.run_coroutine(coroutine, return_future=True).result(timeout=NODE_SECONDS)
 
 
-# What follows runs in the node's process.
+# The rest runs in the node's process.
 
 
 async def _ask_daemon(node: DHTNode, kind: int, **details: object) -> p2pd_pb2.Response:
-    """The network daemon's answer; raises `P2PDaemonError` if it is an error."""
+    """Sends a request to the network daemon and returns its answer; raises `P2PDaemonError` if that is an error."""
     reader, writer = await DaemonConnector(node.p2p.daemon_listen_maddr).open_connection()
     try:
         await write_pbmsg(writer, p2pd_pb2.Request(type=kind, **details))
@@ -315,7 +320,7 @@ async def _ask_daemon(node: DHTNode, kind: int, **details: object) -> p2pd_pb2.R
 
 
 async def _connected(node: DHTNode) -> dict[bytes, bytes]:
-    """Ids of the connected peers, with the address at the other end."""
+    """Ids of the connected peers, each with the address at the other end."""
     response = await _ask_daemon(node, p2pd_pb2.Request.LIST_PEERS)
     return {peer.id: peer.addrs[0] if peer.addrs else b"" for peer in response.peers}
 
@@ -330,8 +335,9 @@ async def _call(peers: Mapping[str, tuple[str, ...]], new: bool, _dht: DHT, node
     """Connects to peers and introduces this node to them. Returns the ids of those that answer.
 
     Args:
-        peers: Ids with their addresses.
-        new: This node has no link to one of them yet: if one answers, look for the neighbours that it knows.
+        peers: Ids of the peers, with their addresses.
+        new: True if this node has no link to one of them yet: if that one answers, it looks for the neighbours that it
+            knows.
     """
     connected = await _connected(node)
     answers = await asyncio.gather(*(_call_one(node, peer, peers[peer], connected) for peer in peers))
@@ -349,7 +355,7 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
     try:
         if peer.to_bytes() not in connected:
             # The daemon refuses to dial an address again for up to 5 minutes, longer after each failure. So it gets an
-            # address only when something accepts connections there.
+            # address only when a program accepts connections there.
             accepting = await asyncio.gather(*map(_accepts, addresses))
             maddrs = [
                 Multiaddr(address.removesuffix(f"/p2p/{name}")).to_bytes()
@@ -364,14 +370,14 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
         if uid is None:
             return False
         await asyncio.sleep(0)  # the ping's own task puts the peer into the routing table
-        node.blacklist.register_success(peer)  # hivemind would go on leaving it out of its searches, ever longer
+        node.blacklist.register_success(peer)  # otherwise hivemind would leave it out of searches, ever longer
         return True
-    except Exception:  # whatever is wrong with one peer must not keep us from calling the others
+    except Exception:  # no fault of one peer may keep us from calling the others
         return False
 
 
 async def _accepts(address: str) -> bool:
-    """Returns True if a TCP connection is accepted there, or if only the daemon can try the address."""
+    """Returns True if a TCP connection is accepted at an address, or if only the daemon can try the address."""
     place = place_of(address)
     if place is None:
         return True
@@ -386,8 +392,8 @@ async def _accepts(address: str) -> bool:
 def _forget_former_ids(node: DHTNode) -> None:
     """Drops the entries that restarted peers have left in the routing table.
 
-    A node has a new id in the DHT at each start. hivemind keeps the former ones, and would store the replicas of a
-    record under several ids of one and the same peer.
+    A node has a new id in the DHT at each start. hivemind keeps the earlier ids, and would store the replicas of a
+    record under several ids of a single peer.
     """
     table = node.protocol.routing_table
     for uid, peer in list(table.uid_to_peer_id.items()):
@@ -397,7 +403,7 @@ def _forget_former_ids(node: DHTNode) -> None:
 
 
 async def _addresses(names: Iterable[str], _dht: DHT, node: DHTNode) -> dict[str, list[str]]:
-    """The full addresses of connected peers, as they have told them to the daemon."""
+    """Full addresses of connected peers, as these have reported them to the daemon."""
     connected, found = await _connected(node), {}
     for name in names:
         peer = PeerID.from_base58(name).to_bytes()
@@ -407,14 +413,14 @@ async def _addresses(names: Iterable[str], _dht: DHT, node: DHTNode) -> dict[str
             request = p2pd_pb2.DHTRequest(type=p2pd_pb2.DHTRequest.FIND_PEER, peer=peer, timeout=1)
             response = await _ask_daemon(node, p2pd_pb2.Request.DHT, dht=request)
             addresses = [f"{Multiaddr(one)}/p2p/{name}" for one in response.dht.peer.addrs]
-            # A peer elsewhere also tells its loopback address, which here leads to another program.
+            # A peer elsewhere also reports its loopback address, which here leads to another program.
             here = reach_of(str(Multiaddr(connected[peer]))) == 0 if connected[peer] else False
             found[name] = [address for address in addresses if here or reach_of(address) > 0]
     return found
 
 
 async def _ask_site(site: str, _dht: DHT, _node: DHTNode) -> tuple[str, ...]:
-    """The addresses that a site names; none if it does not answer."""
+    """Asks a site for the servers' addresses; empty if it does not answer."""
     with suppress(TrainingError):
         return await asyncio.get_running_loop().run_in_executor(None, ask_site, site)
     return ()

@@ -1,4 +1,5 @@
-"""The lineage of a run's servers, the bootstrap peer and the monitor: made once, kept on disk, announced for ever."""
+"""The lineage of a run's servers (the bootstrap peer and the monitor): made once, kept on disk, and always
+announced."""
 
 from __future__ import annotations
 
@@ -32,26 +33,26 @@ from training.swarm.run.lineage import (
 from training.swarm.run.servers import Servers
 
 LOOK_SECONDS = 4.0
-"""Pause between two looks at the others' announcements, and between two announcements of new epochs."""
+"""Seconds between two looks at the others' announcements, and between two announcements of new epochs."""
 
 
 class ServerLineage:
     """Lineage of a run as one of its servers knows and announces it.
 
-    A server whose lineage has no update yet takes over one that most of the others train: it has nothing to lose, and
-    would otherwise lead newcomers to a second run. A server whose lineage has updates goes over only to a branch of it,
-    which another server that it trusts announces, or which `restore` has put into its state folder.
+    A server whose lineage has no update yet takes over a lineage that most of the others train: it has nothing to lose,
+    and would otherwise lead newcomers to a second run. A server whose lineage has updates changes only to a branch of
+    that lineage, which another trusted server announces, or which `restore` has put into its state folder.
 
     Args:
         dht: A running node.
         run: The recipe.
         identity: Signs the announcements.
         folder: State folder; keeps the lineage.
-        servers: The run's, whose messages are trusted.
+        servers: Servers of the run, whose messages are trusted.
         stored: Lineage of this server's newest checkpoint, if it names one.
         stored_epoch: Epoch of that checkpoint.
         site: Address at which this server publishes the run; None: nowhere.
-        tell: Prints what happens to the lineage.
+        tell: Called with sentences on what happens to the lineage.
 
     Raises:
         BadInput: If the file in the state folder is damaged.
@@ -87,7 +88,7 @@ class ServerLineage:
 
     @property
     def servers(self) -> list[str]:
-        """Peer ids of the servers that it knows, itself included."""
+        """Peer ids of the servers that this server knows, itself included."""
         return sorted({self._own_id, *self._trusted})
 
     @property
@@ -95,13 +96,13 @@ class ServerLineage:
         return self._servers.ids - {self._own_id}
 
     def renew(self, records: Sequence[PeerRecord]) -> bool:
-        """Keeps and announces what is new, and follows the others; call it every few seconds.
+        """Keeps and announces news, and follows the other servers; call it every few seconds.
 
         Args:
-            records: Of all peers, as they are now; only believable ones.
+            records: Current believable records of all peers.
 
         Returns:
-            Whether the lineage is another one now.
+            True if the lineage has changed.
         """
         before = self.lineage.id
         self._take_branch()
@@ -121,7 +122,7 @@ class ServerLineage:
         return self.lineage.id != before
 
     def _find(self) -> LineageMessage | None:
-        """Finds the lineage that the others train, from trusted servers if these announce one in time."""
+        """Finds the lineage that the others train; waits for trusted servers, in case these announce one in time."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             messages = self._posted_messages()
@@ -147,11 +148,11 @@ class ServerLineage:
             return
         if branch.lineage.id != self.lineage.id:
             self._go_over(branch, "it was put into the state folder")
-        if self._keep():  # before the order is deleted, so that neither a kill nor a full disk loses it
+        if self._keep():  # before the order is deleted, so that the order is not lost by a kill or a full disk
             (self._folder / BRANCH_FILE).unlink()
 
     def _keep(self) -> bool:
-        """Writes the lineage into the state folder; if that fails, says so once, and the next call tries again."""
+        """Writes the lineage into the state folder. A failure is reported once, and the next call tries again."""
         try:
             keep(self._folder, LineageMessage(lineage=self.lineage, epoch=self.epoch))
         except OSError as error:
@@ -166,7 +167,7 @@ class ServerLineage:
         return self._is_kept
 
     def _note_epochs(self, records: Sequence[PeerRecord]) -> None:
-        """Raises the lineage's newest epoch to that of the records."""
+        """Raises the lineage's newest epoch to the newest one in the records."""
         newest = max((record.epoch for record in records if record.lineage == self.lineage.id), default=0)
         if newest > self.epoch:
             self.epoch, self._news = newest, True

@@ -1,4 +1,5 @@
-"""Servers of a run: addresses of its bootstrap peers and its monitor, as given or as the run's site names them."""
+"""Servers of a run: addresses of its bootstrap peers and its monitor, as given by the volunteer or by the run's
+site."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from training.swarm.node.addresses import check_full, id_of
 SITE_SECONDS = 10.0
 """Longest wait for a site's document."""
 MOST_SERVERS = 32
-"""Most servers that a site may name; each is called for ever."""
+"""Most servers that a site may name; `Redial` keeps calling each of them."""
 
 
 class Servers:
-    """Addresses of the run's servers. The volunteer trusts the peers that they name.
+    """Addresses of the run's servers. The volunteer trusts the peers whose ids are in them.
 
     Args:
-        given: Full addresses, and http(s) addresses of the run's site, as for `--initial-peers`.
+        given: Full addresses of peers, and http(s) addresses of the run's site, as for `--initial-peers`.
 
     Raises:
-        BadInput: If one of them is neither.
+        BadInput: If a given address is neither of these.
     """
 
     def __init__(self, given: Sequence[str] = ()):
@@ -36,7 +37,7 @@ class Servers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses known now, each once: those given, then those that the sites name."""
+        """All addresses known now, each once: the given ones, then those that the sites name."""
         named = (address for site in self.sites for address in self._named.get(site, ()))
         return tuple(dict.fromkeys((*self._given, *named)))
 
@@ -46,7 +47,7 @@ class Servers:
         return frozenset(id_of(address) for address in self.addresses)
 
     def name(self, site: str, addresses: Sequence[str]) -> None:
-        """Replaces what a site has named."""
+        """Replaces the addresses that a site has named."""
         self._named[site] = tuple(addresses)
 
     def ask_sites(self) -> list[TrainingError]:
@@ -71,7 +72,7 @@ def document_of(site: str) -> str:
 
 
 def read_run_document(url: str) -> object:
-    """The document of a run.
+    """Reads the document of a run.
 
     Raises:
         OSError, ValueError, RecursionError: If the site does not answer, or sends something else.
@@ -80,10 +81,10 @@ def read_run_document(url: str) -> object:
 
 
 def ask_site(site: str) -> tuple[str, ...]:
-    """The addresses that a run's site names in its document.
+    """Asks a run's site for the addresses of its servers.
 
     Raises:
-        TrainingError: If the site does not answer, or names none.
+        TrainingError: If the site does not answer, or names no server.
     """
     url = document_of(site)
     try:
@@ -109,7 +110,7 @@ def _reason(error: Exception) -> str:
 
 
 def servers_at(site: str | None) -> frozenset[str]:
-    """The peer ids that the run's site names as its servers; none if there is no site or it does not answer."""
+    """Peer ids that the run's site names as its servers; empty if there is no site or it does not answer."""
     if site is None:
         return frozenset()
     try:

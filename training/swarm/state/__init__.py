@@ -1,1 +1,1 @@
-"""The weights of a peer, and how they become and stay the same as the others'."""
+"""Weights of a peer, and how they become and stay equal to the other peers' weights."""

@@ -1,8 +1,8 @@
-"""Alignment of a peer's weights with those of the others: a small state machine.
+"""Alignment of a peer's weights with those of the others, as a small state machine.
 
-ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that has made an update of its own gradients
-          alone is ALIGNED until it meets others who want no weights: they may have made another one, so then it is
-          DRIFTED.
+ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that has updated with its own gradients
+          alone is ALIGNED until it meets peers that want no weights: these may have made another update, so then it
+          is DRIFTED.
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'. If it has skipped epochs, its moments lack their updates too, so its
           next updates differ from the others'. For `MOMENTS_UPDATES`, and until the round of parameters after these,
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 
 MOMENTS_UPDATES = 20
-"""Updates after which 88 % of the moments of LAMB (beta1 0.9) come from gradients that the peer has seen."""
+"""Number of updates after which 88 % of the moments of LAMB (beta1 0.9) come from gradients that the peer has seen."""
 
 
 class Alignment(Enum):
@@ -34,9 +34,9 @@ class Event(Enum):
     """Event that may change a peer's alignment."""
 
     AVERAGE_TORN = auto()
-    """An average was not the same for all of its group, so neither is the update."""
+    """An average was not equal for all peers of its group, so the update is not equal either."""
     OVERTAKEN = auto()
-    """The others averaged without this peer, or it has learnt of their newer epoch from a groupmate or the progress."""
+    """The others averaged without this peer, or it has heard of their newer epoch from a groupmate or the progress."""
     SKIPPED_EPOCHS = auto()
     """The peer went on to the others' epoch with weights that lack the updates in between."""
     LOADED_STATE = auto()
@@ -46,7 +46,7 @@ class Event(Enum):
     PARAMETERS_AVERAGED = auto()
     """A whole round of parameters with others has ended."""
     NO_STATE = auto()
-    """The peer has heard of a newer state, and nobody has sent it."""
+    """The peer has heard of a newer state, and no peer has sent it."""
     NOBODY_ELSE = auto()
     """No other peer trains any more."""
 
@@ -65,26 +65,26 @@ TRANSITIONS: dict[Event, dict[Alignment, Alignment]] = {
 }
 """Next alignment by event and current alignment."""
 _LACKING = {Event.SKIPPED_EPOCHS: MOMENTS_UPDATES, Event.LOADED_OLDER_STATE: MOMENTS_UPDATES, Event.LOADED_STATE: 0}
-"""Updates from each event on until the moments are about those of the others."""
+"""Number of updates after an event until the moments nearly equal the others'."""
 
 
 class AlignmentState:
-    """A peer's alignment; the trainer's thread and the one that updates in the background may both change it."""
+    """Alignment of a peer. The trainer's thread and the one that updates in the background may both change it."""
 
     def __init__(self) -> None:
         self.now = Alignment.ALIGNED
         self.skipped = 0
-        """Epochs that it has skipped on reports alone since it last had the others' weights."""
+        """Number of epochs that the peer has skipped on reports alone since its weights last equalled the others'."""
         self._lacking = 0
         self._has_lacked = False
-        """True if moments that lacked updates have changed its weights since the last round of parameters."""
+        """True if moments that lacked updates have changed the weights since the last round of parameters."""
         self._was_alone = False
         self._is_arriving = False
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Within this context the peer does not train yet: it looks for the run's newest state, and offers what it has
-        so far, which is no evidence against a newer one."""
+        """Context in which the peer does not train yet. It looks for the run's newest state, and offers its current
+        state to others; this state is no evidence against a newer one."""
         self._is_arriving = True
         try:
             yield
@@ -100,7 +100,7 @@ class AlignmentState:
             self.skipped = 0
 
     def updated_alone(self) -> None:
-        """Notes an update of this peer's gradients alone."""
+        """Notes an update with this peer's gradients alone."""
         self._was_alone = True
 
     def met_others(self) -> None:
@@ -116,7 +116,7 @@ class AlignmentState:
 
     @property
     def lacks_updates(self) -> bool:
-        """True if its weights or moments are known to differ from the others'."""
+        """True if the peer's weights or moments are known to differ from the others'."""
         return self.drifted or self._has_lacked or self._lacking > 0
 
     @property
@@ -136,7 +136,7 @@ class AlignmentState:
 
     @property
     def is_witness(self) -> bool:
-        """True if its weights say which weights the others should have; see `witnesses`."""
+        """True if the peer's weights are evidence of what the others' weights should be; see `witnesses`."""
         return not (self.drifted or self.behind or self._is_arriving)
 
 
@@ -145,7 +145,7 @@ class Minorities:
 
     The others may have averaged among themselves. Or they report progress and never come to an average; a round of
     parameters after each update would then double the traffic. So a peer asks after 1, 2, 4, 8 ... such groups in a
-    row, and once more when the volunteers are together again.
+    row, and once more when a group has the majority of the volunteers again.
 
     >>> minorities = Minorities()
     >>> [minorities.want_weights(is_minority) for is_minority in (True, True, True, False, False)]

@@ -1,4 +1,4 @@
-"""Catching up of a peer that is behind: by the others' parameters, their whole state, or a checkpoint."""
+"""Recovery of a peer that is behind, by the others' parameters, their whole state, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from training.swarm.state.master_weights import MasterWeights
 logger = logging.getLogger(__name__)
 
 COMPLAIN_SECONDS = 30.0
-"""Pause between two warnings that nobody sends the state that this peer needs."""
+"""Seconds between two warnings that no peer sends the state that this peer needs."""
 CATCH_UP_EPOCHS = 3
-"""A peer that has missed at most this many updates takes only the others' parameters, not their whole state."""
+"""Most missed updates after which a peer takes only the others' parameters and not their whole state."""
 
 
 class CatchingUp:
@@ -46,7 +46,7 @@ class CatchingUp:
         alignment: Notes how the weights relate to the others' afterwards.
         let_rounds_end: Ends the rounds that the peer takes part in, before its weights change.
         begin_epoch: Makes the peer continue with an epoch and its master weights; called while `progress` is paused.
-        lineage: Only states of this one are taken; None: those of peers without one.
+        lineage: Only states of this lineage are taken; None: states of peers without a lineage.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class CatchingUp:
         Downloads nothing. The peer asks its next group for a round of parameters, which brings its weights up to date;
         its moments lack the missed updates.
         """
-        if not epoch:  # its weights are random ones, of which no update is part: it needs the whole state
+        if not epoch:  # its weights are random and contain no update: it needs the whole state
             return False
         try:
             newest_epoch, others = self._progress.look_who_stays()
         except TimeoutError:
             return False
         skipped = newest_epoch - epoch
-        # Reports alone take a peer no further than this from the weights that it holds, and not to the schedule's end.
+        # Reports alone move a peer no further than this from the weights that it has, and not to the schedule's end.
         most = min(CATCH_UP_EPOCHS - self._alignment.skipped, self._run.schedule.total_epochs - 1 - epoch)
         if not others or not self._progress.has_voices or not 0 < skipped <= most:
             return False
@@ -91,15 +91,15 @@ class CatchingUp:
         return True
 
     def load_state_from_peers(self, oldest_epoch: int) -> bool:
-        """Downloads the run's state from a peer. Returns False if no peer sent it. Every wait has a time-out.
+        """Downloads the run's state from a peer. Returns False if no peer sent it. Every wait has a limit.
 
         A download may take longer than an epoch. The peer then continues with the epoch that the others have reached
         meanwhile (`furthest_epoch`), and takes over their parameters with the next update (see `skip_epochs`).
 
         Args:
-            oldest_epoch: An older state is not accepted.
+            oldest_epoch: Oldest epoch of a state that is accepted.
         """
-        # An update that is still under way would otherwise move the downloaded weights.
+        # Otherwise an update that is still under way would change the downloaded weights.
         self._let_rounds_end()
         try:
             state = download_newer_state(
@@ -119,7 +119,7 @@ class CatchingUp:
         except Exception as error:  # the metadata comes from another peer and may be anything
             logger.warning("The optimizer state of %s cannot be read: %s", state.donor, quoted(str(error)))
             return False
-        # The others may have gone on during the download; for an epoch that they have ended there is no group.
+        # The others may have gone on during the download; for an epoch that they have ended no group forms.
         newest_epoch = state.epoch
         with suppress(TimeoutError):
             newest_epoch = furthest_epoch(
@@ -135,9 +135,9 @@ class CatchingUp:
         return True
 
     def train_on(self) -> None:
-        """Trains on when no peer sends the state of the epoch that others report; asks again after a pause.
+        """Trains on when no peer sends the state of the epoch that others report; asks for it again after a pause.
 
-        A report without a state behind it may be false.
+        The report may be false, since nobody has shown a state of that epoch.
         """
         if self._alignment.behind:
             self._alignment.note(Event.NO_STATE)
@@ -149,10 +149,10 @@ class CatchingUp:
         """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero).
 
         Args:
-            model: With the checkpoint's weights.
-            optimizer_state: The moments.
-            epoch: The checkpoint's.
-            may_differ: Whether other peers at that epoch may have other weights or moments.
+            model: Model with the checkpoint's weights.
+            optimizer_state: Moments of the checkpoint; may be empty.
+            epoch: Epoch of the checkpoint.
+            may_differ: True if other peers at that epoch may have other weights or moments.
         """
         groups = parameter_groups(model, self._run.optimizer)
         self._master.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
@@ -163,26 +163,26 @@ class CatchingUp:
 
     def _go_on(self, epoch: int, event: Event) -> None:
         self._master.copy_to_model()
-        # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
+        # A look of the progress's thread must not end during these steps: it would show the old epoch's samples.
         with self._progress.pause():
             self._progress.believe()
             self._begin_epoch(epoch)
         self._alignment.note(event)
 
     def _go_without_state(self, reason: str) -> None:
-        """Warns now and then that no peer sends its state; continues alone if nobody else trains.
+        """Warns at intervals that no peer sends its state; continues alone if no other peer trains.
 
-        It comes to that if the others were ahead of this peer, and left before it could download their state.
+        This happens if the others were ahead of this peer, and left before it could download their state.
         """
         if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
             self._complained = time.monotonic()
             logger.warning("The state could not be loaded: %s", reason)
-        newest_epoch, others = 0, 1  # a node that does not answer says nothing of them: they are taken to be there
+        newest_epoch, others = 0, 1  # a node that does not answer says nothing of the others: they count as present
         with suppress(TimeoutError):
             newest_epoch, others = self._progress.look_around()
         if not others:
             self._alignment.note(Event.NOBODY_ELSE)
         elif newest_epoch > self._master.epoch:
-            # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
-            # further, against the only donor that could help them.
+            # Otherwise two peers that have resumed from an old checkpoint would be witnesses for each other that the
+            # run is no further, against the only donor that could help them.
             self._alignment.note(Event.OVERTAKEN)

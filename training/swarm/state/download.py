@@ -1,7 +1,7 @@
-"""Fetches the training state from a peer as a newcomer does, without ever entering an averaging group.
+"""Download of the training state from a peer, as newcomers and the monitor do it, without an averaging group.
 
 hivemind 1.1.12 downloads inside an averager, a process that other peers may take for a trainer, and waits for ever if
-no timeout is given. This is the same protocol, with a limit on every wait and on the bytes.
+no time-out is given. This module uses hivemind's protocol with a limit on every wait and on the bytes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from training.swarm.state.witnesses import ask as ask_witnesses
 MOST_ENTRIES = 20_000
 """Most entries of an optimizer's state; a model has two or three for each parameter."""
 SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
-"""A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
+"""Seconds after which a donor must have sent this many bytes per second on average, or it is given up."""
 
 SMALLEST_PART_BYTES = 1024
-"""Smallest part of a tensor, its last part apart. Donors send 64 KiB (hivemind, utils/streaming.py); each part that is
-kept takes some 200 bytes more."""
+"""Smallest part of a tensor in bytes, except its last part. Donors send 64 KiB (hivemind, utils/streaming.py); each
+part that is kept takes some 200 bytes more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,26 +59,27 @@ class TrainingState:
     tensors: tuple[torch.Tensor, ...]
     """Parameters in the optimizer's order, then the tensors of the optimizer's state."""
     optimizer_metadata: list[dict]
-    """hivemind's flat list: `{"type": "tensor", "index": i}` or `{"type": "value", "value": v}` an entry."""
+    """State of the optimizer as hivemind's flat list: `{"type": "tensor", "index": i}` or `{"type": "value", "value":
+    v}` an entry."""
     donor: str
     """Peer id of the sender."""
     wants_weights: bool = False
-    """True if the donor's parameters or moments are not those of the others."""
+    """True if the donor's parameters or moments differ from the others'."""
     received_bytes: int = 0
     seconds: float = 0.0
     """Seconds from the first message to the last."""
 
 
 class _TensorEntry(BaseModel):
-    """An entry of the optimizer's state that is one of the tensors sent."""
+    """Entry of the optimizer's state that stands for one of the tensors sent."""
 
     type: Literal["tensor"]
     index: conint(strict=True, ge=0)
-    """Among the tensors of the optimizer's state."""
+    """Index among the tensors of the optimizer's state."""
 
 
 class _ValueEntry(BaseModel):
-    """An entry of the optimizer's state that is no tensor; the optimizer judges whether it fits."""
+    """Entry of the optimizer's state that is not a tensor; the optimizer judges whether it fits."""
 
     type: Literal["value"]
     value: Any = ...
@@ -93,15 +94,17 @@ class _Facts(BaseModel):
     optimizer_metadata: conlist(_TensorEntry | _ValueEntry, max_items=MOST_ENTRIES)
 
     class Config:
-        """hivemind's SchemaValidator changes the default for all models of a process: nothing more would be allowed."""
+        """Settings of this model alone. hivemind's SchemaValidator forbids further fields by default, for all
+        models."""
 
         extra = "ignore"
 
     @classmethod
     def read(cls, packed: bytes) -> _Facts:
-        """
+        """Reads a description from its packed form.
+
         Raises:
-            TrainingError: If these are no such facts.
+            TrainingError: If it is malformed.
         """
         try:
             return cls.parse_obj(unpack(packed))
@@ -110,7 +113,7 @@ class _Facts(BaseModel):
 
     @property
     def moments(self) -> int:
-        """Tensors of the optimizer's state."""
+        """Number of tensors of the optimizer's state."""
         return sum(isinstance(entry, _TensorEntry) for entry in self.optimizer_metadata)
 
 
@@ -125,8 +128,8 @@ class OtherWeights(BadState):
 def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]:
     """Returns the peers that offer their state, in random order; the priority that a peer claims is ignored.
 
-    A peer's priority is its epoch. If weights of the run are wanted, those at epoch 0 have none and are not asked:
-    after a power cut, newcomers would otherwise wait for each other's answers while somebody has a checkpoint.
+    A peer's priority is its epoch. If weights of the run are wanted, peers at epoch 0 have none and are not asked:
+    after a power cut, newcomers would otherwise wait for each other's answers while another peer has a checkpoint.
 
     Raises:
         NodeSilent: If this peer's node does not answer.
@@ -152,7 +155,7 @@ def download_newer_state(
     lineage: Lineage | None = None,
     peers: Peers | None = None,
 ) -> TrainingState:
-    """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
+    """Downloads a state of `first_epoch` or later, as a peer of the run does; see `download_state`."""
     return download_state(
         dht,
         run_prefix(run.run_id, lineage),
@@ -172,7 +175,7 @@ def donor_seconds(run: RunConfig) -> float:
 
 
 def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
-    """Limit of a donor's bytes: float32 weights, two float32 moments and 1 MB."""
+    """Most bytes that a donor may send: float32 weights, two float32 moments and 1 MB."""
     return 1_000_000 + 12 * sum(shape.numel() for shape in shapes)
 
 
@@ -196,8 +199,8 @@ def download_state(
 
     Args:
         dht: A running DHT node.
-        prefix: Of the run; see `lineage.run_prefix`.
-        lineage: A state that says to be of another one is refused.
+        prefix: Prefix of the run; see `lineage.run_prefix`.
+        lineage: Lineage of the run; a state that names another one is refused.
         shapes: Shapes of the parameters, in the optimizer's order; a state that begins otherwise is refused.
         chunk_seconds: Longest silence of a donor before the next one is tried.
         total_seconds: Longest download from one donor.
@@ -207,13 +210,13 @@ def download_state(
         inspect: Called with the number of each tensor and the tensor as soon as it has come; an error ends this donor's
             download. Each donor's first tensor has the number 0.
         asked_last: Donors that are asked only if no other sends a sound state.
-        peers: What this peer knows of the others. If donors with a voice are there, they are asked first, and only they
-            say whether a state is that of the run; None: it knows only what their tickets say.
-        on_fault: Called with each donor that sends none, and why.
+        peers: Table of the other peers. If donors with a voice are present, they are asked first, and only they judge
+            whether a state is that of the run; None: only their tickets give a voice.
+        on_fault: Called with the id of each donor that sends no sound state, and the reason.
 
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
-        NodeSilent: If this peer's node does not answer, through which donors are asked.
+        NodeSilent: If this peer's node, which asks the donors, does not answer.
     """
     donors = [donor for donor in find_donors(dht, prefix, oldest_epoch=epochs.start) if donor != dht.peer_id]
     if not donors:
@@ -244,8 +247,8 @@ def _ask_in_turn(
 ) -> TrainingState:
     """Asks the donors one after the other; see `download_state`.
 
-    A donor whose own state is not sound has no say about the others' weights: donors that were refused because of it
-    are asked again.
+    A donor whose own state is not sound does not count as a witness of the others' weights: donors that were refused
+    because of it are asked again.
     """
     faults: dict[str, list[str]] = {}
     waiting, unsound = list(donors), set()
@@ -256,11 +259,11 @@ def _ask_in_turn(
             try:
                 return wait_for_result(ask(donor, [other for other in donors if other not in unsound], total_seconds))
             except NodeSilent:
-                raise  # without it no donor can be asked
+                raise  # without the node no donor can be asked
             except OtherWeights as error:
                 refused[donor] = error
-            except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
-                # Errors of this program quote nobody; in others there may be whatever the donor has sent.
+            except Exception as error:  # after any error from a stranger's answer, the next donor is tried
+                # Errors of this program quote no donor; other errors may contain whatever the donor has sent.
                 said = str(error) if isinstance(error, TrainingError) else quoted(str(error))
                 faults.setdefault(said or type(error).__name__, []).append(str(donor))
                 on_fault(str(donor), error)
@@ -350,7 +353,7 @@ class _Download:
         facts, guest, parts, tensors, received, began = None, None, [], [], 0, None
         async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
             began = began or time.monotonic()
-            received += message.ByteSize()  # of all its fields: each of them is kept until the tensor is read
+            received += message.ByteSize()  # on all its fields: each part is kept until the tensor is read
             if received > self.max_bytes:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
             seconds = time.monotonic() - began
@@ -359,8 +362,9 @@ class _Download:
                     f"has sent only {received} bytes in {seconds:.0f} s", cure="Nothing: another peer is asked."
                 )
             if message.metadata:
-                # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
-                if facts is not None:  # if fewer tensors than are here were announced now, tiny ones would fill memory
+                # The description comes with the first part, so a state of another epoch is refused before its gigabytes
+                # are here.
+                if facts is not None:  # with fewer announced tensors than have come, tiny ones would fill memory
                     raise TrainingError("tells twice what it sends", cure="Nothing: another peer is asked.")
                 guest, told = self._open(message.metadata, donor)
                 facts = _Facts.read(told)
@@ -377,7 +381,7 @@ class _Download:
             tensors.append(self._read(parts, len(tensors)))
             parts = []
             if facts is not None and len(tensors) == len(self.shapes) + facts.moments:
-                # The donor keeps the stream open until its reader closes it (`streams`): to read on would be to wait.
+                # The donor keeps the stream open until its reader closes it (`streams`): reading on would mean waiting.
                 break
         if facts is None:
             raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")

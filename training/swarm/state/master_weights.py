@@ -1,7 +1,7 @@
 """Master weights on the host, and the optimizer that updates them.
 
-The model's weights may lie on a GPU, in any precision. The optimizer works on copies in float32 on the host, with the
-averaged gradients as their `.grad`; a copy goes back to the model after each update.
+A model's weights may lie on a GPU, in any precision. The optimizer uses copies in float32 on the host, with the
+averaged gradients as their `.grad`. After each update the copies are written back to the model.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MasterWeights:
 
     Args:
         groups: Parameter groups of the model; `params` are the model's parameters.
-        optimizer: Makes the optimizer of such groups with master weights.
-        learning_rate: Gives the learning rate of the update that ends an epoch.
+        optimizer: Makes the optimizer from groups with master weights in the place of the model's parameters.
+        learning_rate: Returns the learning rate of the update that ends an epoch.
     """
 
     def __init__(
@@ -44,28 +44,28 @@ class MasterWeights:
         self._learning_rate = learning_rate
         self._hold_gradients: Callable[[], AbstractContextManager] = nullcontext
         self.lock = threading.Lock()
-        """Held while the weights or the optimizer's state change, and while they are read as a whole."""
+        """Lock held while the weights or the optimizer's state change, and while they are read as a whole."""
         self.epoch = 0
-        """Updates in these weights. A delayed update is under way for a while when its epoch has begun."""
+        """Number of updates in these weights. A delayed update may still be under way when its epoch has begun."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The master weights, in the order in which they travel."""
+        """Returns the master weights, in the order in which peers send them."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Shapes of the parameters, in the same order."""
+        """Returns the shapes of the parameters, in the order in which peers send them."""
         return [parameter.shape for parameter in self.parameters]
 
     def use_gradients(
         self, gradients: Sequence[Tensor], hold: Callable[[], AbstractContextManager] = nullcontext
     ) -> None:
-        """Uses these tensors as gradients from now on, with what they hold when an update begins.
+        """Uses these tensors as gradients from now on, with the values that they have when an update begins.
 
         Args:
-            gradients: In the order of the parameters.
-            hold: Nobody else changes them within this context.
+            gradients: Tensors in the order of the parameters.
+            hold: Makes a context in which nothing else changes them.
         """
         self._hold_gradients = hold
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -89,7 +89,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, weights: Sequence[Tensor], epoch: int) -> None:
-        """Takes over weights that have `epoch` updates."""
+        """Replaces the weights by weights that have `epoch` updates."""
         with self.lock:
             self._take(weights, epoch)
 
@@ -100,22 +100,22 @@ class MasterWeights:
 
     @torch.no_grad()
     def load_state(self, tensors: Sequence[Tensor], optimizer_metadata: list[dict], epoch: int) -> None:
-        """Takes over the state of another peer: weights, then tensors of the optimizer's state.
+        """Replaces the state by that of another peer: weights, then tensors of the optimizer's state.
 
         Raises:
-            Exception: Of any kind, if the metadata or the tensors do not fit this optimizer. The weights are then as
-                they were. So are the moments, since `load_optimizer_state` and `training.optim` check all before they
-                change any.
+            Exception: Of any kind, if the metadata or the tensors do not fit this optimizer. Weights and moments are
+                then unchanged, since `load_optimizer_state` and `training.optim` check all tensors before they change
+                any.
         """
         own = self.parameters
         settings = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
         with self.lock:
-            # The optimizer's state first: it may be refused. The weights' shapes were checked as they arrived.
+            # The optimizer's state first: it may be refused. The weights' shapes were checked when they arrived.
             load_optimizer_state(self.optimizer, optimizer_metadata, tensors[len(own) :])
             for group, kept in zip(self.optimizer.param_groups, settings, strict=True):
-                # The donor's settings come with its state; but the recipe sets the learning rate and the like.
+                # The donor's settings come with its state; but the recipe sets the learning rate and other settings.
                 group.update(kept)
             self._take(tensors[: len(own)], epoch)
 
@@ -124,13 +124,13 @@ class MasterWeights:
     ) -> tuple[dict, Tensor, list[Head]]:
         """Packs the state between two updates for a newcomer: metadata, and the result of `serving.pack`.
 
-        hivemind sends the live tensors, which change on the way. It also names the epoch that has begun, even if the
+        hivemind sends the live tensors, which may change meanwhile. It also names the epoch that has begun, even if the
         update by which this epoch begins is still under way.
 
         Args:
-            codec: How tensors travel.
-            drifted: Tells the newcomer that these weights or moments are not those of the others.
-            lineage: The weights' lineage, if they have one.
+            codec: Codec of the tensors.
+            drifted: Tells the newcomer that these weights or moments differ from the others'.
+            lineage: Lineage of the weights, if they have one.
         """
         with self.lock, torch.no_grad():
             weights = [parameter.detach() for parameter in self.parameters]
@@ -151,8 +151,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, metadata: Sequence[di
     """Loads a state that another peer has sent. torch's SGD would take tensors of any shape as momenta.
 
     Raises:
-        ValueError: If the state has not the same tensors as the optimizer.
-        Exception: Of any kind, if it does not fit otherwise.
+        ValueError: If the tensors of the state are not those of the optimizer.
+        Exception: Of any kind, if the state does not fit for another reason.
     """
     own_metadata, own_tensors = dump_optimizer_state(optimizer)
     if _shapes(metadata, tensors) != _shapes(own_metadata, own_tensors):
@@ -168,7 +168,7 @@ def _shapes(metadata: Sequence[dict], tensors: Sequence[Tensor]) -> list[torch.S
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
     """Makes the state that an optimizer would make in its first update, as SGD makes its momenta.
 
-    A newcomer, or the monitor, may download a state before that: its tensors must be as many as the donor's.
+    A newcomer or the monitor may download a state before its first update: it needs as many tensors as the donor.
     """
     if not optimizer.state:
         initialize_optimizer_state_(optimizer)

@@ -25,12 +25,13 @@ from training.swarm.state.master_weights import MasterWeights
 from training.swarm.state.serving import Head, StateService
 
 WEIGHT_WHEN_DRIFTED = 1e-6
-"""Weight of parameters that have drifted or soon will. It is not 0, because the mean of a group in which all have
-drifted would then be undefined."""
+"""Weight of parameters that have drifted or soon will. It is not 0, since then the mean of a group would be undefined
+if all its peers have drifted."""
 
 
 def state_codec() -> CompressionBase:
-    """Codec of a state for newcomers: weights in 16 bit; the optimizer's moments as they are, most in 8 bit already."""
+    """Codec of a state for newcomers: weights in 16 bits; the optimizer's moments unchanged, most of them in 8 bits
+    already."""
     untouched = NoCompression()
     return RoleAdaptiveCompression(
         default=untouched, parameter=Float16Compression(), optimizer=untouched, gradient=untouched
@@ -51,9 +52,9 @@ class ParameterAverager(Averager):
         master: The weights that are averaged.
         alignment: Alignment of these weights with the others'.
         dht: A running node.
-        settings: See `Averager`.
+        settings: Settings of the averager; see `Averager`.
         codec: Codec of a state for newcomers.
-        lineage: The weights' lineage, which newcomers compare with theirs.
+        lineage: Lineage of the weights, which newcomers compare with theirs.
         start: Start the averager's process.
     """
 
@@ -83,27 +84,27 @@ class ParameterAverager(Averager):
         )
 
     def _packed(self, seed: bytes | None) -> tuple[bytes, torch.Tensor, Sequence[Head]] | bytes:
-        """What `StateService` asks for: the state, or a sample of the weights at the places that a seed draws."""
+        """Packs what `StateService` asks for: the state, or a sample of the weights at the places that a seed draws."""
         if seed is None:
             drifted = self._alignment.lacks_updates
             metadata, *packed = self._master.packed_state(self._codec, drifted=drifted, lineage=self._lineage)
             return MSGPackSerializer.dumps(metadata), *packed
-        # A peer that is behind is no witness that the others are no further than itself.
+        # A peer that is behind is no evidence that the others are no further than itself.
         return self._master.packed_sample(seed, drifted=not self._alignment.is_witness)
 
     @torch.no_grad()
     def load(self) -> None:
-        """Copies the master weights of this moment to the tensors that are averaged next."""
+        """Copies the current master weights to the tensors that are averaged next."""
         with self.get_tensors() as averaged, self._master.lock:
             for tensor, parameter in zip(averaged, self._master.parameters, strict=True):
                 tensor.copy_(parameter)
 
     @property
     def weight(self) -> float:
-        """The weight of this peer's parameters in the next round."""
+        """Weight of this peer's parameters in the next round."""
         return WEIGHT_WHEN_DRIFTED if self._alignment.lacks_updates else FULL_WEIGHT
 
     def give_back(self) -> None:
-        """Takes the averaged weights over as master weights; the number of updates stays."""
+        """Replaces the master weights by the averaged ones; the number of updates stays."""
         with self.get_tensors() as averaged:
             self._master.load(averaged, self._master.epoch)

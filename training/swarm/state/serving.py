@@ -2,7 +2,7 @@
 
 hivemind passes tensors between the two processes, copies them into shared memory one by one, and encodes each while
 sending. Here the trainer writes the encoded state into one piece of shared memory. So a newcomer gets its first byte
-sooner, and all tensors are from the same moment.
+earlier, and all tensors are from one moment.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from training.swarm.node.dht import own_subkey
 from training.trust.check import TicketRefused
 
 SEED_BYTES = 8
-"""Of the seed that draws the places of a sample; see `state.witnesses`."""
+"""Length of the seed that draws the places of a sample; see `state.witnesses`."""
 OFFER_SECONDS = 30.0
-"""How long an offer of the state is valid in the DHT; then it is renewed."""
+"""Seconds for which an offer of the state is valid in the DHT; then it is renewed."""
 TRAINER_SECONDS = 120.0
-"""The trainer must hand over its state within this time. It is long because an update of a large model may be under
-way; a newcomer may have given up before."""
+"""Longest wait for the trainer's state. It is long because an update of a large model may be under way; a newcomer may
+have given up before."""
 DOWNLOADS, DOWNLOADS_OF_ONE = 16, 2
-"""Downloads at a time, of all newcomers and of one: for each, a copy of the state lies in memory. One whose connection
-broke begins anew before this peer knows."""
+"""Most downloads at a time, of all newcomers and of one: a copy of the state lies in memory for each. A newcomer whose
+connection broke may begin anew before this peer knows of the break."""
 DOWNLOADS_IN_A_ROW, DOWNLOAD_PAUSE_SECONDS = 6, 10.0
-"""Downloads of one newcomer in a row, and the pause before each further one. For each, the trainer copies its state."""
+"""Most downloads of one newcomer in a row, and the pause before each further one: the trainer copies its state for
+each."""
 PATIENCE_SECONDS, SLOWEST_READER_BYTES_PER_SECOND = 60.0, 32 << 10
-"""If all newcomers together read less, each that does not read its share for so long is given up, or its copy would
-stay in memory. This is a quarter of what a link of 1 Mbit/s carries, the slowest that we mean to serve: the link has
-other uses, and may rest for a minute."""
+"""Seconds after which a newcomer that reads less than its share is given up, if all together read less than this rate;
+otherwise its copy would stay in memory. The rate is a quarter of what a link of 1 Mbit/s carries, the slowest that we
+mean to serve: the link has other uses, and may rest for a minute."""
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
 SAMPLES_OF_ONE, SAMPLE_PAUSE_SECONDS = 12, 2.0
-"""Samples for one peer in a row, and the pause before each further one. Each newcomer asks once for each download."""
+"""Most samples for one peer in a row, and the pause before each further one. A newcomer asks once for each download."""
 
 Head = tuple[bytes, int]
-"""A tensor's message without its bytes, and the number of these bytes."""
+"""Message of a tensor without the tensor's bytes, and the number of these bytes."""
 
 
 def pack(
     tensors: Sequence[Tensor], infos: Sequence[CompressionInfo], codec: CompressionBase
 ) -> tuple[Tensor, list[Head]]:
-    """Encodes the tensors one after another into shared memory; returns that memory and the tensors' heads.
+    """Encodes the tensors one after another into shared memory. Returns this memory and the heads of the tensors.
 
     The encoded tensors must not be larger than the originals.
     """
@@ -75,7 +76,7 @@ def pack(
 
 
 def unpack(memory: Tensor, heads: Sequence[Head]) -> Iterator[runtime_pb2.Tensor]:
-    """The messages of all tensors, each split into parts small enough for a stream."""
+    """Yields the messages of all tensors, each split into parts small enough for a stream."""
     read, end = memory.numpy(), 0
     for head, size in heads:
         message = runtime_pb2.Tensor.FromString(head)
@@ -90,8 +91,8 @@ class StateService(ServicerBase):
     Args:
         dht: A running node.
         prefix: The averager's prefix.
-        ask: Asks the trainer under a number for some of its weights, at the places that a seed draws, or (None) for
-            its state; `take` brings the answer with that number.
+        ask: Passes a numbered request to the trainer, for weights at the places that a seed draws, or (None) for its
+            state; the answer comes by `take` with this number.
     """
 
     def __init__(self, dht: DHT, prefix: str, ask: Callable[[int, bytes | None], None]):
@@ -140,8 +141,11 @@ class StateService(ServicerBase):
     async def rpc_download_state(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A newcomer requests the state, with its ticket in a run that admits members only. Sends nothing if the state
-        is not offered, or if that peer asks too often. hivemind's own request has no place for a ticket."""
+        """Sends the state to a newcomer, which shows its ticket in a run that admits members only.
+
+        Sends nothing if the state is not offered, or if the newcomer asks too often. hivemind's own request has no
+        place for a ticket.
+        """
         guest = Guest(self._admission, _ticket_in(request), str(context.remote_id))
         if self._lets_in(request, context):
             async for message in self._state_for(context.remote_id, guest):
@@ -150,7 +154,8 @@ class StateService(ServicerBase):
     async def rpc_sample_state(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.DownloadData:
-        """Somebody compares a state with this peer's (`witnesses`); says nothing if that peer asks too often."""
+        """Sends a sample of this peer's weights to a peer that compares a state (`witnesses`); nothing if it asks too
+        often."""
         if not self._lets_in(request, context):
             return averaging_pb2.DownloadData()
         with self._samples.request(context.remote_id) as allowed:
@@ -162,7 +167,7 @@ class StateService(ServicerBase):
             return averaging_pb2.DownloadData(metadata=sample or b"")
 
     def _lets_in(self, request: averaging_pb2.MessageFromLeader, context: P2PContext) -> bool:
-        """Returns True if a request has a ticket that holds, if it needs one."""
+        """Returns True if a request has a valid ticket, or needs none."""
         with suppress(TicketRefused):
             if self._admission is not None:
                 self._admission.check(_ticket_in(request), str(context.remote_id), trains=True)
@@ -190,7 +195,7 @@ class StateService(ServicerBase):
         async with asyncio.timeout(PATIENCE_SECONDS) as patience:
             for part in unpack(memory, heads):
                 yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
-                metadata = None  # only the first part carries it
+                metadata = None  # only the first part carries the description
                 # All downloads share this peer's link, which may itself be the slow one.
                 longer = patience.when() + len(part.buffer) * self._quota.open / SLOWEST_READER_BYTES_PER_SECOND
                 patience.reschedule(min(longer, clock() + PATIENCE_SECONDS, ends))
@@ -210,5 +215,5 @@ def _ticket_in(request: averaging_pb2.MessageFromLeader) -> bytes:
 
 
 def offers_key(prefix: str) -> str:
-    """The DHT key of the peers that offer their state, the same as hivemind's."""
+    """Returns the DHT key of the peers that offer their state; it equals hivemind's."""
     return f"{prefix}.all_averagers"

@@ -1,9 +1,9 @@
 """Witnesses: samples of other donors' weights, drawn after a download, with which the downloaded weights are compared.
 
-One donor could send anything, and a newcomer or the monitor would pass it on. So whoever downloads a state asks other
-donors for some of their weights, at places that nobody knew before. Most of those that answer, the donor included, must
-have about the same numbers. Peers of a run do not have the same bits: gradients travel in 8 bit, and a peer may be an
-epoch ahead. So a donor that changes all weights a little is not found out; one that sends a spoiled model is.
+A donor could send anything, and a newcomer or the monitor would pass it on. So a peer that downloads a state asks other
+donors for some of their weights, at places that nobody knew before. Most of the answering donors, the sender included,
+must have nearly equal values there. Peers of a run do not have equal bits: gradients travel in 8 bits, and a peer may
+be an epoch ahead. So a donor that changes all weights a little is not found out, but one that sends a spoiled model is.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from training.swarm.node.admission import Admission
 from training.swarm.state.serving import SEED_BYTES
 
 MOST_WITNESSES = 6
-"""Donors that are asked for a sample."""
+"""Most donors that are asked for a sample."""
 SAMPLES_SECONDS = 10.0
 """Longest wait for all samples."""
 VALUES_OF_A_TENSOR = 32
 APART = 0.1
-"""Two peers of one epoch agree if the distance of their samples is at most this share of the length of one. Chaos runs
-(tests/chaos) take 0.05 for a fault."""
+"""Largest distance of the samples of two peers of one epoch, as a share of the length of one sample, at which the peers
+agree. Tests with faults (tests/chaos) allow 0.05."""
 EPOCHS_APART = 3
-"""The weights of a witness that is further away in epochs are not compared; the limit is as many times wider as it is
-epochs away."""
+"""Most epochs by which a compared witness is ahead or behind. The limit of the distance is multiplied by the difference
+in epochs."""
 TENSOR_APART, TENSOR_FLOOR = 0.5, 0.25
-"""Limit of each tensor's distance: a share of its own length, plus a share of the mean length of as many weights. Small
-tensors, such as biases that began at zero, differ more."""
+"""Limit of each tensor's distance: a share of its own length, plus a share of the mean length of equally many weights.
+Small tensors, such as biases that began at zero, differ more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,9 @@ class Sample:
 
     epoch: int
     drifted: bool
-    """True if the peer says that its weights are not those of the others."""
+    """True if the peer says that its weights differ from the others'."""
     values: np.ndarray
-    """Values in float32, tensor by tensor, as many of each as `sizes` gives."""
+    """Values in float32, tensor by tensor; `sizes` gives the number of values of each."""
 
     def packed(self) -> bytes:
         """Packs the sample as a message."""
@@ -59,7 +59,7 @@ class Sample:
 
     @classmethod
     def read(cls, packed: bytes, count: int) -> Sample:
-        """Reads a message.
+        """Reads a sample from a message.
 
         Raises:
             ValueError: If the message is not a sample of `count` finite values.
@@ -80,7 +80,7 @@ def sizes(shapes: Sequence[torch.Size]) -> list[int]:
 
 
 def draw(tensors: Sequence[Tensor], seed: bytes) -> np.ndarray:
-    """Draws a sample in float32. The same seed draws the same places at all peers."""
+    """Draws a sample in float32. An equal seed draws equal places at all peers."""
     dice, parts = random.Random(seed), []
     for tensor, size in zip(tensors, sizes([tensor.shape for tensor in tensors]), strict=True):
         places = torch.tensor([dice.randrange(tensor.numel()) for _ in range(size)], dtype=torch.int64)
@@ -89,7 +89,7 @@ def draw(tensors: Sequence[Tensor], seed: bytes) -> np.ndarray:
 
 
 def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
-    """Returns True if both samples can come from one healthy run, by the limits above."""
+    """Returns True if both samples may come from one healthy run, by the limits above."""
     wider = 1 + abs(own.epoch - other.epoch)
     squares, distances = (
         np.square(other.values, dtype=np.float64),
@@ -107,18 +107,18 @@ def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
 
 
 def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int], *, donor_counts: bool = True) -> bool:
-    """Returns True if most of the peers that can tell have a donor's weights.
+    """Returns True if most of the peers that can judge have a donor's weights.
 
-    If no other peer can tell, the donor is believed if it counts itself.
+    If no other peer can judge, the donor is believed if it counts itself.
 
-    A witness that is far ahead cannot tell: the run has gone on while the state came. One that is far behind can: the
-    run is not where the donor says that it is. Only a newcomer, at epoch 0, does not know where the run is.
+    A witness that is far ahead cannot judge: the run has gone on during the download. One that is far behind can: the
+    run is not at the epoch that the donor claims. Only a newcomer, at epoch 0, does not know the run's epoch.
 
     Args:
-        own: The donor's sample.
-        others: The witnesses' samples.
-        sizes_: See `sizes`.
-        donor_counts: Whether the donor is one of the peers that can tell.
+        own: Sample of the donor.
+        others: Samples of the witnesses.
+        sizes_: Number of values of each tensor; see `sizes`.
+        donor_counts: True if the donor is one of the peers that can judge.
     """
     others = [one for one in others if not one.drifted]
     near = [one for one in others if abs(one.epoch - own.epoch) <= EPOCHS_APART]
@@ -140,10 +140,10 @@ async def ask(
     Args:
         p2p: A connection of this event loop.
         service: Class that answers at the donors.
-        namespace: The averager's prefix.
-        donors: Some are chosen if they are many.
-        shapes: Of the parameters.
-        admission: By which this peer believes others; None in an open run.
+        namespace: Prefix of the averager.
+        donors: Peers that offer their state; some are drawn if they are many.
+        shapes: Shapes of the parameters.
+        admission: Checks the tickets of the donors; None in an open run.
     """
     seed, count = secrets.token_bytes(SEED_BYTES), sum(sizes(shapes))
     asked = random.sample(list(donors), min(len(donors), MOST_WITNESSES))
@@ -162,5 +162,5 @@ async def _ask_one(
         asked = stub.rpc_sample_state(averaging_pb2.MessageFromLeader(group_id=seed, gathered=ticket))
         answer = (await asyncio.wait_for(asked, SAMPLES_SECONDS)).metadata
         return Sample.read(answer if admission is None else admission.without_ticket(answer, str(donor)), count)
-    except Exception:  # it is gone, too slow, no member, or says something else: others may tell
+    except Exception:  # the donor is gone, too slow, no member, or sends something else: others may answer
         return None
