@@ -6,6 +6,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MOST_LAYERS = 160
+"""Most layers of a model: a plan traces each, and a stranger's recipe must not hold a program for minutes. The deepest
+published decoders have 126 (Llama 3.1, arXiv:2407.21783, table 3)."""
+Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from training.section import Count, Positive, Section
+from training.section import Count, Layers, Positive, Section
 
 AttentionType = Literal["full", "row", "column", "conv"]
 
@@ -16,7 +16,7 @@ class ModelConfig(Section):
 
     hidden_size: Positive
     """D, width of the residual stream."""
-    num_layers: Positive
+    num_layers: Layers
     """L, layers computed; each is one attention and one feed-forward block."""
     num_heads: Positive
     """N, attention heads."""

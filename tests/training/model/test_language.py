@@ -21,6 +21,7 @@ from training.model.language.loss import Head, next_token_loss, piece_tokens
 from training.model.language.model import LanguageModel, document_positions
 from training.optim.config import OptimizerConfig
 from training.optim.groups import parameter_groups
+from training.section import MOST_LAYERS
 
 LENGTH, VOCABULARY = 40, 97
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -444,6 +445,12 @@ def refused(**changes) -> str:
 def test_nothing_in_an_architecture_runs_code_or_loads_files(setting):
     name = next(iter(setting))
     assert name in refused(architecture={"model_type": "llama"} | GATED | setting)
+
+
+@pytest.mark.parametrize("layers", [MOST_LAYERS + 1, 1024, 0])
+def test_layers_beyond_any_published_model_are_refused_before_they_are_built(layers):
+    told = refused(architecture={"model_type": "llama"} | GATED | {"num_hidden_layers": layers, "hidden_size": 8192})
+    assert f"has {layers} layers; give 1 to {MOST_LAYERS}" in told
 
 
 @pytest.fixture(scope="module")

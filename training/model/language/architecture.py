@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.errors import BadInput, first_line
 from training.model.language.model import most_positions
+from training.section import MOST_LAYERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -47,9 +48,6 @@ REFUSED_IF_SET = {"use_bidirectional_attention", "add_cross_attention", "is_enco
 """Settings of these families that would make them something else than a decoder."""
 UNSTEADY_ROPES = {"dynamic", "longrope"}
 """Rotary positions whose angles depend on the longest text so far: a document's loss would depend on its neighbours."""
-MOST_LAYERS = 1024
-"""A bound against recipes that would build layers without end; the deepest published decoders have 126 (Llama 3.1,
-arXiv:2407.21783, table 3)."""
 
 
 def read_architecture(table: dict[str, Any]) -> PreTrainedConfig:
