@@ -46,6 +46,9 @@ COMMANDS = {
 }
 """Commands besides an estimate: the help text of each, and the module that adds its flags and runs it."""
 
+LARGEST_FILE = 1 << 20
+"""Most characters of a config.json, which a stranger may have written; those of known models have a few thousand."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -223,11 +226,14 @@ def batch_line(line: str) -> str:
 
 def _read(path: str) -> object:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open(encoding="utf-8-sig") as file:
+            text = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
     except UnicodeDecodeError:
         raise BadSetup(f"{path} is not a text file. Give the path of a JSON file.") from None
+    if len(text) > LARGEST_FILE:
+        raise BadSetup(f"{path} is too long for a config.json: it has more than {LARGEST_FILE} characters.")
     if (content := parsed(text, path)) is None:
         raise BadSetup(f"{path} has null in it, no config. Give the path of a JSON file with an object.")
     return content

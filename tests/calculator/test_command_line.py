@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+import tracemalloc
 from subprocess import PIPE
 
 import pytest
@@ -141,6 +142,16 @@ def test_the_pages_command_gives_the_same_answer(capsys):
     command = json.loads(browser.answer(json.dumps({"setup": setup})))["texts"]["command"]
     assert main([*shlex.split(command)[3:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpu"] == estimate(Setup(**setup)).as_dict()["gpu"]
+
+
+def test_a_config_of_absurd_size_is_not_read_whole(tmp_path, capsys):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(300 << 20)
+    tracemalloc.start()
+    assert main(["--config", str(tmp_path / "config.json")]) == 2
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "too long for a config.json" in capsys.readouterr().err and most < 50 << 20
 
 
 def test_browser_refuses_in_words():
