@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +11,8 @@ import pytest
 
 from tests.programs import Programs, end_forked_children, guard_tests
 from tests.tiers import LONG, is_quick
+
+STATE = tempfile.TemporaryDirectory(prefix="states-", ignore_cleanup_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """Before any test module is imported: some start programs as they are."""
+    os.environ["XDG_STATE_HOME"] = STATE.name  # volunteers without a folder of their own leave none at home
     guard_tests()
     # A busy machine takes longer than hypothesis allows for an example, which is no fault of the code.
     hypothesis.settings.register_profile("busy", deadline=None)
@@ -39,6 +44,7 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Also after an interruption."""
     end_forked_children()
+    STATE.cleanup()
 
 
 @pytest.fixture

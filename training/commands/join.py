@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -55,7 +54,8 @@ Epochs = Annotated[int | None, _advanced(min=1, help="Leave once the run has don
 StateDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that keeps your identity, contribution and place in the data, so that a restart continues them."
+        help="Folder that keeps your identity, contribution, place in the data, and the run's weights, so that a "
+        "restart continues them. Default: a folder of this run in ~/.local/state/training-together."
     ),
 ]
 Resume = Annotated[
@@ -140,9 +140,11 @@ def run(
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
     from training.publish.invitation import site_of
+    from training.recipe import parse_recipe, read_recipe
     from training.trust.client import Credentials
 
-    config, text = _checked_recipe(recipe, invitation=invitation, state_dir=state_dir)
+    text = read_recipe(recipe)
+    config = parse_recipe(text, source=recipe)
     if hugging_face and not yes:
         _ask_for_token(config)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
@@ -153,7 +155,7 @@ def run(
         "name": name,
         "threads": threads,
         "epochs": epochs,
-        "recipe_toml": text if state_dir is not None else "",  # else the folder is gone when the program ends
+        "recipe_toml": text,
         "resume": resume,
         "shards": shards,
         "bandwidth_mbits": bandwidth,
@@ -169,23 +171,6 @@ def run(
     prepare_environment()
     role = partial(_role, config, wishes, settings, state_dir, dry_run, log_json)
     run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
-
-
-def _checked_recipe(source: str, *, invitation: str | None, state_dir: Path | None) -> tuple[RunConfig, str]:
-    """The recipe and its text.
-
-    Raises:
-        BadInput: If it cannot be read, or if an invitation would be used up by a peer that nobody will be again.
-    """
-    from training.recipe import parse_recipe, read_recipe
-
-    text = read_recipe(source)
-    config = parse_recipe(text, source=source)
-    if invitation is not None and not config.membership.open and state_dir is None:
-        raise BadInput(
-            "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."
-        )
-    return config, text
 
 
 def _ask_for_token(config: RunConfig) -> None:
@@ -229,15 +214,13 @@ def _role(
     from training.compute.choices import Wishes
     from training.processes.events import EventLog
     from training.roles.peer import check_peer, run_peer
-    from training.volunteer.settings import PeerSettings
+    from training.volunteer.settings import PeerSettings, free_folder, state_folders
 
     own = PeerSettings(wishes=Wishes(**wishes), **settings)
     console = Console(highlight=False, soft_wrap=True)
-    # Without --state-dir a peer has a new identity at each start, and must leave no file behind.
-    with tempfile.TemporaryDirectory(prefix="peer-") as temporary:
-        folder = state_dir or Path(temporary)
-        events = EventLog(log_json)
-        if dry_run:
-            check_peer(config, own, folder, events=events, console=console)
-        else:
-            run_peer(config, own, folder, stop=stop, events=events, console=console)
+    folder = state_dir or free_folder(state_folders(), config.run_id)
+    events = EventLog(log_json)
+    if dry_run:
+        check_peer(config, own, folder, events=events, console=console)
+    else:
+        run_peer(config, own, folder, stop=stop, events=events, console=console)

@@ -12,8 +12,8 @@ INITIAL_PEERS = "{initial_peers}"
 """Stands in a join command for the addresses while they are not known yet."""
 
 
-MEMBERS_FLAGS = "--state-dir FOLDER --invitation CODE"
-"""What each volunteer of a run for members only adds, with a folder and a code of their own."""
+MEMBERS_FLAGS = "--invitation CODE"
+"""What each volunteer of a run for members only adds, with a code of their own."""
 
 
 def join_command(

@@ -221,8 +221,8 @@ def _print(text: str) -> None:
 
 
 _INVITE = (
-    "Each has a FOLDER of their own, and their own CODE: `moderate invite NAME` prints one. Members of an organization "
-    "on the Hugging Face Hub give --hugging-face instead of the code.\n"
+    "Each has their own CODE: `moderate invite NAME` prints one. Members of an organization on the Hugging Face Hub "
+    "give --hugging-face instead.\n"
 )
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address at which this machine reaches a server that listens at all its addresses."""

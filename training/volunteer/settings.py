@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.compute.choices import Wishes
 from training.data.store.cache import CACHE_GB
+from training.swarm.node.identity import is_in_use
 from training.trust.client import Credentials
 
 
@@ -27,7 +30,7 @@ class PeerSettings:
     epochs: int | None = None
     """Stop once the run has done this many epochs; None: at the end of its schedule."""
     recipe_toml: str = ""
-    """The recipe's text, if this peer is to keep weights as it leaves; see `training.checkpoints.keep`."""
+    """The recipe's text, if this peer is to keep weights; see `training.checkpoints.keep`."""
     resume: Path | None = None
     """Folder of checkpoints; the latest is used unless the run is ahead of it."""
     shards: str | None = None
@@ -48,3 +51,20 @@ class PeerSettings:
     """Credentials for a run that admits members only."""
     seed: int | None = None
     """Seed of the order of samples; None: derived from the peer's id."""
+
+
+def state_folders() -> Path:
+    """Where the state folders of volunteers are who have named none: in `XDG_STATE_HOME` or `~/.local/state`."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "training-together"
+
+
+def free_folder(parent: Path, run_id: str) -> Path:
+    """A state folder for a run: the first one that no other program on this machine uses, such as `demo` or `demo-2`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as parent:
+    ...     free_folder(Path(parent), "demo").name
+    'demo'
+    """
+    names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
+    return next(folder for name in names if not ((folder := parent / name) / "lock").exists() or not is_in_use(folder))

@@ -359,7 +359,3 @@ def test_who_is_not_admitted_ends_with_causes_and_a_way_out(maintainer):
         assert unasked.returncode == 2 and f"sends your Hugging Face token to {maintainer.url}" in unasked.stderr
         assert len(hub.asked) == 1
     assert maintainer.moderate("list").said == "Members of demo: 0\n"
-    without = join(maintainer, nobody, "--invitation", "x")
-    place = without.index("--state-dir")
-    forgetful = run_program([*without[:place], *without[place + 2 :]])
-    assert forgetful.returncode == 2 and "without --state-dir each start is another one" in forgetful.stderr
