@@ -1,1 +1,1 @@
-"""A long-running role as a process: its children, its end, its event log."""
+"""Long-running roles as processes: their children, their end, and their event log."""

@@ -1,4 +1,4 @@
-"""The child processes of a role, which end with it, however it ends.
+"""Child processes of a role, which end with the role, however it ends.
 
 hivemind forks a process for the DHT and one for each averager, and starts the network daemon `p2pd`; all of them
 survive when their parent is killed. Here every forked child, with all that it starts, joins a process group that a
@@ -23,9 +23,9 @@ _FOLDER = "training-role-"
 
 
 class ChildGroup:
-    """The process group of a role's children, and their folder for temporary files, which is removed with them.
+    """Process group of a role's children, and their folder for temporary files, which is removed with them.
 
-    Create one per process, before anything is forked.
+    Create one per process, before any process is forked.
     """
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class ChildGroup:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # hivemind forks by itself and offers no hook, but Python calls this one after every fork.
+        # hivemind forks by itself and offers no hook, but Python calls this function after every fork.
         os.register_at_fork(after_in_child=self._enter)
 
     def _enter(self) -> None:
         with suppress(OSError):  # if the watchdog was killed, there is no group to enter
             os.setpgid(0, self._watchdog.pid)
-        # The role's handlers would run in the child, too. Ctrl-C is the role's business; SIGTERM ends the child at
+        # Otherwise the role's handlers would run in the child, too. The role handles Ctrl-C; SIGTERM ends the child at
         # once.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if (torch := sys.modules.get("torch")) is not None:
-            # The parent's OpenMP threads do not exist in the child; work that torch hands to them would never end.
+            # The parent's OpenMP threads do not exist in the child; work that torch gives to them would never end.
             torch.set_num_threads(1)
 
     def start(self, command: Sequence[object]) -> subprocess.Popen:
@@ -81,7 +81,7 @@ def _remove_folders_of_the_dead() -> None:
 
 def _is_running(process_id: int) -> bool:
     try:
-        # Signal 0 does nothing but check that the process exists.
+        # Signal 0 only checks that the process exists.
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False

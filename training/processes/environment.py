@@ -1,4 +1,4 @@
-"""What hivemind and torch read from the environment when they are imported, and the limit on open files."""
+"""Environment variables that hivemind and torch read when they are imported, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import warnings
 FILE_LIMIT = 16_384
 """Limit on open files that a peer asks for; each connection to another peer takes one."""
 BASE_FILES = 256
-"""Open files of a peer without connections, with a margin: a training process was counted to have about 60."""
+"""Number of open files of a peer without connections, with a margin: a training process was counted to have about
+60."""
 FILES_PER_PEER = 2
-"""A connection in each direction."""
+"""Number of open files per peer of a group: a connection in each direction."""
 
 
 def files_of_group(peers: int) -> int:
-    """Files that a peer may have open in a group of this size."""
+    """Number of files that a peer may have open in a group of this size."""
     return BASE_FILES + FILES_PER_PEER * peers
 
 
 def prepare_environment() -> None:
-    """Sets what hivemind and torch read while they are imported; variables that are already set stay as they are.
+    """Sets the variables that hivemind and torch read while they are imported; variables that are already set stay
+    unchanged.
 
     hivemind's log is silenced, so that a volunteer sees this program's messages and not hivemind's tracebacks;
     `HIVEMIND_LOGLEVEL=INFO` shows them.
@@ -31,8 +33,8 @@ def prepare_environment() -> None:
     # hivemind's default is 128 threads in each process (compression/quantization.py).
     os.environ.setdefault("QUANTIZATION_THREADS", "4")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve others
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reports hivemind's tasks of closed connections
-    warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # from hivemind's 8-bit codec
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a message about hivemind's tasks of closed connections
+    warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # a warning from hivemind's 8-bit codec
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

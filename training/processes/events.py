@@ -1,4 +1,4 @@
-"""The event log of a long-running role: one JSON object per line, with `time` and `event`."""
+"""Event log of a long-running role: one JSON object per line, with `time` and `event`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "b
 
 
 class EventLog:
-    """Appends events to a file; without a path it drops them.
+    """Log of events, which appends each to a file; without a path it drops them.
 
     Args:
-        path: File to append to (`--log-json`); created, with its folder, if need be.
-        clock: Seconds since the epoch; a test passes its own.
+        path: File to append to (`--log-json`); created, with its folder, if it is missing.
+        clock: Returns seconds since 1970; a test passes its own.
 
     Raises:
         BadInput: If the file cannot be written.

@@ -1,4 +1,4 @@
-"""Ctrl-C and the other signals that end a program which has started others."""
+"""Signals, such as Ctrl-C, that end a program which has started other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """Records SIGINT, SIGTERM and SIGHUP within the block; a second Ctrl-C sets `impatient`."""
+    """Context that records SIGINT, SIGTERM and SIGHUP; a second Ctrl-C sets `impatient`."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -29,7 +29,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: object) -> None:
-        # Only noted: an exception raised here could come while the program ends the others, and leave some behind.
+        # Only noted: an exception here could come while the program ends the others, and leave some of them running.
         self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
         self.signal_number = self.signal_number or number
         self._event.set()

@@ -1,4 +1,4 @@
-"""Notices of a program: for people on the console, for programs in the event log."""
+"""Notices of a program: for people on the console, for other programs in the event log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.processes.events import EventLog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One setting and the reason for its value."""
+    """A setting in use, and the reason for its value."""
 
     name: str
     value: str
@@ -21,7 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Notices:
-    """The console and the event log of a program."""
+    """Console and event log of a program."""
 
     events: EventLog
     console: Console
@@ -29,7 +29,7 @@ class Notices:
     def warn(self, text: str) -> None:
         """Writes a warning to console and event log."""
         self.events.write("warning", text=text)
-        self.console.print(text, style="yellow", markup=False)  # it may quote what another peer has sent
+        self.console.print(text, style="yellow", markup=False)  # the text may quote what another peer has sent
 
     def show(self, setting: Setting) -> None:
         """Prints a setting with its reason."""

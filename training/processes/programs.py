@@ -22,15 +22,15 @@ def start_program(command: Sequence[str], *, mark: str, threads: int | None = 1,
 
     Args:
         command: Program and arguments.
-        mark: Marks it and all that it starts; see `marked_processes`.
-        threads: Threads that it may compute with; None: no limit.
-        options: Of `subprocess.Popen`.
+        mark: Text that marks the program and all that it starts; see `marked_processes`.
+        threads: Number of threads that compute in the program; None: no limit.
+        options: Further arguments of `subprocess.Popen`.
     """
     limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # Ctrl-C in the terminal then reaches only the program that starts others, which ends them in order.
+        # Ctrl-C in the terminal then reaches only this program, which ends the programs that it has started in order.
         start_new_session=True,
         preexec_fn=_end_with_parent,
         env={
@@ -47,7 +47,7 @@ def start_program(command: Sequence[str], *, mark: str, threads: int | None = 1,
 
 
 def marked_processes(marks: Iterable[str]) -> list[psutil.Process]:
-    """All running processes of programs with these marks: those that have inherited them."""
+    """Finds all running processes with these marks, which child processes inherit."""
     # Children that change their process group or session, as hivemind's do, keep their environment.
     wanted, found = set(marks), []
     for process in psutil.process_iter():
@@ -58,7 +58,8 @@ def marked_processes(marks: Iterable[str]) -> list[psutil.Process]:
 
 
 def kill_marked(marks: Iterable[str]) -> None:
-    """Kills all processes with these marks, except torch's shared-memory manager: it frees their memory and ends."""
+    """Kills all processes with these marks, except torch's shared-memory manager, which frees their memory and then
+    ends."""
     for process in marked_processes(marks):
         with suppress(psutil.Error):
             if process.name() != "torch_shm_manager":
@@ -66,7 +67,7 @@ def kill_marked(marks: Iterable[str]) -> None:
 
 
 def ending(exit_code: int | None) -> str:
-    """Words for how a program ended.
+    """Description of how a program ended, by its exit code.
 
     >>> ending(2), ending(-9), ending(None)
     ('exit code 2', 'killed by SIGKILL', 'still running')
@@ -81,6 +82,6 @@ _LIBC = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before its program starts: makes Linux end it when its parent dies in any way."""
+    """Asks Linux to send SIGTERM when the parent dies; runs in the child before its program starts."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""Progress of long work: bars on a terminal, otherwise a line every few seconds, so that logs show it too."""
+"""Progress of long work: shown as bars on a terminal, otherwise as a line every few seconds, so that logs show it
+too."""
 
 from __future__ import annotations
 
@@ -12,19 +13,20 @@ from typing import TextIO
 
 LINE_SECONDS = 5.0
 PACE_SECONDS, LOOK_SECONDS = 30.0, 0.5
-"""Time over which the pace is measured, and between two looks at it."""
+"""Seconds over which the pace is measured, and between two looks at it."""
 
 Show = Callable[[str, int, int | None], None]
-"""Called with (stage, amount done, total amount or None while it is unknown)."""
+"""Function called with the stage, the amount done, and the total amount, or None while it is unknown."""
 
 
 @contextmanager
 def show_progress(stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """Yields a function that shows the progress of each stage of some work: what is done, how fast, and what is left.
+    """Yields a function that shows the progress of each stage of some work: the amount done, the pace, and the time
+    left.
 
     Args:
-        stream: Where to write; None means standard error.
-        clock: Seconds that only grow.
+        stream: Stream to write to; None: standard error.
+        clock: Returns seconds of a clock that never goes back.
     """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
@@ -54,14 +56,14 @@ def show_progress(stream: TextIO | None = None, *, clock: Callable[[], float] = 
 
 
 class _Pace:
-    """Speed of a stage over the last half minute: work that goes on after an interruption finds much that is done,
-    which would make the rest seem to take no time."""
+    """Speed of a stage over the last half minute. Over the whole time it would be too high after an interruption: the
+    work then finds much of it done already, in no time."""
 
     def __init__(self):
         self._looks: deque[tuple[float, int]] = deque()
 
     def look(self, now: float, done: int) -> None:
-        """Notes what is done now."""
+        """Notes the amount that is done now."""
         looks = self._looks
         if len(looks) > 1 and looks[-1][0] - looks[-2][0] < LOOK_SECONDS:
             looks.pop()
@@ -70,7 +72,7 @@ class _Pace:
             looks.popleft()
 
     def told(self, total: int | None) -> str:
-        """Text such as `41.3/s, 0:06:52 left`; empty until the pace is known."""
+        """Text on speed and remaining time, such as `41.3/s, 0:06:52 left`; empty until the pace is known."""
         (first, before), (now, done) = self._looks[0], self._looks[-1]
         if now - first < LOOK_SECONDS or done <= before:
             return ""

@@ -1,4 +1,4 @@
-"""A long-running role: it stops in time when it is asked to, and its child processes with it.
+"""Long-running role: it stops in time when it is asked to, and its child processes with it.
 
 hivemind's averagers make their parent ignore Ctrl-C, and some of its threads and processes never end by themselves. So
 a role installs its signal handlers again after each averager, and exits without waiting for threads or processes.
@@ -22,13 +22,13 @@ from training.processes.children import ChildGroup
 from training.processes.servers.again import environment_of_next_start
 
 GRACE_SECONDS = 5.0
-"""Longest time in which a role finishes after Ctrl-C or SIGTERM; then it is killed."""
+"""Longest time that a role has to finish after Ctrl-C or SIGTERM; then it is killed."""
 
 
 class StopRequest:
     """Request to stop, by SIGINT, SIGTERM or SIGHUP.
 
-    The first signal asks and gives `grace_seconds`; then, or at the second signal, the process ends at once.
+    The first signal is the request, and begins `grace_seconds`; after these, or at the second signal, the process ends.
     """
 
     def __init__(self, children: ChildGroup, grace_seconds: float = GRACE_SECONDS):
@@ -42,11 +42,11 @@ class StopRequest:
         return self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps this long, or until a stop is requested; returns whether it was."""
+        """Sleeps this long, or until a stop is requested. Returns whether it was requested."""
         return self._asked.wait(seconds)
 
     def start(self, command: Sequence[object]) -> subprocess.Popen:
-        """Starts a program that ends with this role, however that ends."""
+        """Starts a program that ends with this role, however the role ends."""
         return self._children.start(command)
 
     def listen(self) -> None:
@@ -68,8 +68,8 @@ class StopRequest:
 
 
 def lack_of_shared_memory(error: BaseException) -> str | None:
-    """What to tell if an error is torch's of a full /dev/shm; None if it is another one."""
-    if not (isinstance(error, RuntimeError) and "</torch_" in str(error)):  # how torch names such a file
+    """Message for an error of torch that comes from a full /dev/shm; None for other errors."""
+    if not (isinstance(error, RuntimeError) and "</torch_" in str(error)):  # torch's name for a file of shared memory
         return None
     return (
         f"/dev/shm, in which the program's processes share weights and gradients, is too small: "
@@ -84,7 +84,7 @@ def run_role(
     """Runs a role to its end and exits: 0 when it returns, an error's own code, 1 after any other exception.
 
     The process ends without waiting for threads or children, some of which hivemind leaves hanging. With `begins_anew`,
-    it starts its program again after an error that says that it can (`BeginsAnew`).
+    it starts its program again after an error that permits it (`BeginsAnew`).
     """
     environment, again = dict(os.environ), None
     multiprocessing.set_start_method("fork", force=True)  # hivemind's processes cannot be pickled

@@ -1,4 +1,4 @@
-"""A clock that nobody sets."""
+"""Clock that cannot be set: the time since the machine was started."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def seconds_since_boot() -> float:
-    """Seconds since the machine was started, those of its sleep included where the system counts them (Linux)."""
+    """Seconds since the machine was started, including those of its sleep where the system counts them (Linux)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -1,4 +1,4 @@
-"""The watchdog: kills the process group that it leads, and removes a folder, once the process that started it is gone.
+"""Watchdog: kills the process group that it leads, and removes a folder, once the process that started it is gone.
 
 It runs as an isolated script, so it imports only the standard library; `training.processes.children` starts it.
 """
@@ -19,7 +19,7 @@ def watch(role: int, folder: str) -> None:
 
     Args:
         role: Process id of the parent.
-        folder: Temporary files of the role and its children.
+        folder: Folder of temporary files of the role and its children.
     """
     # A closed terminal must not end the watchdog before the role.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

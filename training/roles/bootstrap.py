@@ -1,4 +1,4 @@
-"""The bootstrap peer: welcomes newcomers at a fixed address and announces which recipe the run trains."""
+"""Bootstrap peer: welcomes newcomers at a fixed address, and announces the recipe of the run."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapSettings:
-    """Settings of this machine; the recipe holds those of the run."""
+    """Settings of the bootstrap peer on this machine; the recipe has those of the run."""
 
     state_dir: Path
-    """Holds the identity and the port, so that a restart has the same address, and the address book."""
+    """Folder of the identity and the port, so that a restart has the same address, and of the address book."""
     host_maddrs: tuple[str, ...]
     """Addresses to listen on; port 0 becomes a free one, which the state folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses at which others reach it, if they differ."""
+    """Addresses at which others reach the bootstrap peer, if they differ from `host_maddrs`."""
     initial_peers: tuple[str, ...] = ()
-    """Further servers of the same run, or the address of its site."""
+    """Addresses of further servers of the run, or of its site."""
     recipe: str = ""
     """Name of the recipe in the command that is printed for volunteers; empty: the run's name."""
     credentials: Credentials = field(default=Credentials(), repr=False)
-    """What this server may show to the membership server, in a run that admits members only."""
+    """Credentials that this server may show to the membership server, in a run that admits members only."""
     brief: bool = False
-    """Print no commands for others: the program that has started this one prints its own."""
+    """True to print no commands for others: the program that has started this one prints its own."""
 
 
 def run_bootstrap(
@@ -55,8 +55,8 @@ def run_bootstrap(
     """Serves until `stop` is requested.
 
     Raises:
-        BadInput, TrainingError: As `go_online`, `settle_ports` and `check_node` do.
-        RefusedByRun: If the membership server gives this one no ticket.
+        BadInput, TrainingError: The errors of `go_online`, `settle_ports` and `check_node`.
+        RefusedByRun: If the membership server gives this server no ticket.
     """
     identity = Identity(settings.state_dir)
     notices = Notices(events=events, console=console)
@@ -97,11 +97,11 @@ def run_bootstrap(
 
 
 def of_strangers(run: RunConfig, addresses: Sequence[str]) -> str | None:
-    """What to tell the maintainer of a run that strangers can reach and spoil; None if they cannot.
+    """Warning for the maintainer of a run that strangers can reach and spoil; None if they cannot.
 
     Args:
-        run: Its recipe says who may take part, and how peers average.
-        addresses: At which this server tells others to reach it.
+        run: Recipe, which says who may take part, and how peers average.
+        addresses: Addresses of this server that others get.
     """
     if not run.membership.open or run.swarm.aggregation != "mean" or not any(map(reach_of, addresses)):
         return None
@@ -140,7 +140,7 @@ def _welcome(
     stop: MemberStop,
     console: Console,
 ) -> None:
-    """Lists who joins and leaves, and renews what this peer announces, until `stop` is requested."""
+    """Lists peers that join and leave, and renews this peer's announcements, until `stop` is requested."""
     seen: dict[str, str] = {}
     waited = 0.0
     while not stop.wait(LOOK_SECONDS):

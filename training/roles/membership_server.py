@@ -1,4 +1,4 @@
-"""The membership server: gives tickets to those who may take part in a run, for as long as it runs."""
+"""Membership server: gives tickets to the members of a run, for as long as it runs."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ PAGE_TOKEN = "MEMBERSHIP_PAGE_TOKEN"
 LEAST_TOKEN_CHARACTERS = 20
 MOST_CONNECTIONS = 512
 FORGET_SECONDS = 3600.0
-"""Interval at which the register drops what is over."""
+"""Interval at which the register deletes expired entries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembershipSettings:
-    """Settings of the server."""
+    """Settings of the membership server."""
 
     state_dir: Path
-    """Keeps key, register and the page's password."""
+    """Folder of the key, the register and the page's password."""
     policy: Policy
     host: str
     port: int
     proxies: tuple[str, ...] = ()
-    """Addresses of proxies, which are believed about the asker's address."""
+    """Addresses of proxies whose reports of a caller's address are believed."""
 
 
 def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRequest, events: EventLog) -> None:
     """Serves until `stop` is requested.
 
     Raises:
-        BadInput: If the recipe names another key or none, a secret is readable for others, or the port is taken.
+        BadInput: If the recipe has another key or none, others can read a secret, or the port is taken.
     """
     _check_policy(settings.policy)
     key = open_key(settings.state_dir / KEY_FILE)
@@ -75,7 +75,7 @@ def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRe
 
 
 def table_for_recipe(key: MembershipKey, url: str, *, unvouched: bool) -> str:
-    """The lines that a recipe needs, on one line each."""
+    """Makes the lines that a recipe needs for this server, as one text."""
     lines = ["[membership]", f'key = "{key.public}"', f'url = "{url}"']
     return "\n".join([*lines, "unvouched = true"] if unvouched else lines)
 
@@ -109,7 +109,7 @@ def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettin
 
 
 def _check_standing(run: RunConfig, policy: Policy) -> None:
-    """Checks that server and recipe agree on whether there are members whom nobody vouches for."""
+    """Checks that server and recipe agree on whether the run has members for whom nobody vouches."""
     if policy.work_bits and not run.membership.unvouched:
         raise BadInput(
             f"--work-bits {policy.work_bits} lets people in whom nobody vouches for, and the recipe of {run.run_id} "
@@ -130,7 +130,7 @@ def _page_token(state_dir: Path) -> str:
     if token is None:
         path = state_dir / PAGE_TOKEN_FILE
         if not path.exists():
-            write_secret(path, MembershipKey.begin().public)  # 32 random bytes as text, as good as any
+            write_secret(path, MembershipKey.begin().public)  # 32 random bytes as text, as good as any password
         token = read_secret(path)
     if len(token) < LEAST_TOKEN_CHARACTERS:
         raise BadInput(
@@ -146,7 +146,7 @@ def _token_place(settings: MembershipSettings) -> str:
 
 def _look_after(register: Register, stop: StopRequest) -> None:
     while True:
-        with suppress(sqlite3.Error, OSError):  # such as a full disk; the next hour may find room
+        with suppress(sqlite3.Error, OSError):  # such as a full disk, which may have room in an hour
             register.forget()
         if stop.wait(FORGET_SECONDS):
             return

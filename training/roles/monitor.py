@@ -1,4 +1,4 @@
-"""The monitor: watches a run, keeps its history and checkpoints, draws its prompts, and publishes all of it on the web.
+"""Monitor: watches a run, keeps its history and checkpoints, draws its prompts, and publishes all of it on the web.
 
 The monitor only observes: it reads the peers' metric records, downloads the state as a newcomer would, and never joins
 an averaging group, so the run continues unchanged without it. It welcomes newcomers as the bootstrap peer does, so that
@@ -63,12 +63,12 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFlags:
-    """Settings of this monitor; the recipe holds those of the run."""
+    """Settings of the monitor on this machine; the recipe has those of the run."""
 
     recipe: str
     initial_peers: tuple[str, ...]
     run_dir: Path
-    """Receives `history.sqlite`, `checkpoints/` and `pictures/`."""
+    """Folder for `history.sqlite`, `checkpoints/` and `pictures/`."""
     shards: Path | None = None
     """Prepared shards to serve to volunteers; the served recipe then points to them."""
     site: Path | None = None
@@ -77,15 +77,15 @@ class MonitorFlags:
     public_url: str | None = None
     """Address under which others reach this monitor; None: http://host:port."""
     join_command: str | None = None
-    """The command that the join page shows, `{initial_peers}` in it being the addresses; None: made from them."""
+    """Command that the join page shows, with `{initial_peers}` for the addresses; None: the usual command."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses at which peers reach this monitor, if they differ."""
+    """Addresses at which peers reach this monitor, if they differ from `host_maddrs`."""
     credentials: Credentials = field(default=Credentials(), repr=False)
     """Credentials that this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
-    """Place to which checkpoints are copied, see `training.publish.copies.push`."""
+    """Place to which checkpoints are copied; see `training.publish.copies.push`."""
     log_json: Path | None = None
     one_machine: bool = False
     """True if all volunteers are programs on one machine, as in the demo; pages say so."""
@@ -97,7 +97,7 @@ class MonitorFlags:
 
     @property
     def announced_url(self) -> str | None:
-        """Address that volunteers get; None if this monitor knows no address at which they reach it."""
+        """Address of the site for volunteers; None if this monitor knows no address at which they reach it."""
         return None if self.public_url is None and self.host in ANY_HOST else self.url
 
 
@@ -106,8 +106,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
 
     Args:
         flags: Settings of this monitor.
-        stop: Asks it to end.
-        meanwhile: Serves at the monitor's port until the monitor does.
+        stop: Request to the monitor to end.
+        meanwhile: Site that serves at the monitor's port until the monitor itself serves.
 
     Raises:
         BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
@@ -190,7 +190,7 @@ def _warn(events: EventLog, text: str) -> None:
 def _member(
     flags: MonitorFlags, run: RunConfig, identity: Identity, admission: Admission | None, events: EventLog
 ) -> Member:
-    """This monitor as a member, with its first ticket."""
+    """Makes the monitor a member, and gets its first ticket."""
     notices = Notices(events=events, console=Console(highlight=False, soft_wrap=True))
     return Member(run, identity, flags.credentials, admission, identity.path.parent, notices)
 
@@ -212,13 +212,13 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, admissio
     )
     reach = redial.reachability()
     patience = {} if reach.peers else {"patience_seconds": ALONE_SECONDS}
-    # Peers that answer while no server does may have come back as well, and wait for one.
+    # Peers that answer while no server does may have come back as well, and wait for a server.
     check_recipe(redial.dht, run, may_be_alone=not reach.answering, **patience)
     return redial
 
 
 def _invitation(flags: MonitorFlags, redial: Redial, *, members_only: bool) -> dict[str, object]:
-    """Addresses of the run's servers, this monitor among them, and the command by which newcomers join."""
+    """Facts for the join page: the servers' addresses, this monitor's among them, and the command for newcomers."""
     own = full_addresses(redial.dht)
     others = [address for address in widest(redial.servers.addresses) if id_of(address) != id_of(own[0])]
     if (told := address_to_tell(own, others)) is None:
@@ -252,7 +252,7 @@ def _lineage(flags: MonitorFlags, redial: Redial, run: RunConfig, identity: Iden
 
 
 def _enter(lineage: Lineage, history: History, keeper: Keeper) -> None:
-    """Notes that the run is of this lineage from now on."""
+    """Notes that the run has this lineage from now on."""
     keeper.enter(lineage)
     history.enter_lineage(lineage.id, lineage.ancestors)
 
@@ -290,7 +290,7 @@ def _pusher(
 
 
 def _app(history: History, flags: MonitorFlags, watch: Watch) -> FastAPI:
-    """What the monitor serves."""
+    """Makes the web application that the monitor serves."""
     return live.create_app(
         history,
         pictures=flags.run_dir / "pictures",
@@ -334,7 +334,7 @@ def _watch(
 
 
 class _Tokens:
-    """Announces the recipe, and which tokens the run trains on, so that even the first volunteer is checked.
+    """Announces the recipe, and the tokens that the run trains on, so that even the first volunteer is checked.
 
     Announces no tokens where the shards cannot be read, for example in a run that was prepared elsewhere.
 
@@ -373,7 +373,7 @@ class _Tokens:
         self.renew()
 
     def renew(self) -> None:
-        """Repeats the announcements in time, before they expire in the DHT."""
+        """Repeats the announcements before they expire in the DHT."""
         if time.monotonic() - self._told >= MESSAGE_SECONDS / 3:
             self._told = time.monotonic()
             post_recipe(self._dht, self._run, self._identity)
@@ -381,7 +381,7 @@ class _Tokens:
                 post_tokens(self._dht, self._run, self._identity, self._digest)
 
     def take_back(self) -> None:
-        """Withdraws the announcement; then only those of volunteers count."""
+        """Withdraws the announcement of the tokens; then only those of volunteers count."""
         if self._digest:
             post_tokens(self._dht, self._run, self._identity, "")
 
@@ -391,7 +391,7 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: M
     records: list[PeerRecord] = []
     try:
         records = read_believable(dht, run)
-        # Beside peers, the list names accounts, which are nobody's peer id.
+        # Besides peers, the list has accounts, which are no peer ids.
         history.observe(records, banned=member.bans.until.keys() if member.bans is not None else ())
         watch.saw(records)
     except TimeoutError:
@@ -404,7 +404,7 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: M
 
 @contextmanager
 def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
-    """Serves the app from a thread within the block; at its end, open requests get two seconds to finish."""
+    """Serves the application in a thread within the block; at its end, open requests get two seconds to finish."""
     with socket.socket() as listener:
         try:
             listen_at(listener, host, port)
@@ -415,7 +415,8 @@ def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
 
 
 def with_shards(recipe_toml: str, shards: str) -> str:
-    """The recipe with another address for the shards. Only a comment on that line is lost; all else stays as it is.
+    """Returns the recipe's text with another address for the shards. Loses a comment on that line; all other text
+    stays.
 
     Raises:
         BadInput: If the recipe does not name the shards in a line of its own.

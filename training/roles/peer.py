@@ -1,4 +1,4 @@
-"""A volunteer's peer: streams samples, computes gradients, and trains the model together with the others."""
+"""Peer of a volunteer: streams samples, computes gradients, and trains the model together with the others."""
 
 from __future__ import annotations
 
@@ -128,23 +128,23 @@ def run_peer(
             epoch = peer.take_part(None, stop)
     finally:
         connection.redial.stop()
-        if not copies.is_second:  # the other process stays, and the last words would be its own
+        if not copies.is_second:  # the other process stays, so this one posts no last record
             reporter.leave()
         events.write("stopped", epoch=epoch)
     member.check()
     if not stop.asked:
-        copies.check(TOTALS_FILE)  # what was contributed so far stays with the other process
+        copies.check(TOTALS_FILE)  # the contribution so far stays with the other process
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
 def _builder(task: Task, settings: PeerSettings) -> Callable[[], TrainedModel]:
-    """Builds the model on its device when it is first needed."""
+    """Makes a function that builds the model on its device at the first call, and returns that model afterwards."""
     return cache(partial(model_on_device, task, settings.wishes.device))
 
 
 @dataclass(frozen=True)
 class _Peer:
-    """What a volunteer's peer keeps when it goes over to another lineage."""
+    """Parts of a volunteer's peer that stay when it changes to another lineage."""
 
     task: Task
     settings: PeerSettings
@@ -156,13 +156,13 @@ class _Peer:
     reporter: Reporter
     notices: Notices
     tokens: str
-    """Digest of the tokens that it trains on."""
+    """Digest of the tokens that the peer trains on."""
     kept: KeptWeights
-    """The weights that it keeps."""
+    """Weights that the peer keeps on disk."""
     state_dir: Path
 
     def take_part(self, resume: Path | None, stop: MemberStop) -> int:
-        """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
+        """Trains in the current lineage until the lineage is left or the peer stops. Returns the last epoch."""
         connection, belonging, run = self.connection, self.belonging, self.task.run
         keeping = Keeping(self.kept)
         until = belonging.until_left(stop)
@@ -188,7 +188,7 @@ class _Peer:
                 console=self.notices.console,
             )
             if source is not None:
-                # Another peer, with other tokens, may have come meanwhile.
+                # Another peer with other tokens may have come meanwhile.
                 facts = {"shards": self.kept.shards, "trusted": connection.redial.servers.ids}
                 check_tokens(connection.dht, run, connection.identity, self.tokens, **facts)
                 self._train(optimizer, source, until, keeping)
@@ -205,14 +205,14 @@ class _Peer:
         return optimizer.local_epoch
 
     def go_over(self, epoch: int) -> None:
-        """Goes over to the lineage that the run's servers announce, from the weights with which every peer begins."""
+        """Changes to the lineage that the run's servers announce, with the weights with which every peer begins."""
         self.reporter.begin_anew()
         self.belonging.go_over(epoch)
         self.member.bind(self.belonging.lineage)
         load_trained_state(self.model, trained_state(self.task.build_trained_part()))
 
     def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest, keeping: Keeping) -> None:
-        """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
+        """Trains to the end. If training fails and the run can no longer be reached, the error says so."""
         give_back_freed_memory()
         self.reporter.update(epoch=optimizer.local_epoch)
         self.belonging.remember(optimizer.local_epoch)
@@ -228,7 +228,7 @@ class _Peer:
                 micro_batch_size=self.choices.micro_batch_size,
                 tell=self.notices.warn,
             )
-            with closing(samples):  # else its threads would fetch on beside those of another lineage
+            with closing(samples):  # otherwise its threads would fetch on beside those of another lineage
                 loop = TrainingLoop(
                     schedule=self.task.run.schedule,
                     swarm=self.task.run.swarm,
@@ -242,7 +242,7 @@ class _Peer:
                 )
                 loop.train(self.settings.epochs, until)
         except ProcessEnded:
-            raise  # without its node a peer reaches nobody
+            raise  # without its node a peer reaches no other
         except TrainingError as error:
             if self.connection.reaches_servers:
                 raise
@@ -252,7 +252,7 @@ class _Peer:
             ) from None
 
     def _announce(self, optimizer: SwarmOptimizer, source: str) -> None:
-        """Declares this peer's bandwidth to the other peers, and says at which epoch the peer joined."""
+        """Announces this peer's bandwidth to the other peers, and prints the epoch at which it joined."""
         connection, run, notices = self.connection, self.task.run, self.notices
         link = replace(
             connection.link,

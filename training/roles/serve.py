@@ -1,6 +1,6 @@
-"""The servers of a run on one machine: bootstrap peer and monitor as child programs, each started again if it ends.
+"""Servers of a run on one machine: bootstrap peer and monitor as child programs, each started again when it ends.
 
-Two programs rather than one: if the monitor runs out of memory, newcomers still find the run through the other.
+They are two programs: if the monitor runs out of memory, newcomers still find the run through the bootstrap peer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.storage.remote import read_document
 
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
-"""Longest wait for a sign of life."""
+"""Longest wait for a server's answer."""
 MONITOR_STOP_SECONDS, STOP_SECONDS = 5.0, 8.0
 """Seconds after Ctrl-C until the bootstrap peer is asked to end, so that the monitor can still save the state of peers
 that it reaches through it; and until both are killed."""
@@ -35,32 +35,32 @@ that it reaches through it; and until both are killed."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Settings of this machine; the recipe holds those of the run."""
+    """Settings of the servers on this machine; the recipe has those of the run."""
 
     recipe: str
     run_dir: Path
-    """Holds both identities, history, checkpoints and pictures: all that a restart or another machine needs."""
+    """Folder of both identities, history, checkpoints and pictures: all that a restart or another machine needs."""
     shards: Path | None = None
-    """Prepared shards to serve; None: volunteers take those that the recipe names."""
+    """Folder of prepared shards to serve; None: volunteers take those that the recipe names."""
     site: Path | None = None
-    """Built site to serve."""
+    """Folder of the built site to serve; None: no site."""
     host: str = "0.0.0.0"
     port: int = 8000
     """Port of the site."""
     public_url: str | None = None
-    """Address of the site for others; None: made of the address of the bootstrap peer and `port`."""
+    """Address of the site for others; None: made from the address of the bootstrap peer and `port`."""
     dht_host: str = "0.0.0.0"
     """IP address at which both servers listen for peers."""
     dht_port: int = 31337
-    """TCP port of the bootstrap peer; the monitor takes the next one. 0: free ones, the same after a restart."""
+    """TCP port of the bootstrap peer; the monitor takes the next one. 0: free ports, which stay after a restart."""
     announce_host: str | None = None
     """IP address or DNS name at which peers reach this machine; None: its own addresses."""
     initial_peers: tuple[str, ...] = ()
-    """Other servers of the same run."""
+    """Addresses of other servers of the run."""
     push_to: str | None = None
     """Place to which the monitor copies its checkpoints."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
-    """The command line of the trainer."""
+    """Command line of the trainer."""
 
 
 def run_serve(
@@ -69,10 +69,10 @@ def run_serve(
     """Keeps both servers running until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
-        settings: Of this machine.
-        events: Gets `ready`, `warning` and `stopped`, and the servers' events with a field `role`.
-        show: Gets each line to print; None: prints it.
-        pace: Times of new starts.
+        settings: Settings of the servers.
+        events: Log for `ready`, `warning` and `stopped`, and for the servers' events with a field `role`.
+        show: Called with each line to print; None: prints it.
+        pace: Pauses and limits for new starts.
 
     Raises:
         BadInput: If the recipe or the run's folder cannot be used.
@@ -117,7 +117,8 @@ class _Servers:
         )
 
     def run(self, run_id: str, stop: Stop) -> None:
-        """Starts the bootstrap peer, then the monitor; then looks after them until a signal raises `Interrupted`."""
+        """Starts the bootstrap peer, then the monitor; then starts them again when they end, until a signal raises
+        `Interrupted`."""
         self._await_ready(self.bootstrap, [self.bootstrap], stop)
         self._await_ready(self.monitor, [self.bootstrap, self.monitor], stop)
         told = {name: self.monitor.ready[name] for name in ("url", "initial_peers", "join_command")}
@@ -132,7 +133,8 @@ class _Servers:
             stop.wait(LOOK_SECONDS)
 
     def stop(self, stop: Stop) -> None:
-        """Ends the monitor, then the bootstrap peer; kills what does not end in time, or at a second Ctrl-C."""
+        """Ends the monitor, then the bootstrap peer; kills those that do not end in time, or both at a second
+        Ctrl-C."""
         began = time.monotonic()
 
         def await_end(server: Service, seconds: float) -> None:
@@ -156,12 +158,13 @@ class _Servers:
 
     @property
     def _address(self) -> str:
-        """Address at which others reach the bootstrap peer."""
+        """Address at which other machines reach the bootstrap peer."""
         return self.bootstrap.ready["addresses"][0]
 
     @property
     def _local_address(self) -> str:
-        """Address at which this machine reaches it: through many routers it does not reach the one for others."""
+        """Address at which this machine reaches the bootstrap peer: many routers do not lead back to the one for
+        others."""
         port = self.settings.dht_port or self._address.split("/")[4]
         return f"{_maddr(_reachable(self.settings.dht_host), port)}/p2p/{self._address.rpartition('/')[2]}"
 
@@ -185,14 +188,14 @@ class _Servers:
         ]
 
     def _listening(self, number: int) -> list[str]:
-        """The flags that say where a server listens for peers, and what it tells them; `number` counts the servers."""
+        """Flags that set the addresses at which a server listens and that it announces; `number` counts the servers."""
         settings = self.settings
         port = settings.dht_port + number if settings.dht_port else 0
         announced = [_maddr(settings.announce_host, port)] if settings.announce_host else []
         return ["--host-maddrs", _maddr(settings.dht_host, port), *_flags("--announce-maddrs", announced)]
 
     def _await_ready(self, server: Service, running: list[Service], stop: Stop) -> None:
-        """Returns once a server is ready; a server that ends with an error before that ends the whole program."""
+        """Waits until a server is ready. If the server ends with an error before that, raises this error."""
         while server.ready is None:
             for each in running:
                 each.look()
@@ -205,7 +208,7 @@ class _Servers:
             stop.wait(LOOK_SECONDS)
 
     def _pass_on(self, role: str, event: dict) -> None:
-        """Copies a server's event into this program's log; events without a role speak of the whole."""
+        """Copies a server's event into this program's log; events without a role concern the whole program."""
         fields = {name: value for name, value in event.items() if name not in ("event", "time")}
         self.events.write(event["event"], **fields, role=role)
 
@@ -215,7 +218,7 @@ def _flags(name: str, values: object) -> list[str]:
 
 
 def _print(text: str) -> None:
-    """Prints whole lines, also from several threads: in one write, which `print` does not promise."""
+    """Prints whole lines, also from several threads: it writes each text in one call, which `print` may not do."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -225,7 +228,7 @@ _INVITE = (
     "give --hugging-face instead.\n"
 )
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Address at which this machine reaches a server that listens at all its addresses."""
+"""Address at which this machine reaches a server that listens at all its addresses, by that server's host."""
 
 
 def _reachable(host: str) -> str:
@@ -237,7 +240,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _maddr(host: str, port: int | str) -> str:
-    """A peer's address without its id.
+    """Address of a peer in libp2p's form, without its id.
 
     >>> [_maddr(host, 31337) for host in ("203.0.113.7", "2001:db8::7", "run.example")]
     ['/ip4/203.0.113.7/tcp/31337', '/ip6/2001:db8::7/tcp/31337', '/dns4/run.example/tcp/31337']
@@ -250,14 +253,15 @@ def _maddr(host: str, port: int | str) -> str:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Returns whether something accepts connections there."""
+    """Returns True if a program accepts connections at a port of a host."""
     with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS):
         return True
     return False
 
 
 def answers(url: str) -> bool:
-    """Returns whether a document can be read there, without a proxy: the environment's knows nothing of it."""
+    """Returns True if a document can be read at a URL, without a proxy: the environment's does not know this
+    machine's."""
     with suppress(OSError, ValueError):
         return bool(read_document(url, seconds=ANSWER_SECONDS, uses_proxy=False))
     return False

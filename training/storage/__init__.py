@@ -1,1 +1,1 @@
-"""Files: written whole or not at all on this disk, and read from elsewhere by one client."""
+"""Files: written as a whole or not at all on this disk, and read from other places by one client."""

@@ -1,7 +1,7 @@
-"""Reads documents of web servers, and files of a folder, a web server or a store.
+"""Client for documents of web servers, and for files of a folder, a web server or a store.
 
-Each fetch has two limits, bytes and seconds, so no host can fill the memory or hold a program by sending a byte now and
-then. No redirect leads from the Internet into a private network, and none gives up TLS.
+Each fetch has limits on bytes and on seconds, so no host can fill the memory or block a program by sending a byte now
+and then. No redirect leads from the Internet into a private network, and none gives up TLS.
 
     read_document("https://run.example/recipe.toml", most_bytes=1 << 14, seconds=60)
     open_source("s3://bucket/shards").read("train-00000.parquet", start=4, length=100)
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
     from httpx2 import Client, Headers, Request, Response
 
 TRIES, SILENCE_SECONDS = 4, 30.0
-"""Failures in a row after which a file is given up, and the longest silence of its server."""
+"""Failures in a row after which a file is given up, and the longest silence of its server in seconds."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
-"""The pause after the first failure, which doubles with each further one, and the longest."""
+"""Pause in seconds after the first failure, which doubles with each further one, and the longest pause."""
 PROGRESS_BYTES = 1 << 16
-"""A request that has brought this much before it failed counts as a success: a slow link may break off often."""
+"""Bytes after which a request that then failed counts as a success: a slow link may break off often."""
 GRACE_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 20_000
-"""Longest time of a file: its length at this speed, and this much longer; of a document whose length nobody has said,
-such as a manifest, the second alone."""
+"""Limits of the time of a file: `GRACE_SECONDS` and its length at this speed, added up. A document of unknown length,
+such as a manifest, has `GRACE_SECONDS` alone."""
 TRY_AGAIN_CODES = (408, 425, 429)
-"""Answers below 500 which say that the same request may succeed later."""
+"""Answers below 500 after which the same request may succeed later."""
 LARGEST_DOCUMENT_BYTES, MOST_REDIRECTS = 1 << 20, 5
 USER_AGENT = "training-transformers-together"
 WITH_IPV4 = tuple(map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
-"""Addresses of IPv6 that end with one of IPv4, to which machines and gateways take them (RFC 4291, 2765 and 6052)."""
+"""IPv6 networks whose addresses end in an IPv4 address to which machines and gateways pass them on (RFC 4291, 2765,
+6052)."""
 INSIDE = ipaddress.ip_network("64:ff9b:1::/48")
-"""Addresses of a network's own gateway to IPv4 (RFC 8215)."""
+"""IPv6 network for a local network's own gateway to IPv4 (RFC 8215)."""
 
 
 class Unanswered(OSError):
@@ -55,7 +56,7 @@ class Unanswered(OSError):
 
 
 class RefusedAddress(Unanswered):
-    """A site or a list leads to an address that we do not ask."""
+    """A site or a list leads to an address that this client does not ask."""
 
 
 class Refusal(Unanswered):
@@ -68,7 +69,7 @@ class Refusal(Unanswered):
 
 
 class UnreachableError(Exception):
-    """The source gives nothing now; it may later."""
+    """The source does not answer now; it may later."""
 
 
 class MissingError(Exception):
@@ -83,23 +84,23 @@ class Answer:
     """Answer of a web server; read it within the block of `ask`."""
 
     url: str
-    """The address that has answered, behind all redirects."""
+    """Address that has answered, after all redirects."""
     status: int
     headers: Headers
-    """Headers by name in any case; `get_list` returns all values of a name."""
+    """Headers of the answer by name, in upper or lower case; `get_list` returns all values of a name."""
     pieces: Iterator[bytes]
-    """The body as it arrives, without decompression."""
+    """Body of the answer as it arrives, without decompression."""
 
     def check(self) -> None:
-        """Raises Refusal unless the server gives what was asked for."""
+        """Raises Refusal unless the server sends what was asked for."""
         if self.status >= 300:
             raise Refusal(self.status)
 
     def read(self, most_bytes: int) -> bytes:
-        """The whole body.
+        """Returns the whole body.
 
         Raises:
-            Unanswered: If it is longer.
+            Unanswered: If the body is longer than `most_bytes`.
         """
         content = bytearray()
         for piece in self.pieces:
@@ -110,16 +111,16 @@ class Answer:
 
 
 def read_document(url: str, *, most_bytes: int = LARGEST_DOCUMENT_BYTES, seconds: float, **how: Any) -> bytes:
-    """A document of the web, whole.
+    """Reads a whole document of the web.
 
     Args:
         url: Address of http or https.
-        most_bytes: A longer one is refused.
-        seconds: Limit of the whole time.
+        most_bytes: Largest accepted document.
+        seconds: Limit of the whole time, in seconds.
         how: Further arguments of `ask`.
 
     Raises:
-        Unanswered, ValueError: As `ask`; also if the server refuses, or the document is longer.
+        Unanswered, ValueError: As `ask` raises them; also if the server refuses, or the document is longer.
     """
     with ask(url, seconds=seconds, **how) as answer:
         answer.check()
@@ -144,16 +145,16 @@ def ask(
         url: Address of http or https.
         seconds: Limit of the whole time, from the connection to the last byte.
         silence_seconds: Longest silence of the server; None: `seconds`.
-        headers: Added to the request.
-        body: Sent by POST; None: the request is a GET.
-        follows: Whether redirects are followed, as `check_redirect` allows it.
-        is_allowed: Says to which IP addresses a connection may be made; None: to all.
-        uses_proxy: Whether a proxy that the environment names is used.
+        headers: Headers to add to the request.
+        body: Body to send by POST; None: the request is a GET.
+        follows: True to follow redirects that `check_redirect` allows.
+        is_allowed: Returns True for an IP address to which a connection may be made; None: all are allowed.
+        uses_proxy: True to use a proxy that the environment names.
 
     Raises:
         Unanswered: If there is no answer within the limits.
-        RefusedAddress: If the server, or a redirect, is at an address that is not asked.
-        ValueError: If this is no address of the web.
+        RefusedAddress: If the server, or a redirect, is at an address that this client does not ask.
+        ValueError: If `url` is not an address of the web.
     """
     import httpx2  # slow to load
 
@@ -172,7 +173,7 @@ def ask(
             response = _sent(client, request, deadline, is_allowed)
             if not (follows and response.has_redirect_location):
                 break
-            response.close()  # unread: what stands behind a redirect may have no end
+            response.close()  # unread: the body of a redirect may have no end
             before, target = target, target.join(response.headers["Location"])
             check_redirect(str(before), str(target))
         else:
@@ -186,7 +187,7 @@ def ask(
 
 @lru_cache(maxsize=4)
 def _tls(cert_file: str | None) -> ssl.SSLContext:
-    """Trusts the system's certificates, or those of the file that the environment names; making it takes 20 ms."""
+    """Makes TLS settings that trust the system's certificates, or those of `cert_file`; this takes 20 ms."""
     return ssl.create_default_context()
 
 
@@ -199,8 +200,8 @@ def _sent(client: Client, request: Request, deadline: _Deadline, is_allowed: Cal
         return client.send(request, stream=True)
     host = request.url.host
     places = allowed_addresses(host, request.url.port or 443, is_allowed)
-    # The address that is checked is the one that is connected to: a name that is looked up twice could have another
-    # address the second time. The certificate must still be that of the name.
+    # The checked address is also the one of the connection: a name that is looked up twice could have another address
+    # the second time. The certificate must still be that of the name.
     request.extensions["sni_hostname"] = host
     for number, place in enumerate(places, start=1):
         request.url = request.url.copy_with(host=place)
@@ -225,7 +226,8 @@ def _arriving(response: Response, deadline: _Deadline) -> Iterator[bytes]:
 
 
 class _Deadline:
-    """Cuts off the connections of a request when its time is over, even if the server trickles its headers."""
+    """Deadline of a request: cuts off its connections when its time is over, even if the server trickles its
+    headers."""
 
     def __init__(self, seconds: float):
         self.seconds, self.is_over = seconds, False
@@ -247,20 +249,20 @@ class _Deadline:
             raise Unanswered(f"it has not arrived within {self.seconds:.0f} s")
 
     def cancel(self) -> None:
-        """Ends the watch."""
+        """Ends the deadline's watch."""
         self._timer.cancel()
 
     def _end(self) -> None:
         self.is_over = True
         for stream in self._streams:
             with suppress(OSError):
-                # Not the method of `ssl.SSLSocket`, which would take the TLS away from a thread that is reading.
+                # Not the method of `ssl.SSLSocket`, which would take the TLS away from a thread that reads.
                 socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
 
 @contextmanager
 def _in_words(seconds: float) -> Iterator[_Deadline]:
-    """Starts the time of a request, and turns the library's errors into those that `ask` raises."""
+    """Context that starts the deadline of a request, and replaces the library's errors by those that `ask` raises."""
     import httpx2
 
     deadline = _Deadline(seconds)
@@ -276,7 +278,7 @@ def _in_words(seconds: float) -> Iterator[_Deadline]:
 
 
 def _reason(error: BaseException) -> str:
-    """Text of the system's error behind a fault, or else of the library's."""
+    """Text of the system's error that caused a fault; if there is none, the text of the library's error."""
     text = str(error) or type(error).__name__
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
@@ -287,10 +289,11 @@ def check_redirect(source: str, target: str) -> None:
     """Refuses a redirect from the Internet into the volunteer's own network, and one from https to http.
 
     A site could otherwise make volunteers send requests to their routers and other machines behind their firewalls.
-    The target's name is looked up here and again for the connection, so a name server may still lie the second time.
+    This function looks the target's name up, and the connection does so again, so a name server may still lie the
+    second time.
 
     Raises:
-        RefusedAddress: If it is such a redirect.
+        RefusedAddress: If the redirect leads from the Internet into the own network, or from https to http.
     """
     before, after = urlsplit(source), urlsplit(target)
     if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
@@ -300,7 +303,7 @@ def check_redirect(source: str, target: str) -> None:
 
 
 def is_public_host(host: str | None) -> bool:
-    """Returns whether all addresses of a host are on the Internet; a host without any is not."""
+    """Returns True if all addresses of a host are on the Internet; False for a host without addresses."""
     found = []
     with suppress(OSError, ValueError):
         found = [place[0] for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
@@ -308,11 +311,11 @@ def is_public_host(host: str | None) -> bool:
 
 
 def allowed_addresses(host: str, port: int, is_allowed: Callable[[str], bool]) -> list[str]:
-    """The IP addresses of a host to which a connection may be made.
+    """Returns the IP addresses of a host to which a connection may be made.
 
     Raises:
-        RefusedAddress: If none is allowed.
-        Unanswered, ValueError: If the name is not known, or is none.
+        RefusedAddress: If no address is allowed.
+        Unanswered, ValueError: If the name is unknown, or not a host's.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -327,7 +330,8 @@ def allowed_addresses(host: str, port: int, is_allowed: Callable[[str], bool]) -
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an IP address is one of the Internet's, and not of this machine, its network, or a group.
+    """Returns True if an IP address belongs to the Internet, and not to this machine, its network, or a group of
+    machines.
 
     >>> is_public("93.184.216.34"), is_public("10.0.0.1"), is_public("::ffff:127.0.0.1"), is_public("169.254.169.254")
     (True, False, False, False)
@@ -347,28 +351,28 @@ def is_public(address: str) -> bool:
 
 
 class Source(Protocol):
-    """The files of a place."""
+    """A place with files, from which they can be read."""
 
     is_remote: bool
-    """True if a cache saves time."""
+    """True if the source is not on this machine, so that a cache saves time."""
 
     def read(self, name: str, *, start: int = 0, length: int) -> bytes:
         """Reads `length` bytes of a file.
 
         Raises:
             UnreachableError: If nothing comes, after several tries.
-            MissingError: If the file is not there or shorter.
+            MissingError: If the file is missing or shorter.
         """
 
     def read_all(self, name: str, *, limit: int) -> bytes:
-        """Reads a whole file, at most `limit` + 1 bytes of it; raises the same."""
+        """Reads a whole file, at most `limit` + 1 bytes of it; raises the errors of `read`."""
 
     def download(self, name: str, path: Path, *, length: int) -> None:
-        """Writes a file of a known length to a path; raises the same."""
+        """Writes a file of a known length to a path; raises the errors of `read`."""
 
 
 def open_source(address: str) -> Source:
-    """The source at an address: `http(s)://`, `hf://`, `s3://`, or a folder.
+    """Opens the source at an address: `http(s)://`, `hf://`, `s3://`, or a folder.
 
     Raises:
         BadInput: If the address is of another kind, or the library for it is missing.
@@ -382,7 +386,8 @@ def open_source(address: str) -> Source:
 
 
 def data_set_address(address: str) -> str:
-    """The address at which a data set of the hub is read: without `datasets/`, the hub takes it for a model.
+    """Address at which a data set of the hub is read. An `hf://` address gets `datasets/`, without which it names a
+    model.
 
     >>> data_set_address("hf://OWNER/NAME"), data_set_address("https://example.org/shards")
     ('hf://datasets/OWNER/NAME', 'https://example.org/shards')
@@ -393,7 +398,7 @@ def data_set_address(address: str) -> str:
 
 
 def pause_seconds(failures: int) -> float:
-    """Pause after this many failures in a row; random, so that peers that failed together do not come back together."""
+    """Random pause after this many failures in a row, so that peers that failed together do not try again together."""
     return min(FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.5)
 
 
@@ -427,7 +432,7 @@ class Folder(Source):
 
 
 class _Remote(Source):
-    """Repeats requests that fail, each from the byte where the last one broke off."""
+    """Source that repeats failed requests, each from the byte where the last one broke off."""
 
     is_remote = True
 
@@ -454,14 +459,14 @@ class _Remote(Source):
         is_length_known: bool = True,
         wait: Callable[[float], None] = time.sleep,
     ) -> Iterator[bytes]:
-        """Yields `length` bytes of a file as they arrive; raises as `Source.read`.
+        """Yields `length` bytes of a file as they arrive; raises the errors of `Source.read`.
 
         Args:
-            name: Of the file.
-            start: The first byte.
-            length: In bytes.
-            is_length_known: Whether a file that ends before is too short; otherwise it may.
-            wait: Waits between two tries.
+            name: Name of the file.
+            start: Position of the first byte.
+            length: Number of bytes.
+            is_length_known: True if a file that ends earlier is an error; False if it may end earlier.
+            wait: Sleeps for some seconds between two tries.
         """
         done = failures = 0
         seconds = GRACE_SECONDS + (length / LEAST_BYTES_PER_SECOND if is_length_known else 0.0)
@@ -487,13 +492,12 @@ class _Remote(Source):
                 wait(pause_seconds(failures))
 
     def _pieces(self, name: str, start: int, length: int, seconds: float) -> Iterator[bytes]:
-        """Yields at most `length` bytes of a file, as one request brings them; nothing if the file ends before
-        `start`."""
+        """Yields at most `length` bytes of a file from one request; nothing if the file ends before `start`."""
         raise NotImplementedError
 
 
 class Web(_Remote):
-    """Files of a web server. If it cannot send parts of a file, what is not wanted is skipped."""
+    """Files of a web server. If the server cannot send parts of a file, the unwanted bytes are skipped."""
 
     def _pieces(self, name: str, start: int, length: int, seconds: float) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
@@ -514,7 +518,7 @@ class Web(_Remote):
 
 
 class Store(_Remote):
-    """A store that fsspec knows, such as `s3://`, and `hf://` of Hugging Face."""
+    """Files of a store that fsspec knows, such as `s3://`, and `hf://` of Hugging Face."""
 
     def __init__(self, address: str):
         super().__init__(address)
@@ -528,10 +532,12 @@ class Store(_Remote):
 
 
 def file_system(address: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of an address, and the path in it. `s3://` takes s3fs, or else the S3 client in pyarrow.
+    """Opens the file system of an address, and returns it with the path in it.
+
+    `s3://` takes s3fs, or else the S3 client in pyarrow.
 
     Raises:
-        BadInput: If the address names no place, or a library for it is not installed. Nothing is sent yet.
+        BadInput: If the address has no path, or a library for it is not installed. Nothing is sent yet.
     """
     import fsspec  # seldom needed, and slow to load
 
@@ -547,7 +553,8 @@ def file_system(address: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _arrows_s3(address: str) -> tuple[AbstractFileSystem, str]:
-    """A client for `s3://BUCKET/PATH`, and the path; it takes keys and region from the environment by itself.
+    """Makes a client for `s3://BUCKET/PATH`, and returns it with the path. The client reads keys and region from the
+    environment.
 
     AWS_ENDPOINT_URL names another server than Amazon's, as it does for Amazon's own tools.
     """
@@ -568,19 +575,19 @@ def tried(name: str, address: str, act: Callable[[], Any]) -> Any:
     """Calls `act`, again if it fails, and returns its result.
 
     Args:
-        name: Name of the file that it reads or writes, for messages.
-        address: Where that is, for messages.
-        act: May raise anything; `BadInput` is not tried again.
+        name: Name of the file that `act` reads or writes, for messages.
+        address: Place of the file, for messages.
+        act: Function that may raise any error; it is not called again after `BadInput`.
 
     Raises:
-        TrainingError: If it fails several times.
+        TrainingError: If `act` fails several times.
     """
     for failures in range(1, TRIES + 1):
         try:
             return act()
         except BadInput:
             raise
-        except Exception as error:  # of any library of a storage
+        except Exception as error:  # errors of any library of a store
             reason = " ".join((reason_of(error) or type(error).__name__).split())[:300]
         if failures < TRIES:
             time.sleep(pause_seconds(failures))

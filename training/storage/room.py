@@ -1,4 +1,4 @@
-"""Waits for room on a disk before a program begins to write to it."""
+"""Waits for free space on a disk before a program begins to write to it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from training.errors import DiskFilled, reason_of
 
 LEAST_BYTES = 4 << 20
-"""Free bytes with which a program begins: enough for the history, a key, and drafts of both."""
+"""Least free bytes with which a program begins: enough for the history, a key, and drafts of both."""
 LOOK_SECONDS = 2.0
 
 
 def has_room(folder: Path) -> bool:
-    """Returns whether the disk of a folder has room for a program to begin; the folder need not exist yet."""
+    """Returns True if the disk of a folder has room for a program to begin; the folder need not exist yet."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free >= LEAST_BYTES
 
 
 @contextmanager
 def beginning(folder: Path) -> Iterator[None]:
-    """Replaces errors of a program's first writes within this context, if the disk has filled up meanwhile.
+    """Context that replaces errors of a program's first writes if the disk has filled up meanwhile.
 
     Raises:
         DiskFilled: In place of any other error, if the disk is full.
@@ -39,14 +39,14 @@ def beginning(folder: Path) -> Iterator[None]:
 
 
 def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str], None]) -> None:
-    """Returns when the disk of a folder has room, or when the program is asked to stop.
+    """Waits until the disk of a folder has room, or until the program is asked to stop.
 
-    A server that starts on a full disk would otherwise end at once, while one that runs already only stops writing.
+    Otherwise a server that starts on a full disk would end at once, while a running one only stops writing.
 
     Args:
-        folder: It need not exist yet.
+        folder: Folder on the disk; it need not exist yet.
         wait: Sleeps for a number of seconds, or until the program is asked to stop; returns whether it is asked.
-        tell: Gets one sentence if the disk is full.
+        tell: Called with one sentence if the disk is full.
     """
     asked, told = False, False
     while not has_room(folder) and not asked:

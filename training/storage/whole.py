@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders: a reader finds the old content or the new, never a part.
+"""Atomic writes of files and folders: a reader finds the old content or the new, never a part of either.
 
 The content goes to a draft in the same folder, is flushed to the disk, and is then renamed, which is atomic. A program
 that is killed leaves its draft behind; one that ends with an exception does not.
@@ -17,19 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LEFTOVER_SECONDS = 3600.0
-"""A draft unchanged for this long belongs to a program that was killed; the next writer deletes it."""
+"""Seconds after which an unchanged draft belongs to a killed program; the next writer deletes it."""
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""No space, no quota, read-only, broken: errors of writing, which often carry no file name."""
+"""Errors of writing that come from the disk: no space, no quota, read-only, broken. They often carry no file name."""
 _MARK = ".draft-"
 _numbers = itertools.count()
-"""Numbers the drafts, since two threads of a process may write the same file."""
+"""Numbers of the drafts, which differ since two threads of a process may write the same file."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file (text as UTF-8). It replaces an existing file and keeps its permissions.
 
     Raises:
-        OSError: If it cannot be written; an existing file is then unchanged.
+        OSError: If the file cannot be written; an existing file is then unchanged.
     """
     with whole_file(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -40,8 +40,9 @@ def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     """Yields a path to write to, for libraries that open files themselves; renames it into place after the block.
 
     Args:
-        path: Where the file goes.
-        flushed: Waits until the disk has it; without, a power cut may leave a damaged file, which readers must notice.
+        path: Final path of the file.
+        flushed: Wait until the file is on the disk; without this, a power cut may leave a damaged file, which readers
+            must notice.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -51,7 +52,7 @@ def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     'hello'
     """
     place = Path(os.path.realpath(path))  # renaming onto a link would replace the link, not the file it points to
-    if place.is_dir():  # else the error of the renaming would name the draft
+    if place.is_dir():  # otherwise the error of the renaming would name the draft
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if place.exists() and not place.is_file():
         raise OSError(errno.EINVAL, "it is a device or a pipe, and no file", str(path))  # which would be renamed away
@@ -73,11 +74,11 @@ def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path, *, flushed: bool = True) -> Iterator[Path]:
-    """Yields a new folder to fill; after the block, renames it into place and deletes an older one there.
+    """Yields a new folder to fill. After the block, renames it into place and deletes an older one there.
 
     Args:
-        path: Where the folder goes.
-        flushed: See `replace_folder`.
+        path: Final path of the folder.
+        flushed: Flush each file to the disk first; see `replace_folder`.
     """
     place = Path(os.path.realpath(path))
     check_folder(place)
@@ -97,13 +98,13 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
     empty and the older folder lies next to it.
 
     Args:
-        new: The finished folder, on the same disk.
-        place: Where it goes.
-        flushed: Whether each file is flushed to the disk first, which takes milliseconds per file; without it, files
-            may be empty after a power cut.
+        new: Finished folder, on the disk of `place`.
+        place: Final path of the folder.
+        flushed: Flush each file to the disk first, which takes milliseconds per file; without this, files may be empty
+            after a power cut.
 
     Raises:
-        NotADirectoryError: If something else than a folder is there.
+        NotADirectoryError: If something other than a folder is at `place`.
     """
     check_folder(place)
     for file in new.rglob("*") if flushed else ():
@@ -122,17 +123,17 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
 
 
 def check_folder(place: Path) -> None:
-    """Checks that a folder may be put there: a file, or a device, would be renamed away and lost.
+    """Checks that a folder may be put at a path: a file, or a device, would be renamed away and lost.
 
     Raises:
-        NotADirectoryError: If something else than a folder is there.
+        NotADirectoryError: If something other than a folder is there.
     """
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
 
 
 def move_folder(path: Path, place: Path) -> None:
-    """Renames a folder to a place on the same disk where nothing is; folders above that are made."""
+    """Renames a folder to a free path on the same disk; makes the folders above that path."""
     place.parent.mkdir(parents=True, exist_ok=True)
     os.replace(path, place)
     flush(place.parent)
@@ -140,7 +141,8 @@ def move_folder(path: Path, place: Path) -> None:
 
 
 def delete_folder(path: Path) -> None:
-    """Deletes a folder in one step for readers, whether or not the program is killed meanwhile: it is renamed first."""
+    """Deletes a folder in one step for readers, even if the program is killed meanwhile: it renames the folder
+    first."""
     place = Path(os.path.realpath(path))
     gone = _draft_beside(place)
     os.replace(place, gone)
@@ -154,10 +156,10 @@ def delete_drafts(folder: Path) -> None:
 
 
 def reserve_space(path: Path, size: int) -> None:
-    """Tries to allocate a file of this size beside others, and deletes it again.
+    """Allocates a file of this size next to others, to test that there is room, and deletes it again.
 
-    Free space alone does not say it: a quota or a limit on a file's size may be lower. macOS has no such call; there,
-    nothing is tried.
+    Free space alone is no proof: a quota or a limit on a file's size may be lower. macOS has no such call; there, this
+    function does nothing.
 
     Raises:
         OSError: If there is no room.
@@ -172,7 +174,8 @@ def reserve_space(path: Path, size: int) -> None:
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Returns whether the disk is full, or cannot be written at all; EFBIG is what a limit on a file's size gives."""
+    """Returns True if the disk is full or cannot be written at all, or a file would exceed a limit on its size
+    (EFBIG)."""
     return isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EFBIG)
 
 
@@ -186,7 +189,7 @@ def flush(path: Path) -> None:
 
 
 def _draft_beside(place: Path) -> Path:
-    """Returns a unique name for a draft; deletes leftover drafts of killed programs for the same place."""
+    """Makes a unique name for a draft; deletes leftover drafts of killed programs for the same place."""
     for leftover in place.parent.glob(f".{glob.escape(place.name)}{_MARK}*"):
         with suppress(OSError):  # its own writer may have renamed or deleted it meanwhile
             if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:

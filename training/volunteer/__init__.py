@@ -1,1 +1,1 @@
-"""The life of a volunteer's peer: checks, arrival, training, reports."""
+"""A volunteer's peer from start to end: checks, arrival, training, reports."""

@@ -1,11 +1,11 @@
-"""Obtains the run's current state for a newcomer, or finds that the run has ended.
+"""Arrival of a newcomer: it obtains the run's current state, or finds that the run has ended.
 
-It begins with fresh weights only if no record, no server's report and no checkpoint tells of an update. Otherwise it
-takes the state of a peer that trains. If nobody trains, as after a power cut of all, it loads the weights that it has
-kept itself and offers them to others that come back. If somebody has seen a newer epoch, it waits for whoever may have
-kept that, and takes what these offer. At the end of the wait it goes on with the newest state that has come, a
-checkpoint of the run's site among them, whatever epoch the servers remember. If nobody has any, and the site says that
-it has no checkpoint, the run begins anew.
+It begins with fresh weights only if no record, no server's report and no checkpoint mentions an update. Otherwise it
+takes the state of a peer that trains. If no peer trains, as after a power cut of all, it loads the weights that it has
+kept itself and offers them to returning peers. If some peer has reported a newer epoch, it waits for peers that may
+have kept its weights, and takes their offers. At the end of the wait it goes on with the newest state that has come, or
+with a newer checkpoint of the run's site, whatever epoch the servers remember. If no peer has weights, and the site
+says that it has no checkpoint, the run begins anew.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from training.volunteer.stored import fetch_stored
 LOOK_SECONDS = 1.0
 """Pause between two attempts of a newcomer to download the run's weights."""
 KEPT_SECONDS = 1.0
-"""A peer that has kept the newest weights starts from them if no other peer shows up within this time; peers that come
-back with older weights or none then get them from it."""
+"""Seconds that a peer with kept weights of the newest epoch looks for others before it starts from them; peers that
+come with older weights or none then get these weights from it."""
 DIFFERING_SECONDS = 4.0
-"""The same for a peer whose weights may differ from those that others have kept of the same epoch: they go first."""
+"""Same for a peer whose weights may differ from others' kept weights of the same epoch: those others go first."""
 NOBODY_SECONDS = 5.0
-"""A newcomer goes on with the site's checkpoint, or with kept weights that lack a few updates, if no peer that trains
-answers within this time. It can take part at once then, and takes newer weights from a peer that it finds later."""
+"""Seconds without an offer of a training peer after which a newcomer goes on with the site's checkpoint, or with kept
+weights that lack a few updates. It can take part at once then, and takes newer weights from a peer that it finds
+later."""
 ANSWER_SECONDS = 5.0
-"""Longest wait for a sign of life."""
+"""Longest wait for a peer's answer to a ping."""
 FORGOTTEN_SECONDS = 60.0
-"""If no peer that trains comes within this time, the run goes on from kept weights however old they are, or begins anew
-if no checkpoint was ever written. A network that was split needs up to a minute to heal."""
+"""Seconds without a training peer after which the run goes on from kept weights of any age, or begins anew if no
+checkpoint was ever written. A network that was split needs up to a minute to heal."""
 TOLD_SECONDS = 60.0
-"""Pause before a newcomer that waits prints the same sentence again."""
+"""Seconds before a waiting newcomer prints the same sentence again."""
 
 
 def arrive(
@@ -65,17 +66,17 @@ def arrive(
     stop: LeaveRequest,
     console: Console,
 ) -> str | None:
-    """Loads the run's current state into model and optimizer; returns where the state came from.
+    """Loads the run's current state into model and optimizer. Returns a text that names the state's source.
 
-    It returns None if the run has ended, after it has printed so, or if the peer is to stop or to leave the lineage.
+    Returns None if the run has ended, which it prints, or if the peer has to stop or to leave the lineage.
 
     Args:
-        optimizer: A new one, without any state.
+        optimizer: A new optimizer, without any state.
         run: The recipe.
-        belonging: The lineage that this peer joins, and who knows of it.
-        resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
+        belonging: The lineage that this peer joins, and what is known of it.
+        resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it. None: no folder.
         kept: Weights of the run that this peer has kept.
-        stop: A request to stop, or to leave the lineage, ends the waiting.
+        stop: Ends the wait when the peer has to stop, or to leave the lineage.
         console: Prints what the peer waits for.
 
     Raises:
@@ -92,14 +93,14 @@ class _Others:
     """State of the run by the records of the other peers of the lineage."""
 
     epoch: int = 0
-    """The latest epoch that any of them has reached, including those that have just left."""
+    """Latest epoch that any of the peers has reached, including peers that have just left."""
     there: tuple[PeerRecord, ...] = ()
     """Records of peers that have weights of the run and are still in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Newcomer:
-    """A peer without weights of the run."""
+    """A peer without weights of the run, on its way into the run."""
 
     optimizer: SwarmOptimizer
     run: RunConfig
@@ -108,13 +109,13 @@ class _Newcomer:
     stop: LeaveRequest
     console: Console
     told: dict[str, float] = field(default_factory=dict)
-    """Sentence -> when it was printed last."""
+    """Time at which each sentence was printed last."""
 
     def arrive(self, resume: Path | None) -> str | None:
-        """Does what `arrive` says."""
+        """Loads the run's current state; see the function `arrive`."""
         optimizer = self.optimizer
         source = self.resume(resume) if resume is not None else None
-        is_told = source is not None  # by the volunteer, whatever the servers remember
+        is_told = source is not None  # given by the volunteer, whatever the servers remember
         began = time.monotonic()
         while not self.stop.asked:
             others = self.others_now()
@@ -150,17 +151,19 @@ class _Newcomer:
         return None
 
     def tell(self, sentence: str) -> None:
-        """Prints a sentence, but not again and again."""
+        """Prints a sentence, but the same sentence only once in `TOLD_SECONDS`."""
         if time.monotonic() - self.told.get(sentence, -math.inf) >= TOLD_SECONDS:
             self.told[sentence] = time.monotonic()
             self.console.print(sentence, markup=False)
 
     def others_now(self) -> _Others | None:
-        """Reads the other peers' records. Returns None if the DHT did not answer in time, so that other peers may be
-        there.
+        """Reads the other peers' records. Returns None if the DHT did not answer in time: other peers may be there
+        then.
+
+
 
         Raises:
-            ProcessEnded: If the node has ended, which will never answer.
+            ProcessEnded: If the node has ended, so that it will never answer.
         """
         check_node(self.optimizer.dht)
         own, lineage = str(self.optimizer.dht.peer_id), self.belonging.lineage.id
@@ -183,31 +186,35 @@ class _Newcomer:
 
     @property
     def kept_seconds(self) -> float:
-        """Time in which this peer looks for others before it starts from its kept weights."""
+        """Seconds that this peer looks for others before it starts from its kept weights."""
         path, _epoch = self.kept.newest(self.belonging.lineage)
         return DIFFERING_SECONDS if path is not None and self.kept.may_differ(path) else KEPT_SECONDS
 
     def resume(self, folder: Path) -> str | None:
-        """Loads the latest checkpoint of a folder. Returns None if there is none, or it belongs to another lineage."""
+        """Loads the latest checkpoint of a folder. Returns a text that names it; None if there is none, or if it
+        belongs to another lineage."""
         path = latest_checkpoint(folder)
         return self._load(path) if path is not None else None
 
     def hears_nothing_of(self, peers: Sequence[PeerRecord]) -> bool:
-        """Returns whether none of these peers answers. A record outlives its peer, for long if its clock was
+        """Returns True if none of these peers answers. A record outlives its peer, for long if the peer's clock was
         ahead."""
         with suppress(TimeoutError):
             return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
         return False
 
     def take_stored(self, held: str | None, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
-        """Goes on without the others: with the weights that it holds or has kept, the site's newest checkpoint if that
-        has more updates, or fresh weights; None while there is hope for a better state.
+        """Goes on without the others: with the loaded or kept weights, with the site's newest checkpoint if that has
+        more updates, or with fresh weights. Returns a text that names the source; None while a better state may still
+        come.
+
+
 
         Args:
             held: Source of the weights that this peer has loaded; None: it has loaded none.
-            waited_seconds: Since it came.
-            newest: The newest epoch that it has heard of.
-            may_begin_anew: Whether the run may begin anew if nobody has any weights.
+            waited_seconds: Seconds since this peer came.
+            newest: Newest epoch that this peer has heard of.
+            may_begin_anew: True if the run may begin anew when no peer has any weights.
         """
         if waited_seconds < NOBODY_SECONDS:
             return None
@@ -226,7 +233,10 @@ class _Newcomer:
         return None
 
     def take_kept(self) -> str | None:
-        """Loads what this peer has kept; None if it has nothing, or cannot use it, or the run has ended with it."""
+        """Loads the weights that this peer has kept, and returns a text that names them.
+
+        Returns None if it has none, or cannot use them, or the run has ended with them.
+        """
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
             is_loaded = 0 < epoch < self.run.schedule.total_epochs and self._load(path) is not None
@@ -249,7 +259,7 @@ class _Newcomer:
     def _is_of_this_lineage(self, checkpoint: Checkpoint) -> bool:
         lineage = self.belonging.lineage
         if lineage.has(checkpoint.lineage, checkpoint.epoch) or not self.belonging.newest_epoch():
-            return True  # a lineage without any update may begin with weights of another one
+            return True  # a lineage without any update may begin with weights of another lineage
         self.console.print(
             f"{checkpoint.path} is not used: it belongs to the lineage {checkpoint.lineage} at epoch "
             f"{checkpoint.epoch}, and the run trains {lineage.id}.",
@@ -279,7 +289,7 @@ class _Newcomer:
 
 
 def _end_of_run(run: RunConfig, epoch: int) -> str:
-    """The message for a newcomer that arrives when the run has ended."""
+    """Message for a newcomer that arrives when the run has ended."""
     return (
         f"The run {run.run_id} has reached its end: all of its {epoch} epochs are done, and there is nothing left "
         "to train. The run's page shows the result. Thank you for coming!"

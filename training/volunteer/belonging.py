@@ -1,4 +1,4 @@
-"""Keeps the lineage of its run that a peer trains, and finds out when the peer must change to another one."""
+"""Lineage that a peer trains: keeps it, and finds out when the peer must change to another one."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ LOOKS = 3
 """Looks in a row that must agree before a peer leaves a lineage that no server announces any more: a busy node may have
 missed an announcement."""
 WAKE_SECONDS = 0.5
-"""A peer that waits notices within this time that its lineage is left."""
+"""Longest time after which a waiting peer notices that its lineage is left."""
 
 
 class LeaveRequest:
-    """Asks a peer to stop what it does in its lineage, because the program is to stop, the lineage is left, or the
-    identity is another process's."""
+    """Request to a peer to stop its work in a lineage: the program stops, the lineage is left, or another process has
+    the identity."""
 
     def __init__(self, stop: MemberStop, belonging: Belonging):
         self._stop, self._belonging = stop, belonging
 
     @property
     def asked(self) -> bool:
-        """Returns whether the peer is asked to stop."""
+        """Returns True if the peer is asked to stop."""
         return self._stop.asked or self._belonging.is_left or self._belonging.copies.is_second
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps this long, or until it is asked to stop; returns whether it is asked."""
+        """Sleeps this long, or until the peer is asked to stop. Returns whether the peer is asked."""
         until = time.monotonic() + seconds
         while not self.asked and (left := until - time.monotonic()) > 0:
             self._stop.wait(min(left, WAKE_SECONDS))
@@ -59,12 +59,12 @@ class LeaveRequest:
 
 
 class Belonging:
-    """The lineage of a peer; made when its node has found the run.
+    """Lineage of a peer; made when the peer's node has found the run.
 
     Args:
-        connection: To the run.
-        state_dir: Keeps the lineage for the next start.
-        notices: Tells the volunteer which lineage that is.
+        connection: Connection to the run.
+        state_dir: State folder, which keeps the lineage for the next start.
+        notices: Tells the volunteer which lineage the peer trains.
         copies: Looks for other processes with this peer's identity whenever this object looks at the lineages.
     """
 
@@ -75,8 +75,8 @@ class Belonging:
         self._looks: list[str] = []
         self._other: LineageMessage | None = None
         self.resting = threading.Lock()
-        """Hold it while processes are forked: a lock that the watching thread holds then is never released in them.
-        The watching thread holds it while it looks."""
+        """Lock of the watching thread, held while it looks, and by others while they fork processes: in these, a lock
+        that the watching thread holds at that moment would never be released."""
         self.lineage = self._settle()
         threading.Thread(target=self._watch, daemon=True, name="lineage").start()
 
@@ -97,13 +97,13 @@ class Belonging:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the run's servers have changed to another lineage."""
+        """Returns True if the run's servers have changed to another lineage."""
         return self._other is not None
 
     def newest_epoch(self) -> int:
-        """The newest epoch that peers are at, or that the servers have seen; 0 if it has no update.
+        """Newest epoch that peers have reached, or that the servers have seen; 0 if the lineage has no update.
 
-        Words of others count only where no server says anything of this lineage.
+        Announcements of others count only where no server announces this lineage.
         """
         announced: list[LineageMessage] = []
         with suppress(TrainingError):
@@ -116,7 +116,7 @@ class Belonging:
         return max((message.epoch for message in announced), default=0)
 
     def sites(self) -> list[str]:
-        """Addresses at which the run's servers may have its checkpoints."""
+        """Addresses of the sites that may have the run's checkpoints."""
         sites = [*self._connection.redial.servers.sites]
         if self._connection.settings.site is not None:
             sites.append(self._connection.settings.site)
@@ -127,7 +127,7 @@ class Belonging:
     # -- changes of the lineage ----------------------------------------------------------------------------------------
 
     def go_over(self, epoch: int) -> None:
-        """Changes to the lineage that the servers announce; `epoch` is the last one of this peer in the old lineage."""
+        """Changes to the lineage that the servers announce; `epoch` is this peer's last one in the old lineage."""
         with self.resting:  # a look between these lines would leave the new lineage as well
             other, self._other = self._other, None
             self._looks.clear()
@@ -136,7 +136,7 @@ class Belonging:
             self.lineage = other.lineage
 
     def remember(self, epoch: int) -> None:
-        """Keeps the lineage and its epoch on disk; if the disk is full, training continues without."""
+        """Keeps the lineage and its epoch on disk; if the disk is full, training continues without this."""
         with suppress(OSError):
             keep(self._state_dir, LineageMessage(lineage=self.lineage, epoch=epoch))
 
@@ -153,7 +153,7 @@ class Belonging:
                 records = read_records(self._dht, self._run_id)
                 announced += lineages_in(of_voices(records, accounts_of_records(self._dht, records)))
             choice = choose(announced, self._trusted)
-            # A server that has just begun a lineage may not have seen yet that others train one.
+            # A server that has just begun a lineage may not know yet that others train another one.
             has_begun = choice is not None and (choice.epoch or not any(message.epoch for message in announced))
             if (has_begun and choice.signer in self._trusted) or time.monotonic() >= deadline:
                 break

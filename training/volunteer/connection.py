@@ -1,4 +1,4 @@
-"""A peer's connection to its run: the DHT node, and what was measured of the network while connecting."""
+"""Connection of a peer to its run: the DHT node, and what was measured of the network while connecting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME_FILE = "name"
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A DHT node that has found the run and checked that it trains the same recipe."""
+    """A DHT node that has found the run, in which the others train the same recipe."""
 
     run: RunConfig
     settings: PeerSettings
@@ -44,12 +44,13 @@ class Connection:
 
     @property
     def reaches_servers(self) -> bool:
-        """Returns whether any server of the run accepts a connection now."""
+        """Returns True if any server of the run accepts a connection now."""
         return bool(answer_seconds(self.redial.servers.addresses))
 
     @property
     def name(self) -> str:
-        """This peer's name on the leaderboard: the volunteer's, the one of its last identity, or one of its id."""
+        """Name of this peer on the leaderboard: the volunteer's choice, that of its last identity, or one made from its
+        id."""
         kept = ""
         with suppress(OSError, ValueError):
             kept = self.identity.path.with_name(NAME_FILE).read_text(encoding="utf-8")
@@ -69,17 +70,17 @@ def connect(
         run: The recipe.
         settings: Settings of this peer.
         identity: Identity of this peer.
-        warn: Gets a sentence when the run's servers are gone, and when they are back.
-        admission: By which this peer lets others in; None in an open run.
+        warn: Called with a sentence when the run's servers are gone, and when they are back.
+        admission: Checks the tickets of other peers; None in an open run.
 
     Raises:
         BadInput: If an address is malformed, or a port that was given is taken.
         RefusedByRun: If the run trains another recipe.
-        TrainingError: If no initial peer answers, nor any peer that this one has met before, nor one of these within
-            two minutes if it has met some.
+        TrainingError: If neither an initial peer nor a peer that this one has met before answers; it waits two minutes
+            for these if it has met some.
     """
     host_maddrs = settings.host_maddrs
-    if not settings.client_mode:  # at the port of the last start: the others call it there when no server is left
+    if not settings.client_mode:  # at the port of the last start, where the others call it when no server is left
         host_maddrs = settle_ports(identity.path.parent, host_maddrs)
     redial = go_online(
         run,

@@ -1,7 +1,8 @@
-"""Finds out that another process has this peer's identity, as when somebody copies a state folder to a second machine.
+"""Copies of an identity: finds out that another process has this peer's identity, as in a state folder copied
+elsewhere.
 
-Each process posts a word under a key of its own peer id, with the time at which it began. Both see the other's word
-there, since either replaces the other. The one that began later takes an identity of its own, under the same name.
+Each process posts a message under a key of its own peer id, with the time at which it began. Both see the other's
+message there, since each replaces the other. The process that began later takes a new identity, under the same name.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from training.swarm.node.identity import KEY_FILE, Identity
 from training.volunteer.connection import NAME_FILE
 
 LOOK_SECONDS = 10.0
-"""Pause between two looks, so that both notice within half a minute."""
+"""Seconds between two looks, so that both processes notice within half a minute."""
 
 
 class CopiedIdentity(BeginsAnew):
-    """This process had the identity of an earlier one, and has deleted it."""
+    """Error of a process that had the identity of an earlier process, and has deleted it."""
 
 
 class Copies:
@@ -30,11 +31,11 @@ class Copies:
 
     Args:
         dht: A running node.
-        run_id: The run's.
-        identity: Of this peer.
-        name: Of this peer, which stays.
-        tell: Called with a sentence once such a process is seen.
-        clock: Seconds since 1970.
+        run_id: Id of the run.
+        identity: Identity of this peer.
+        name: Name of this peer, which stays.
+        tell: Called with a sentence once another process with this identity is seen.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class Copies:
         self._name, self._tell, self._clock = name, tell, clock
         self._began = self._due = clock()
         self._seen: dict[float, float] = {}
-        """The last word of each other process: when it began -> when it posted the word."""
+        """Time of the last message of each other process, by the time at which that process began."""
         self._are_told = False
         self.is_second = False
         """True if an earlier process has this identity, so that this one must take another."""
 
     def look(self) -> None:
-        """Reads what lies under the key, and posts this process's word, if it is time; call it every few seconds.
+        """Reads the messages under the key, and posts this process's message, if it is time; call it every few seconds.
 
-        A word that does not change is one of an earlier start, whose process has ended.
+        A message that does not change comes from an earlier start, whose process has ended.
 
         Raises:
             TrainingError: If the DHT does not answer.
@@ -85,13 +86,13 @@ class Copies:
             )
 
     def check(self, *files: str) -> None:
-        """Deletes the identity if it is another process's: the next start makes a new one.
+        """Deletes the identity if another process has it: the next start makes a new one.
 
         Args:
-            files: Names of what goes with it in the state folder.
+            files: Names of further files in the state folder to delete with it.
 
         Raises:
-            CopiedIdentity: If it was; the program can begin anew.
+            CopiedIdentity: If another process has it; the program can begin anew.
         """
         if not self.is_second:
             return

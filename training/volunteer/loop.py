@@ -22,19 +22,19 @@ from training.volunteer.reporter import Reporter
 from training.volunteer.samples import OwnSamples
 
 SERVE_SECONDS = 30.0
-"""Time in which a peer serves its state after the schedule's last epoch, so that the monitor can take a last
+"""Seconds for which a peer serves its state after the schedule's last epoch, so that the monitor can save a last
 checkpoint."""
 WAIT_SECONDS = 1.0
-"""A peer that waits for others looks for them this often."""
+"""Interval at which a waiting peer looks for others."""
 SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
-"""A peer that waits for samples for this share of an epoch shows it, and for more than the second one warns of it."""
+"""Shares of an epoch: a peer that waits for samples for the first one shows it, for the second one it warns of it."""
 STREAM_COSTS = ("waiting_seconds", "skipped_samples", "repeated_samples")
 """Attributes of `SampleStream` that each epoch's report contains."""
 APART_IN_A_ROW = 10
-"""Epochs in a row without an average, though others train, after which a peer warns that they do not reach each
+"""Epochs in a row without an average although others train, after which a peer warns that the peers do not reach each
 other."""
 NOT_FINITE_IN_A_ROW = 10
-"""After this many non-finite losses in a row, a peer downloads the others' state again."""
+"""Non-finite losses in a row after which a peer downloads the others' state again."""
 
 
 @dataclass
@@ -66,16 +66,16 @@ class TrainingLoop:
     reporter: Reporter
     notices: Notices
     keep: Callable[[], None] = lambda: None
-    """Called when an epoch has ended: its weights may be kept."""
+    """Called when an epoch has ended, so that its weights may be kept."""
     not_finite: int = 0
-    """Losses in a row that were not finite."""
+    """Number of losses in a row that were not finite."""
     apart: int = 0
-    """Epochs in a row that were not averaged though others train."""
+    """Number of epochs in a row that were not averaged although others train."""
     told: dict[str, float] = field(default_factory=dict)
-    """Costs of the stream that earlier reports contain."""
+    """Costs of the stream that earlier reports contain, by the names in `STREAM_COSTS`."""
 
     def train(self, epochs: int | None, stop: LeaveRequest) -> None:
-        """Trains until the run has done this many epochs, its schedule ends, or `stop` is requested."""
+        """Trains until the run has done `epochs` epochs, its schedule ends, or `stop` is requested."""
         samples, total = self.samples, self.schedule.total_epochs
         last = min(epochs or total, total)
         micro_batches = MicroBatches(
@@ -106,7 +106,7 @@ class TrainingLoop:
                         self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
                 if ended := [report for report in reports if not report.missed]:
                     # An average in the background may end in the same step as the next epoch, if no average follows:
-                    # both have the loss of all that was computed, and share the time.
+                    # both get the loss of all samples since the last report, and share the time.
                     loss, seconds = losses.mean, (time.monotonic() - began) / len(ended)
                     losses, began = _WeightedMean(), time.monotonic()
                     for report in ended:
@@ -123,7 +123,7 @@ class TrainingLoop:
             stop.wait(SERVE_SECONDS)
 
     def _wait_for_others(self, stop: LeaveRequest) -> float:
-        """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took.
+        """Computes nothing until another peer trains or `stop` is requested. Returns the seconds of the wait.
 
         Raises:
             ProcessEnded: If the node has ended, so that no peer can come.
@@ -143,7 +143,7 @@ class TrainingLoop:
         return time.monotonic() - began
 
     def _is_finite(self, loss: float) -> bool:
-        """Returns whether the loss is finite. After `NOT_FINITE_IN_A_ROW` losses that are not, downloads the others'
+        """Returns True if the loss is finite. After `NOT_FINITE_IN_A_ROW` losses that are not, downloads the others'
         state."""
         if math.isfinite(loss):
             self.not_finite = 0
@@ -194,7 +194,7 @@ class TrainingLoop:
         self._warn_of(report)
 
     def _warn_of(self, report: EpochReport) -> None:
-        """Warns of what went wrong in an epoch, if anything did."""
+        """Warns of the fault of an epoch, if it has one."""
         epoch, warn = f"Epoch {report.epoch}", self.notices.warn
         if report.alone:
             warn(f"{epoch} was not averaged though {report.others} others train: {report.fault}.")

@@ -1,4 +1,4 @@
-"""Prepares a peer for training: checks its settings, chooses how to train, and builds the model."""
+"""Preparation of a peer for training: checks its settings, chooses how to train, and builds the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_settings(swarm: SwarmConfig, settings: PeerSettings, notices: Notices)
 def choose_settings(
     task: Task, settings: PeerSettings, notices: Notices, *, build: Callable[[], TrainedModel]
 ) -> Choices:
-    """Chooses how this peer trains, and prints each choice with its reason."""
+    """Chooses device, precision and micro-batch of this peer, and prints each choice with its reason."""
     choices = choose(task, settings.wishes, build=build)
     in_use = settings_in_use(
         task.run.swarm,
@@ -61,11 +61,11 @@ def choose_settings(
 
 
 def model_on_device(task: Task, wanted: str | None) -> TrainedModel:
-    """The model with its initial weights, on the device that trains it.
+    """Builds the model with its initial weights, on the device that trains it.
 
     Args:
         task: Task to train.
-        wanted: The device that the volunteer has asked for; see `torch_device`.
+        wanted: Device that the volunteer has asked for; see `torch_device`.
 
     Raises:
         TrainingError: If the device has not enough memory.

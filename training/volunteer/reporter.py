@@ -1,4 +1,4 @@
-"""Keeps this peer's metric record up to date, and posts it in the DHT for as long as the peer runs."""
+"""Reporter of a peer: keeps its metric record up to date, and posts it in the DHT for as long as the peer runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.volunteer.connection import Connection
 TOTALS_FILE = "contribution.json"
 """File in the state folder with the peer's contribution over its whole life, restarts included."""
 TOTALS = ("samples", "seconds", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
-"""Fields of a record that the file keeps."""
+"""Fields of a record that the totals file keeps."""
 
 
 class Reporter:
@@ -37,9 +37,9 @@ class Reporter:
 
     Args:
         run: The recipe.
-        connection: To the run.
+        connection: Connection to the run.
         belonging: The lineage that the peer trains.
-        state_dir: Keeps totals across restarts.
+        state_dir: State folder, which keeps totals across restarts.
         micro_batch_size: Samples per forward pass.
         tokens: Digest of the tokens that the peer trains on.
         warn: Called with a sentence if the totals cannot be kept.
@@ -63,7 +63,7 @@ class Reporter:
         )
         self._totals_file = state_dir / TOTALS_FILE
         self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
-        """Lineage and result of each epoch that ended last, for a monitor that was away when it ended."""
+        """Lineage and result of each of the last epochs, for a monitor that was away when they ended."""
         self._are_kept = True
         """True if the totals were written when the last epoch ended."""
         self.record = _first_record(
@@ -83,13 +83,13 @@ class Reporter:
         self._news.set()
 
     def begin_anew(self) -> None:
-        """The peer joins another lineage; its totals stay."""
+        """Empties the record for another lineage that the peer joins; its totals stay."""
         self.update(status="joining", epoch=0, loss=None, samples_per_second=0.0, group_size=0)
 
     def end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
         """Adds an epoch that the peer has trained in `seconds`, and keeps the totals."""
         before = self.record
-        told = loss if loss <= LARGEST_LOSS else None  # others would refuse the record
+        told = loss if loss <= LARGEST_LOSS else None  # others would refuse a record with a non-finite loss
         if told is not None:
             ended = RecentEpoch(epoch=report.epoch, loss=told, samples=report.samples, time=time_of_day())
             self._recent.append((self._belonging.lineage.id, ended))
@@ -150,7 +150,7 @@ class Reporter:
 
     def _post(self):
         record, lineage = self.record, self._belonging.lineage.id
-        # An epoch that was done again counts as it was done last.
+        # If an epoch was repeated, its last result counts.
         ended = {one.epoch: one for of, one in list(self._recent) if of == lineage and one.epoch <= record.epoch}
         recent = [ended[epoch] for epoch in sorted(ended)]
         now = {"lineage": lineage, "time": time_of_day(), "recent": recent}
@@ -158,7 +158,7 @@ class Reporter:
 
 
 def _first_record(file: Path, **facts: object) -> PeerRecord:
-    """Makes the record of a peer that joins, with the totals in the file; zeros if the file is missing or damaged."""
+    """Makes the record of a joining peer, with the totals in the file; zeros if the file is missing or damaged."""
     facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
     facts |= {"version": _version(), "time": time_of_day()}
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -1,4 +1,4 @@
-"""A peer's own samples: the stream in its own order, and its place there, which is kept across restarts."""
+"""Samples of a peer: a stream in the peer's own order, and its place in that order, which is kept across restarts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PLACE_FILE = "place"
 
 
 class OwnSamples:
-    """Batches of a peer, and its place in their order.
+    """Batches of samples for a peer, and the peer's place in their order.
 
-    The place that is kept is the one behind the last sample that has entered an update. If the peer is killed, the
-    gradients that it has not averaged yet are lost with it; their samples come again, and no others. Samples whose
-    gradients the peer drops, because the others went on without it, count as used.
+    The file keeps the place after the last sample that has entered an update. If the peer is killed, the gradients that
+    it has not averaged yet are lost with it; their samples come again, and no others. Samples whose gradients the peer
+    drops because the others went on without it count as used.
 
     Args:
         stream: Samples from the kept place on.
-        file: Where the place is kept.
-        tell: Called with a sentence if it cannot be kept.
+        file: File that keeps the place.
+        tell: Called with a sentence if the place cannot be kept.
     """
 
     def __init__(self, stream: SampleStream, file: Path, tell: Callable[[str], None]):
@@ -37,10 +37,10 @@ class OwnSamples:
         self._is_told = False
         self._left, self._added = 0, 0
         self._behind: deque[tuple[int, Place]] = deque()
-        """For each batch that was computed: how many samples were added up by then, and the place behind it."""
+        """Number of samples added up, and place in the order, after each computed batch."""
 
     def __next__(self) -> Batch | TextBatch:
-        """The next batch; see `SampleStream`."""
+        """Returns the next batch; see `SampleStream`."""
         batch = next(self.stream)
         self._left = len(batch)
         return batch
@@ -49,9 +49,9 @@ class OwnSamples:
         """Notes that a piece of the batch has been computed.
 
         Args:
-            samples: Of the piece.
-            is_added: Whether its gradient was added to the others; otherwise it was not finite.
-            held: Samples whose gradients have entered no update yet.
+            samples: Number of samples of the piece.
+            is_added: True if the piece's gradient was added to the others; False if it was not finite.
+            held: Number of samples whose gradients have not entered an update yet.
         """
         self._left -= samples
         self._added += samples if is_added else 0
@@ -64,7 +64,7 @@ class OwnSamples:
             self._keep(place)
 
     def close(self) -> None:
-        """Stops fetching; no batch can be had afterwards."""
+        """Stops fetching; afterwards there is no further batch."""
         self.stream.close()
 
     def _keep(self, place: Place) -> None:
@@ -88,15 +88,15 @@ def own_samples(
     micro_batch_size: int,
     tell: Callable[[str], None],
 ) -> OwnSamples:
-    """Samples of the training split, from the kept place on; without one, from the beginning of an order of their own.
+    """Opens the samples of the training split, from the kept place on; without one, from the beginning of a new order.
 
     Args:
         task: Task to train.
-        settings: This peer's; a kept place of another seed than theirs does not count.
-        file: Where the place is kept.
-        seed: Decides the order if no place is kept.
-        micro_batch_size: Samples of a batch.
-        tell: Called with a sentence when something is wrong.
+        settings: Settings of this peer; a place that was kept with another seed does not count.
+        file: File that keeps the place.
+        seed: Seed of the order if no place is kept.
+        micro_batch_size: Number of samples of a batch.
+        tell: Called with a sentence when a shard or the place causes trouble.
 
     Raises:
         BadInput: If the shards cannot be used.
@@ -111,7 +111,7 @@ def own_samples(
 
 
 def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
-    """A seed in [0, 2**32) that differs between peers; for a peer that keeps no place, also between restarts."""
+    """Makes a seed in [0, 2**32) that differs between peers; for a peer that keeps no place, also between restarts."""
     if settings.seed is not None:
         return settings.seed % 2**32
     return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])

@@ -22,31 +22,31 @@ class PeerSettings:
     site: str | None = None
     """Address of the run's site, if the volunteer has given it; its checkpoints and its servers are trusted."""
     name: str | None = None
-    """Shown on the leaderboard; None: made from the peer's id."""
+    """Name on the leaderboard; None: made from the peer's id."""
     wishes: Wishes = field(default_factory=Wishes)
     """Device, memory and precision that the volunteer has asked for."""
     threads: int | None = None
-    """Threads that compute; None: one per core."""
+    """Number of threads that compute; None: one per core."""
     epochs: int | None = None
-    """Stop once the run has done this many epochs; None: at the end of its schedule."""
+    """Epoch of the run at which the peer stops; None: the end of the run's schedule."""
     recipe_toml: str = ""
-    """The recipe's text, if this peer is to keep weights; see `training.checkpoints.keep`."""
+    """Text of the recipe, if this peer keeps weights; see `training.checkpoints.keep`."""
     resume: Path | None = None
-    """Folder of checkpoints; the latest is used unless the run is ahead of it."""
+    """Folder of checkpoints; the peer starts from the latest unless the run is ahead of it."""
     shards: str | None = None
-    """Folder or URL of the shards; None: the recipe's."""
+    """Folder or URL of the shards; None: that in the recipe."""
     cache_gb: float = CACHE_GB
     """Disk space for shards that are fetched over the network, in GB."""
     bandwidth_mbits: float | None = None
-    """Bandwidth of the link in Mbit/s; None: as measured, if it was."""
+    """Bandwidth of the link in Mbit/s; None: the measured one, if there is a measurement."""
     normal_priority: bool = False
-    """Compute with the priority of other programs, not with a lower one."""
+    """True to compute with the priority of other programs, and not with a lower one."""
     client_mode: bool = False
-    """Accept no incoming connections."""
+    """True to accept no incoming connections."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses at which others reach it, if they differ from `host_maddrs`."""
+    """Addresses at which others reach this peer, if they differ from `host_maddrs`."""
     credentials: Credentials = field(default=Credentials(), repr=False)
     """Credentials for a run that admits members only."""
     seed: int | None = None

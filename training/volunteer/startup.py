@@ -1,7 +1,7 @@
-"""Checks before a peer trains that the run's settings suit each other and this machine, and prints them.
+"""Checks before training that the run's settings suit each other and this machine; prints the settings in use.
 
-A setting that cannot work ends the program with one sentence; one that only costs time, or may fail later, is a
-warning.
+A setting that cannot work ends the program with one sentence. A setting that only costs time, or may fail later, leads
+to a warning.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from training.swarm.config import SwarmConfig
 from training.swarm.node.metrics import LONGEST_NAME, is_name
 
 MEASURABLE_BYTES = 1 << 23
-"""The time of a smaller download depends more on latency than on bandwidth."""
+"""Least size of a download whose bandwidth is used; the time of a smaller one depends more on latency."""
 FAST_MBITS = 1000.0
-"""Peers with faster links get equal parts: then the computers, not the links, are the bottleneck."""
+"""Bandwidth above which peers get equal parts: then the computers, not the links, are the bottleneck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +37,11 @@ class Link:
     download_seconds: float = 0.0
     """Duration of that download, from the first byte to the last."""
     told_mbits: float | None = None
-    """Bandwidth that the volunteer has given, in Mbit/s."""
+    """Bandwidth that the volunteer has given, in Mbit/s; None: not given."""
 
     @property
     def mbits(self) -> float | None:
-        """Bandwidth in Mbit/s, at most `FAST_MBITS`; None if it is not known.
+        """Bandwidth in Mbit/s, at most `FAST_MBITS`; None if unknown.
 
         >>> Link(download_bytes=50_000_000, download_seconds=20.0).mbits
         20.0
@@ -91,7 +91,7 @@ def check_flags(
 
 
 def check_files(swarm: SwarmConfig) -> str | None:
-    """Checks the limit on open files; returns a warning if a full group's connections may exceed it.
+    """Checks the limit on open files. Returns a warning if a full group's connections may exceed it, otherwise None.
 
     Raises:
         BadInput: If even the smallest group may exceed it.
@@ -114,7 +114,7 @@ def check_files(swarm: SwarmConfig) -> str | None:
 
 
 def link_in_use(link: Link) -> Setting:
-    """Returns the measured network link, and how large a part this peer averages because of it."""
+    """Describes the measured network link, and how large a part of the average it makes this peer compute."""
     seconds = min(link.answer_seconds, default=None)
     latency = "latency not known" if seconds is None else f"an initial peer answers in {1000 * seconds:.3g} ms"
     parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"
@@ -129,7 +129,7 @@ def link_in_use(link: Link) -> Setting:
 
 
 def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
-    """A warning if the state was downloaded too slowly for averages to finish in time."""
+    """Warning if the state was downloaded too slowly for averages to finish in time; otherwise None."""
     if not link.download_seconds:
         return None
     seconds = all_reduce_bytes(swarm.gradient_codec, parameters) * link.download_seconds / max(link.download_bytes, 1)

@@ -1,4 +1,4 @@
-"""Downloads the newest checkpoint of a run from the site of its monitor, when no peer sends the state."""
+"""Download of a run's newest checkpoint from the site of its monitor, when no peer sends the state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from training.volunteer.belonging import Belonging, LeaveRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Checkpoint of a lineage at the run's sites."""
+    """Result of the search for a checkpoint of a lineage at the run's sites."""
 
     path: Path | None = None
-    """The newest checkpoint, downloaded; None if no site has sent one."""
+    """Newest checkpoint, downloaded; None if no site has sent one."""
     is_nothing: bool = False
     """True if a site has answered that there is no checkpoint."""
 

@@ -1,4 +1,4 @@
-"""Counts the new beginnings of a program that lost a process it needs, such as the network node's."""
+"""New starts of a program that lost a process it needs, such as the network node's: counts and limits them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 
 MOST_STARTS, WITHIN_SECONDS = 3, 3600.0
-"""Most new beginnings within a time; more would hide a fault that does not pass, such as too little memory."""
+"""Most new starts within a time in seconds; more would hide a lasting fault, such as too little memory."""
 STARTED_AGAIN = "TRAINING_TOGETHER_STARTED_AGAIN"
 """Environment variable with the times of the earlier starts, in seconds since 1970."""
 
 
 def environment_of_next_start(environment: Mapping[str, str], now: float | None = None) -> dict[str, str] | None:
-    """The environment with which the program begins anew; None if it has done so too often.
+    """Returns the environment for the program's next start; None if it has started anew too often.
 
     >>> environment_of_next_start({}, now=7200.9)
     {'TRAINING_TOGETHER_STARTED_AGAIN': '7200'}

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: two programs that start the run's servers in it would write the same files."""
+"""Lock on a run's folder: two programs that start the run's servers in it would write the same files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOCK_FILE = "run.lock"
 
 @contextmanager
 def only_one(run_dir: Path, what: str, *, flag: str = "--run-dir") -> Iterator[None]:
-    """Locks the folder, which is made if need be, within the block.
+    """Context that locks the run's folder, which is made if it is missing.
 
     Args:
-        run_dir: The run's folder.
+        run_dir: Folder of the run.
         what: What the block does, such as "demo", for the message of the program that comes second.
-        flag: With which the user names the folder.
+        flag: Flag by which the user names the folder, for the message.
 
     Raises:
         BadInput: If the folder cannot be used, or another program has locked it.
@@ -46,7 +46,7 @@ def only_one(run_dir: Path, what: str, *, flag: str = "--run-dir") -> Iterator[N
 
 
 def is_locked(file: Path) -> bool:
-    """Returns whether a program holds the lock on a file now; False if there is no such file."""
+    """Returns True if a program holds the lock on a file now; False if there is no such file."""
     try:
         with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A role that runs as a child program and is started again, after a pause, whenever it ends or falls silent."""
+"""Service: a role that runs as a child program and is started again, after a pause, whenever it ends or hangs."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from training.processes.programs import ending, kill_marked, start_program
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Times of a service that is started again."""
+    """Pauses and limits of a service that is started again."""
 
     first_pause_seconds: float = 1.0
-    """Pause after the first end; each further one is twice as long,"""
+    """Pause before the first new start; each further pause is twice as long."""
     longest_pause_seconds: float = 60.0
-    """up to this: a fault that does not pass by itself, such as a full disk, would otherwise fill the log."""
+    """Longest pause: a lasting fault, such as a full disk, would otherwise fill the log."""
     calm_seconds: float = 120.0
-    """After a run of this time the first pause applies again."""
+    """Run time of a start after which the next pause is `first_pause_seconds` again."""
     ready_seconds: float = 180.0
     """Longest time until a service is ready; most of it is importing on a slow machine."""
     look_seconds: float = 10.0
-    """Interval at which a service that is ready is asked for a sign of life."""
+    """Interval at which a ready service is asked for an answer (`alive`)."""
     silent_seconds: float = 60.0
-    """Longest time without one."""
+    """Longest time without an answer; then the service is killed."""
 
 
 class Service:
-    """One role of a run as a child program.
+    """A role of a run as a child program.
 
     Call `look` several times a second, always from the same thread: Linux ends the child when that thread ends.
 
     Args:
-        name: Its name in messages and before each line that it prints, such as "monitor".
-        command: Gives program and arguments for the next start, without `--log-json`.
-        show: Gets each line that it prints and each sentence about it.
-        event: Gets each event that it logs; `look` calls it.
-        alive: Asks it for a sign of life once it is ready; returns within some seconds.
-        pace: Times of new starts.
+        name: Name of the service, such as "monitor", in messages and before each line that the program prints.
+        command: Returns program and arguments for the next start, without `--log-json`.
+        show: Called with each line that the program prints, and with each sentence about it.
+        event: Called, within `look`, with each event that the program logs.
+        alive: Returns True if the ready program answers; takes some seconds at most.
+        pace: Pauses and limits for new starts.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Service:
     ):
         self.name = name
         self.ready: dict | None = None
-        """The `ready` event of its last start that got so far; None before the first."""
+        """`ready` event of the last start that became ready; None before the first."""
         self.ended: int | None = None
-        """Exit code of its last start; None while it runs."""
+        """Exit code of the last start; None while the program runs."""
         self.last_line = ""
-        """What it printed last: its error, if it ended with one."""
+        """Last line that the program printed: its error, if it ended with one."""
         self._command, self._show, self._event, self._alive, self._pace = command, show, event, alive, pace
         self._mark = f"{os.getpid()} {name} {id(self)}"
         self._process: subprocess.Popen | None = None
@@ -77,7 +77,7 @@ class Service:
         self._is_asking = False
 
     def look(self) -> None:
-        """Starts the program if it is due; passes its events on; notices its end or its silence."""
+        """Starts the program if it is due; passes its events on; notices if it has ended or hangs."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._due:
@@ -92,7 +92,7 @@ class Service:
             self._abort()
         elif self._is_ready and not self._is_asking and now - self._asked >= self._pace.look_seconds:
             self._asked, self._is_asking = now, True
-            # In a thread: a service that hangs must not hold up the others.
+            # In a thread: a service that hangs must not delay the others.
             threading.Thread(target=self._ask, daemon=True).start()
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ class Service:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills whatever of it still runs."""
+        """Kills all remaining processes of the program."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -109,7 +109,7 @@ class Service:
         self._process = None
 
     def has_ended(self) -> bool:
-        """Returns whether the program has ended after `stop`; all that it printed has then been shown."""
+        """Returns True if the program has ended after `stop`; by then, all that it printed has been shown."""
         if self._process is None:
             return True
         if self._process.poll() is None:
@@ -119,7 +119,7 @@ class Service:
         return True
 
     def _start(self, now: float) -> None:
-        # A pipe in place of a log file: what it holds is of this start only, and nobody has to clear it away.
+        # A pipe in place of a log file: its content is from this start only, and nobody has to delete it.
         events, for_child = os.pipe()
         try:
             self._process = start_program(
@@ -139,8 +139,8 @@ class Service:
             reader.start()
 
     def _bury(self, now: float) -> None:
-        """Notes how the program has ended, and when it is started again."""
-        # Its own children, which may hold its ports, end with its watchdog; these are those that do not.
+        """Notes how the program has ended, and sets the time of its next start."""
+        # Its own children, which may hold its ports, end with its watchdog; these are children that did not.
         kill_marked([self._mark])
         self._await_readers()
         self._pass_events(now)
@@ -156,7 +156,7 @@ class Service:
             self._event({"event": "warning", "text": text})
 
     def _abort(self) -> None:
-        """Kills the program; its stacks, which Python prints on SIGABRT, say where it hangs."""
+        """Kills the program. Python prints its stacks on SIGABRT, which show where it hangs."""
         self._process.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
@@ -164,7 +164,7 @@ class Service:
         self._process.wait()
 
     def _ask(self) -> None:
-        """Asks for a sign of life, which takes some seconds if there is none."""
+        """Asks the program for an answer, which takes some seconds if there is none."""
         try:
             if self._alive():
                 self._heard = time.monotonic()

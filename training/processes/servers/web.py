@@ -1,7 +1,7 @@
 """Serves a web application from a thread of a role, and drops connections whose other ends do nothing.
 
-uvicorn waits for ever for the rest of a request, and for a reader that takes nothing of an answer. Anybody could hold
-all of a program's open files with that.
+uvicorn waits for ever for the rest of a request, and for a reader that reads nothing of an answer. Without this module,
+anybody could exhaust a program's open files in this way.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 STOP_SECONDS = 3.0
-"""Longest wait for the thread's end."""
+"""Longest wait for the end of the server's thread."""
 WAIT_SECONDS = 20.0
-"""A connection is dropped if its other end owes something for this time: the rest of a request, or taking what it has
-asked for. A reader of a large file takes some at a time; 3 kB/s are enough."""
+"""Seconds after which a connection is dropped if its other end neither sends the rest of a request nor reads the
+answer. A reader of a large file reads a piece at a time; 3 kB/s are enough."""
 MOST_CONNECTIONS = 1500
-"""Beyond these, the server drops the connections whose other ends have done nothing for the longest time. They
-are more than the streams of `training.publish.live.stream`; each may hold a file as well."""
+"""Most connections. Beyond these, the server drops the connections whose other ends have done nothing for the longest
+time. They are more than the streams of `training.publish.live.stream`; each may hold a file as well."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _TICKS = 10
-"""uvicorn's, of a tenth of a second each, between two looks at all connections."""
+"""Number of uvicorn's ticks, of a tenth of a second each, between two looks at all connections."""
 
 
 class _Connection(AutoHTTPProtocol):
-    """A connection, which knows since when the server has waited for the other end."""
+    """A connection that knows since when the server has waited for its other end."""
 
     most: int = MOST_CONNECTIONS
 
@@ -46,7 +46,7 @@ class _Connection(AutoHTTPProtocol):
         self.waits_since = time.monotonic()
 
     def resume_writing(self) -> None:
-        """The other end has taken most of what was to be sent."""
+        """Notes that the other end has read most of what was to be sent."""
         super().resume_writing()
         self.waits_since = time.monotonic()
 
@@ -60,14 +60,14 @@ class _Connection(AutoHTTPProtocol):
             self.drop()
 
     def drop(self) -> None:
-        """Ends the connection at once. To close it would wait until the other end has taken the rest."""
-        # Without this, the system keeps what is unsent for minutes.
+        """Ends the connection at once. A normal close would wait until the other end has read the rest."""
+        # Otherwise the system keeps the unsent bytes for minutes.
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.transport.abort()
 
     @property
     def _is_answering(self) -> bool:
-        """True if a request has come, with its body, and its answer is not complete."""
+        """True if a request with its body has come, and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
 
 
@@ -80,10 +80,10 @@ class _Server(uvicorn.Server):
 
 
 def listen_at(listener: socket.socket, host: str, port: int) -> None:
-    """Binds a socket, also if a program that has just ended had the port.
+    """Binds a socket, also if a program that has just ended used the port.
 
     Raises:
-        OSError: If it cannot be bound.
+        OSError: If the socket cannot be bound.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -93,13 +93,13 @@ def listen_at(listener: socket.socket, host: str, port: int) -> None:
 def serve_in_thread(
     listener: socket.socket, app: object, *, most_connections: int = MOST_CONNECTIONS, **settings: object
 ) -> Iterator[None]:
-    """Serves the application within the block; at its end, open requests get two seconds to finish.
+    """Context that serves the application in a thread; at its end, open requests get two seconds to finish.
 
     Args:
-        listener: Bound; requests wait for the server, which takes a moment to start.
-        app: The ASGI application.
-        most_connections: See `MOST_CONNECTIONS`.
-        settings: Others than usual, of `uvicorn.Config`.
+        listener: Bound socket; requests wait for the server, which takes a moment to start.
+        app: ASGI application to serve.
+        most_connections: Most connections at a time; see `MOST_CONNECTIONS`.
+        settings: Further arguments of `uvicorn.Config`.
     """
     listener.listen()
     connection = type("Connection", (_Connection,), {"most": most_connections})
@@ -107,7 +107,7 @@ def serve_in_thread(
     server = _Server(uvicorn.Config(app, **usual, **settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
     thread.start()
-    # Until then, whoever reads "ready" in the event log and asks at once would be refused.
+    # Until then, a client that reads "ready" in the event log and sends a request at once would be refused.
     while thread.is_alive() and not server.started:
         time.sleep(0.01)
     try:

@@ -35,8 +35,8 @@ APART = 0.1
 """Largest distance of the samples of two peers of one epoch, as a share of the length of one sample, at which the peers
 agree. Tests with faults (tests/chaos) allow 0.05."""
 EPOCHS_APART = 3
-"""Most epochs by which a compared witness is ahead or behind. The limit of the distance is multiplied by the difference
-in epochs."""
+"""Most epochs by which a compared witness is ahead or behind. The limit of the distance is multiplied by one
+more than the difference in epochs."""
 TENSOR_APART, TENSOR_FLOOR = 0.5, 0.25
 """Limit of each tensor's distance: a share of its own length, plus a share of the mean length of equally many weights.
 Small tensors, such as biases that began at zero, differ more."""
