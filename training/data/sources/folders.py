@@ -68,7 +68,7 @@ def read_folder(
     if captions is None and not images.is_dir():
         raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
     with closing(_Files()) as files:
-        yield from _used(captions or (), files)
+        yield from _used((_within(images, row) for row in captions or ()), files)
         if images.is_dir():
             for path in files_below(images, but=but):
                 files.add(path.relative_to(images).as_posix())
@@ -76,6 +76,18 @@ def read_folder(
             yield from _folder_rows(images, files, keys)
         else:
             yield from files.unused(f"kind IN ('{PICTURE}', '{TAR}')", lambda kind: NOT_LISTED)
+
+
+def _within(images: Path, row: Row | Unusable) -> Row | Unusable:
+    """A row of a captions file, whose picture's name is relative to the folder: many files name the folder as well."""
+    if isinstance(row, Unusable):
+        return row
+    if row.file.startswith("/"):
+        return replace(row, file=row.file.removeprefix(f"{images.resolve()}/"))
+    for prefix in (f"{images}/", f"{images.name}/"):
+        if row.file.startswith(prefix) and not (images / row.file).exists():
+            return replace(row, file=row.file.removeprefix(prefix))
+    return row
 
 
 def is_tar(name: str) -> bool:

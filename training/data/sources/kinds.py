@@ -96,7 +96,8 @@ def row_of(
         return Unusable(reason=NO_CAPTION, file=name, keys=tuple(record))
     captions = record[caption_key]
     if file is None:
-        file = record[file_key].strip() if isinstance(record[file_key], str) else None
+        # Lists made on Windows have its slashes.
+        file = record[file_key].strip().replace("\\", "/") if isinstance(record[file_key], str) else None
     captions = captions if isinstance(captions, list) else [captions]
     if not file or not all(isinstance(one, str) for one in captions):
         return Unusable(reason=BROKEN, file=name)

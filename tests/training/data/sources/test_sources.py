@@ -298,6 +298,17 @@ def test_pictures_that_the_captions_do_not_name(tmp_path):
     assert unusable(rows) == {"2.png": "not in the captions"}
 
 
+def test_names_with_the_folder_or_the_slashes_of_windows(tmp_path):
+    images = tmp_path / "pics"
+    for name in ("1.png", "sub/2.png", "3.png", "pics/4.png"):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_bytes(picture())
+    names = ["pics/1.png", "pics\\sub\\2.png", f"{images}/3.png", "pics/4.png", "/etc/5.png", "pics/6.png"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"file": name, "caption": "a cat"}) + "\n" for name in names))
+    rows = list(read_folder(images, captions=read_captions(tmp_path / "a.jsonl")))
+    assert [row.file for row in rows] == ["1.png", "sub/2.png", "3.png", "pics/4.png", "/etc/5.png", "6.png"]
+
+
 CAPTIONS = {
     "array.json": json.dumps([{"file": "1.png", "caption": "a cat"}, {"file": "2.png", "caption": "a dog, asleep"}]),
     "names.jsonl": '{"file_name": "1.png", "text": "a cat"}\n{"image": "2.png", "captions": ["a dog, asleep", "x"]}',
