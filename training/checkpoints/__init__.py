@@ -1,1 +1,1 @@
-"""The run's state as a file: saved, read, and converted from other formats."""
+"""Checkpoints: the run's state as files, saved, read, and converted from other formats."""

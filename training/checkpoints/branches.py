@@ -1,8 +1,8 @@
-"""Sets aside the checkpoints of a branch that a run has gone back from.
+"""Left branches: moves the checkpoints from which a run has gone back out of the folder of its checkpoints.
 
     CHECKPOINTS/epoch-000060  ->  CHECKPOINTS/../branches/LINEAGE/000060
 
-The latest checkpoint in the folder is then the one that the run goes on from, for everyone who reads the folder.
+The latest checkpoint in the folder is then the one from which the run goes on, for all programs that read the folder.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from training.swarm.run.lineage import Lineage
 
 STATE_FOLDER = "monitor"
-"""A monitor's state folder, within the run's."""
+"""Name of a monitor's state folder, within the run's folder."""
 UNKNOWN = "unknown"
-"""Folder of checkpoints that do not say their lineage."""
+"""Name of the folder of checkpoints that do not say their lineage."""
 
 
 def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
-    """Makes a folder that of a branch; done again, it changes nothing.
+    """Makes a folder the one of a branch, without later checkpoints of its ancestors. A second call changes nothing.
 
     Args:
-        folder: Of the run's checkpoints.
-        lineage: The branch; one without ancestors has gone back from nothing.
+        folder: Folder of the run's checkpoints.
+        lineage: Lineage of the branch; without ancestors, nothing is moved.
 
     Returns:
-        Where the later checkpoints of its ancestors are now.
+        New paths of the moved checkpoints.
     """
     if not lineage.ancestors:
         return []
@@ -40,12 +40,12 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
         epoch = checkpoint_epoch(path)
         try:
             own = lineage_of(path)
-        except BadInput:  # it is damaged: whoever reads it says so
+        except BadInput:  # it is damaged: the programs that read it report that
             continue
         if own == lineage.id or epoch < lineage.first_epoch:
             continue
         if epoch == lineage.first_epoch:
-            set_lineage(path, lineage)  # newcomers ask for checkpoints of the branch
+            set_lineage(path, lineage)  # newcomers want checkpoints of the branch
             continue
         place = _free(branches_beside(folder) / (own or UNKNOWN) / f"{epoch:06d}")
         move_folder(path, place)
@@ -59,15 +59,15 @@ def branches_beside(folder: Path) -> Path:
 
 
 def folder_name(path: Path) -> str:
-    """Names what is made of a checkpoint: its epoch, and its lineage if that is a branch.
+    """Name for files made from a checkpoint: its epoch, and its lineage if that is a branch.
 
-    In a branch, epochs come again that were in what it has branched off.
+    A branch repeats epochs of the lineage from which it has branched off.
     """
     epoch = f"{checkpoint_epoch(path):06d}"
     return f"{epoch}-{lineage_of(path)[:8]}" if ancestors_of(path) else epoch
 
 
 def _free(place: Path) -> Path:
-    """The place, or one beside it if there is something: a run may go back to the same epoch more than once."""
+    """Returns the place if it is free, or one beside it: a run may go back to one epoch more than once."""
     places = [place, *(place.with_name(f"{place.name}-{number}") for number in range(2, 100))]
     return next(one for one in places if not one.exists())

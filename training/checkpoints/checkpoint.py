@@ -36,33 +36,33 @@ from training.storage.whole import delete_drafts, whole_folder, write_whole
 from training.tasks.known import task_of
 from training.tasks.task import TrainedModel
 
-if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
+if TYPE_CHECKING:  # it loads hivemind, which programs that only read checkpoints do not need
     from training.swarm.run.lineage import Lineage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint folder holds."""
+    """Content of a checkpoint's folder."""
 
     path: Path
-    """The folder."""
+    """Path of the folder."""
     model: TrainedModel
     """The model with its weights, in evaluation mode, on the CPU."""
     config: RunConfig
     """The recipe."""
     recipe_toml: str
-    """The recipe's text."""
+    """Text of the recipe."""
     epoch: int
-    """Global updates that the weights have received."""
+    """Number of global updates that the weights have received."""
     metrics: dict
     """The run's metrics at this epoch."""
     shards: str
     """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
     codec_digest: str | None = None
-    """Digest of the codec, or of the tokenizer of text, whose tokens the model was trained on; None in checkpoints that
-    do not record it."""
+    """Digest of the codec, or of the tokenizer of text, whose tokens the model was trained on; None if the checkpoint
+    does not record it."""
     lineage: str | None = None
-    """Id of the training that the weights come from; None in checkpoints that do not record it."""
+    """Id of the training that the weights come from; None if the checkpoint does not record it."""
     extra_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Tensors saved in addition to the model's."""
 
@@ -84,22 +84,22 @@ def save_checkpoint(
     """Writes `folder/epoch-NNNNNN` atomically: if the program is killed, the folder is absent or complete.
 
     Args:
-        folder: Folder of the run's checkpoints; created if need be.
-        model: Its weights are saved, unless there are `weights`.
-        recipe_toml: The recipe's text; must describe this model.
-        epoch: Global updates so far.
+        folder: Folder of the run's checkpoints; created if it is missing.
+        model: Model whose weights are saved, unless there are `weights`.
+        recipe_toml: Text of the recipe; must describe this model.
+        epoch: Number of global updates so far.
         metrics: Facts for people and pages; must be serializable as JSON.
         shards: Folder or URL of the prepared shards.
-        codec_digest: Digest of their codec, if it is known.
-        lineage: The training that the weights come from, if it is known.
+        codec_digest: Digest of the shards' codec, if it is known.
+        lineage: Training that the weights come from, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
-        weights: What `trained_state` of the model should give; None: what it gives.
-        clock: Seconds since the epoch.
+        weights: Weights in the form of the model's `trained_state`; None: its result.
+        clock: Returns seconds since 1970.
 
     Raises:
         BadInput: If the recipe is invalid or describes another model.
         TrainingError: If the weights cannot be written, such as to a full disk.
-        OSError: If another file cannot.
+        OSError: If another file cannot be written.
     """
     config = parse_recipe(recipe_toml)
     _check_model(config, model)
@@ -116,7 +116,7 @@ def save_checkpoint(
         "written_at": clock(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    # This process is the folder's only writer, so every draft in it was left behind by a killed one.
+    # This process is the folder's only writer, so every draft in it was left behind by a killed process.
     delete_drafts(folder)
     target = folder / f"epoch-{epoch:06d}"
     with whole_folder(target) as draft:
@@ -154,17 +154,17 @@ def _write_weights(
 
 
 def _first_names(model: TrainedModel) -> dict[str, str]:
-    """For each name of a weight, the first name of the same weight: a file has each weight once, under that name."""
+    """First name of each weight, by all its names: a file has each weight once, under its first name."""
     names: dict[tuple[int, Size], str] = {}
     return {name: names.setdefault((one.data_ptr(), one.shape), name) for name, one in trained_state(model).items()}
 
 
 def _load_weights(model: TrainedModel, file: Path) -> None:
-    """Reads what `_write_weights` wrote.
+    """Reads into a model the weights that `_write_weights` has written.
 
     Raises:
-        SafetensorError: If it is no such file.
-        RuntimeError: If it lacks a weight, or has others than the model.
+        SafetensorError: If the file is not one of safetensors.
+        RuntimeError: If the file lacks a weight, or has others than the model.
     """
     read = load_file(file)
     shared = {name: read[first] for name, first in _first_names(model).items() if first in read and name not in read}
@@ -172,10 +172,10 @@ def _load_weights(model: TrainedModel, file: Path) -> None:
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Writes a `.safetensors`.
+    """Writes tensors to a `.safetensors` file.
 
     Raises:
-        TrainingError: If it cannot be written; the library's own error is not an OSError.
+        TrainingError: If the file cannot be written; the library's own error is not an OSError.
     """
     try:
         save_file(tensors, file)
@@ -186,7 +186,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest epoch, or None."""
+    """Path of the checkpoint with the highest epoch; None if the folder has no checkpoint."""
     return (list_checkpoints(folder) or [None])[-1]
 
 
@@ -194,12 +194,12 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
     """Reads a checkpoint folder.
 
     Args:
-        path: The folder `epoch-NNNNNN`.
-        recipe: If given, a checkpoint of another recipe is refused.
-        computes: Whether the model must compute. Otherwise frozen weights, which are not in the folder, are not loaded.
+        path: Folder of the checkpoint, `epoch-NNNNNN`.
+        recipe: Recipe of the run; a checkpoint of another recipe is refused. None: any recipe.
+        computes: True if the model must compute. If False, frozen weights, which are not in the folder, are not loaded.
 
     Raises:
-        BadInput: If it is not a checkpoint, a file is damaged, or it belongs to another recipe.
+        BadInput: If the folder is not a checkpoint's, a file is damaged, or the checkpoint belongs to another recipe.
     """
     facts = read_facts(path)
     # Digests first: a flipped bit in a weight raises no error when the weight is loaded.
@@ -221,7 +221,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
     try:
         _load_weights(model, path / MODEL_FILE)
         extra = load_file(path / EXTRA_FILE) if EXTRA_FILE in facts["files"] else {}
-    except OSError as error:  # such as that it was deleted meanwhile
+    except OSError as error:  # for example, the checkpoint was deleted meanwhile
         raise BadInput(f"{path} cannot be read: {reason_of(error)}.", cure="Use another checkpoint.") from None
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(
@@ -243,37 +243,37 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
 
 
 def recipe_of(path: Path) -> RunConfig:
-    """The recipe in a checkpoint's folder, without its weights.
+    """Reads the recipe in a checkpoint's folder, without the weights.
 
     Raises:
-        BadInput: If it cannot be read.
+        BadInput: If the recipe cannot be read.
     """
     return parse_recipe(read_recipe(str(path / RECIPE_FILE)), source=str(path / RECIPE_FILE))
 
 
 def codec_of(path: Path) -> str | None:
-    """Digest of the codec whose tokens a checkpoint was trained on; None if it is not recorded.
+    """Digest of the codec whose tokens a checkpoint was trained on; None if the checkpoint does not record it.
 
     Raises:
-        BadInput: If it is not a checkpoint.
+        BadInput: If the folder is not a checkpoint's.
     """
     return read_facts(path).get("codec_digest")
 
 
 def lineage_of(path: Path) -> str | None:
-    """Id of the training that a checkpoint comes from; None if it is not recorded.
+    """Id of the training that a checkpoint comes from; None if the checkpoint does not record it.
 
     Raises:
-        BadInput: If it is not a checkpoint.
+        BadInput: If the folder is not a checkpoint's.
     """
     return read_facts(path).get("lineage")
 
 
 def ancestors_of(path: Path) -> tuple[tuple[str, int], ...]:
-    """What a checkpoint's lineage has branched off, as `Lineage` has it.
+    """Ancestors of a checkpoint's lineage, each with the last common epoch; see `Lineage.ancestors`.
 
     Raises:
-        BadInput: If it is not a checkpoint.
+        BadInput: If the folder is not a checkpoint's.
     """
     return tuple((lineage, epoch) for lineage, epoch in read_facts(path).get("ancestors", ()))
 
@@ -282,25 +282,25 @@ def set_lineage(path: Path, lineage: Lineage) -> None:
     """Makes a checkpoint the first one of a branch, which begins with its weights.
 
     Raises:
-        BadInput: If it is not a checkpoint.
+        BadInput: If the folder is not a checkpoint's.
     """
     facts = read_facts(path) | _origin(lineage)
     write_whole(path / FACTS_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:
-    """Refuses shards whose codec, or tokenizer of text, is not the one that a checkpoint was trained with.
+    """Refuses shards whose codec, or tokenizer of text, differs from the one that a checkpoint was trained with.
 
-    The tokens of another one are in the same range, but stand for other pictures or words.
+    Tokens of another codec are in the same range, but stand for other pictures or words.
 
     Args:
-        path: The checkpoint.
-        expected: Digest of its codec; None if it is not known: then any codec is accepted.
+        path: Folder of the checkpoint.
+        expected: Digest of the checkpoint's codec; None if it is unknown: then any codec is accepted.
         shards: Location of the shards.
-        found: Digest of their codec.
+        found: Digest of the shards' codec.
 
     Raises:
-        BadInput: If they differ.
+        BadInput: If the two digests differ.
     """
     if expected is not None and found != expected:
         raise BadInput(
@@ -310,10 +310,10 @@ def check_codec(path: Path, expected: str | None, *, shards: str, found: str) ->
 
 
 def find_checkpoint(source: Path) -> Path:
-    """The checkpoint that a path refers to: the folder itself, or the run's latest checkpoint anywhere below it.
+    """Finds the checkpoint that a path refers to: the folder itself, or the latest checkpoint anywhere below it.
 
     Raises:
-        BadInput: If there is none.
+        BadInput: If there is no checkpoint.
     """
     if (source / FACTS_FILE).is_file():
         return source

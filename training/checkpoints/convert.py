@@ -1,4 +1,4 @@
-"""Converts dalle-pytorch's weights into checkpoints of this project and back, and adapters for peft."""
+"""Conversion of dalle-pytorch's weights into checkpoints of this project and back, and of adapters for peft."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def import_weights(
     epoch: int = 0,
     shards: str | None = None,
 ) -> Path:
-    """Makes a checkpoint of dalle-pytorch's weights.
+    """Makes a checkpoint from dalle-pytorch's weights.
 
     Args:
-        source: A `.pt` (read without running any code in it) or `.safetensors`.
-        folder: Receives the checkpoint.
+        source: A `.pt` file (read without running any code in it) or a `.safetensors` file.
+        folder: Folder of checkpoints, which receives the new one.
         recipe: Name, path or URL of the recipe that the weights were trained with.
-        epoch: Global updates that they have received.
-        shards: Folder or URL of the shards; None: the recipe's.
+        epoch: Number of global updates that the weights have received.
+        shards: Folder or URL of the shards; None: that in the recipe.
 
     Returns:
-        The checkpoint's folder.
+        Folder of the checkpoint.
 
     Raises:
-        BadInput: If the file cannot be read or is not of this recipe.
+        BadInput: If the file cannot be read or does not belong to this recipe.
     """
     if not source.exists():
         raise BadInput(f"{source} does not exist; give a file of weights, or a checkpoint folder.")
@@ -71,8 +71,8 @@ def export_adapters_of(source: Path, folder: Path) -> None:
     """Writes a checkpoint's adapters in peft's format.
 
     Args:
-        source: A checkpoint's folder, or one of checkpoints, whose latest is taken.
-        folder: To write; an older one is replaced.
+        source: Folder of a checkpoint, or of checkpoints, whose latest is taken.
+        folder: Folder to write; an older one is replaced.
 
     Raises:
         BadInput: If there is no checkpoint, or its run trains a whole model.
@@ -84,7 +84,7 @@ def export_adapters_of(source: Path, folder: Path) -> None:
 
 
 def _codec_of(shards: str) -> str | None:
-    """Digest of the shards' codec, or None if the shards do not exist yet."""
+    """Digest of the shards' codec; None if the shards do not exist yet."""
     with suppress(BadInput):
         return open_manifest(shards, kind=None).codec_digest
     return None
@@ -94,8 +94,8 @@ def export_checkpoint(source: Path, file: Path) -> None:
     """Writes a checkpoint's weights atomically, under the names of dalle-pytorch 1.6.6.
 
     Args:
-        source: A checkpoint folder, or a folder of checkpoints, whose latest is used.
-        file: `.pt` (shared weights are stored once) or `.safetensors` (repeated under each name).
+        source: Folder of a checkpoint, or of checkpoints, whose latest is taken.
+        file: Path of a `.pt` (shared weights are stored once) or a `.safetensors` (repeated under each name).
 
     Raises:
         BadInput: If there is no checkpoint, or the file has another suffix.
@@ -120,7 +120,7 @@ def export_checkpoint(source: Path, file: Path) -> None:
 
 
 def read_state(source: Path) -> dict[str, Tensor]:
-    """The state dictionary in a file; no code in a `.pt` is run.
+    """Reads the state dictionary in a file; runs no code in a `.pt`.
 
     Raises:
         BadInput: If the file cannot be read or holds no state dictionary.
@@ -134,7 +134,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
             f"{source} cannot be read as weights: {_why(error)}.",
             cure="Check that the file is there, whole, and readable for you.",
         ) from None
-    # One after the other, since scripts also store one of these inside another.
+    # One after the other, since scripts also store such a dictionary inside another.
     for name in _INNER_NAMES:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
@@ -151,7 +151,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
 
 
 def _why(error: Exception) -> str:
-    """The reason in a few words; PyTorch's own message advises to run the code in the file."""
+    """Reason of an error in a few words; PyTorch's own message advises to run the code in the file."""
     if isinstance(error, UnpicklingError):
         return "it is not a file of tensors, or also holds other objects, which are not loaded"
     return (reason_of(error).splitlines() or ["it is empty"])[0].rstrip(".")

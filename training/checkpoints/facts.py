@@ -1,4 +1,5 @@
-"""What a checkpoint's folder says of itself, without its weights: and so without torch, whose import takes seconds."""
+"""Facts in a checkpoint's folder that can be read without its weights, and so without torch, whose import takes
+seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ FORMAT = 1
 """Version of the folder's format; other versions are refused."""
 MODEL_FILE, EXTRA_FILE, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
 MOST_EPOCHS = 10**18
-"""Largest epoch that is read; it limits the digits in a folder's name."""
+"""Largest epoch that is accepted; it limits the digits in a folder's name."""
 FILES = (MODEL_FILE, EXTRA_FILE, RECIPE_FILE, FACTS_FILE)
-"""All that a checkpoint's folder may hold."""
+"""Names of all files that a checkpoint's folder may have."""
 
 
 class StoredFile(BaseModel):
@@ -31,7 +32,7 @@ class StoredFile(BaseModel):
 
 
 class _Facts(BaseModel):
-    """The fields of `checkpoint.json` that programs rely on; there may be others."""
+    """Fields of `checkpoint.json` on which programs rely; the file may have others."""
 
     # Strict: otherwise a number in quotes would pass here, and fail later.
     model_config = ConfigDict(strict=True)
@@ -46,20 +47,20 @@ class _Facts(BaseModel):
 
 
 def describe(file: Path) -> dict[str, object]:
-    """A file's digest and size, as `checkpoint.json` records them."""
+    """Digest and size of a file, as `checkpoint.json` records them."""
     return {"sha256": sha256_of(file), "bytes": file.stat().st_size}
 
 
 def read_facts(path: Path) -> dict:
-    """The content of a checkpoint's `checkpoint.json`.
+    """Reads the content of a checkpoint's `checkpoint.json`.
 
     Raises:
-        BadInput: If it is not that of a checkpoint.
+        BadInput: If the file is missing or is not that of a checkpoint.
     """
     try:
         text = (path / FACTS_FILE).read_text(encoding="utf-8")
         facts = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # the last one if lists are deep in each other
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError if lists are nested too deeply
         raise BadInput(
             f"{path} is no checkpoint: {reason_of(error)}.",
             cure="Give the folder of a checkpoint, or of a run that has written one.",
@@ -85,7 +86,7 @@ def read_facts(path: Path) -> dict:
 
 
 def _check_facts(path: Path, text: str) -> None:
-    """Raises BadInput if a field is not what programs rely on: the file may come from elsewhere, with its digest."""
+    """Raises BadInput if a field is not as programs need it: the file may come from elsewhere, with a valid digest."""
     try:
         lacks = {MODEL_FILE, RECIPE_FILE} - _Facts.model_validate_json(text).files.keys()
         wrong = f"it lists no {', '.join(sorted(lacks))}" if lacks else ""
@@ -97,7 +98,7 @@ def _check_facts(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Digest of a file, in hexadecimal digits."""
+    """SHA-256 digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -106,11 +107,11 @@ def check_has(folder: Path, epoch: int) -> None:
     """Checks that a folder has a checkpoint of an epoch, or that the epoch is 0, which needs none.
 
     Raises:
-        BadInput: If it has not.
+        BadInput: If the folder does not have the checkpoint.
     """
     there = {checkpoint_epoch(path): path for path in list_checkpoints(folder)}
     if epoch and epoch not in there:
-        # With the losses one can see which are from before the weights were spoiled.
+        # The losses show which checkpoints are from before the weights were spoiled.
         offered = ", ".join(f"{number}{_with_loss(path)}" for number, path in there.items())
         what = f"only those of epochs {offered}" if there else "none at all"
         raise BadInput(
@@ -120,7 +121,7 @@ def check_has(folder: Path, epoch: int) -> None:
 
 
 def _with_loss(path: Path) -> str:
-    """The run's loss when a checkpoint was written, in brackets; nothing if that is not known."""
+    """Loss of the run when a checkpoint was written, in brackets; empty if it is unknown."""
     try:
         return f" (loss {read_facts(path)['metrics']['loss']:.3g})"
     except (BadInput, TypeError, KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""Downloads a run's newest checkpoint from its site, for a peer that finds no other peer with the run's state.
+"""Download of a run's newest checkpoint from its site, for a peer that finds no other peer with the run's state.
 
-The site is trusted as far as its index goes; all else is checked: names, sizes against the recipe's model, digests, and
-the recipe in the checkpoint. A download that breaks off is resumed, also by the next call and after a restart.
+The index of the site is trusted; everything else is checked: names, sizes against the recipe's model, digests, and the
+recipe in the checkpoint. A download that breaks off is resumed, also by the next call and after a restart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LARGEST_INDEX_BYTES, INDEX_SECONDS = 8 << 20, 60.0
 BYTES_PER_PARAMETER, OTHER_BYTES = 16, 64 << 20
 """Largest accepted checkpoint: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
 MOST_CANDIDATES = 3
-"""Checkpoints that are tried, the newest first: it may be damaged, or just deleted."""
+"""Most checkpoints that are tried, the newest first: one may be damaged, or just deleted."""
 
 
 class Stop(Protocol):
-    """A request to stop, such as `training.processes.role.StopRequest`."""
+    """Request to stop, such as `training.processes.role.StopRequest`."""
 
     @property
     def asked(self) -> bool: ...
@@ -51,25 +51,26 @@ def fetch_latest(
     stop: Stop | None = None,
     show: Callable[[str, int, int | None], None] | None = None,
 ) -> Path | None:
-    """Downloads the checkpoint of the highest epoch that the site has whole, into `folder/epoch-NNNNNN`.
+    """Downloads the checkpoint with the highest epoch of which the site sends all files, into `folder/epoch-NNNNNN`.
 
-    A checkpoint that is there already is checked, and not downloaded again. Only one program may fetch into a folder.
+    A checkpoint that exists already is checked, and not downloaded again. Only one program may fetch into a folder.
 
     Args:
-        site_url: The run's site, such as `https://run.example`.
-        folder: Receives the checkpoint; created if need be. Nothing else in it changes but what is left of earlier
-            downloads.
-        recipe: A checkpoint of another recipe is refused.
-        lineage: Only checkpoints of this lineage are taken; if the site knows no lineage of any, all of them count.
-        stop: A request to stop ends the download; the next call resumes it.
-        show: Called with (stage, bytes so far, bytes in all).
+        site_url: Address of the run's site, such as `https://run.example`.
+        folder: Folder of checkpoints, which receives the new one; created if it is missing. In it, only remains of
+            earlier downloads are changed.
+        recipe: Recipe of the run; checkpoints of another recipe are refused.
+        lineage: Lineage of the run; other checkpoints are refused. If the site records no lineages, or for None, all
+            are accepted.
+        stop: Request to stop, which ends the download; the next call resumes it. None: no request.
+        show: Called with the stage, the bytes so far, and the bytes in total.
 
     Returns:
-        The checkpoint's folder. None if the site has none yet, or none of the lineage, or the stop was requested.
+        Folder of the checkpoint. None if the site has none yet, or none of the lineage, or the stop was requested.
 
     Raises:
-        BadInput: If `site_url` is no http(s) address, or its checkpoints are all of another recipe.
-        TrainingError: If the site does not answer, or no checkpoint of it arrives whole; the message says why.
+        BadInput: If `site_url` is not an http(s) address, or all its checkpoints are of another recipe.
+        TrainingError: If the site does not answer, or no checkpoint arrives completely; the message says why.
     """
     if urlsplit(site_url).scheme not in ("http", "https"):
         raise BadInput(f"{site_url!r} is not the address of a site; give one that begins with https:// or http://.")
@@ -101,18 +102,18 @@ class _Stopped(Exception):
 
 
 class _Unusable(Exception):
-    """Why a checkpoint cannot be used; an older one may be."""
+    """Reason why a checkpoint cannot be used; an older one may be usable."""
 
 
 def _key(entry: ServedCheckpoint) -> str:
-    """Identifies the content of a checkpoint: one of the same epoch may take its place."""
+    """Key of a checkpoint's content, which differs if another checkpoint of this epoch takes its place."""
     digests = ",".join(f"{name}={file.sha256}" for name, file in sorted(entry.files.items()))
     return f"{entry.name}-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
 class _Site:
-    """A run's site, and what is wanted from it; see `fetch_latest`."""
+    """Site of a run, with the checkpoints that are wanted from it; see `fetch_latest`."""
 
     url: str
     recipe: RunConfig
@@ -145,7 +146,7 @@ class _Site:
         """Downloads one checkpoint, or the rest of it.
 
         Raises:
-            _Unusable: If it is damaged, too large or of another recipe.
+            _Unusable: If the checkpoint is damaged, too large or of another recipe.
             TrainingError: If the site no longer answers, or the disk is full.
         """
         self._check_description(entry)
@@ -193,7 +194,7 @@ class _Site:
 
 
 class _Transfer:
-    """The download of one checkpoint's files into a folder that survives a break."""
+    """Download of one checkpoint's files into a folder that survives an interruption."""
 
     def __init__(self, site: _Site, entry: ServedCheckpoint, partial: Path):
         self._site, self._entry, self._partial = site, entry, partial
@@ -201,11 +202,11 @@ class _Transfer:
 
     @property
     def _done(self) -> int:
-        """Bytes that are here."""
+        """Bytes of the files that have been downloaded."""
         return sum(min(_size(self._partial / name), file.bytes) for name, file in self._entry.files.items())
 
     def check_room(self) -> None:
-        """Raises TrainingError if the rest does not fit on the disk."""
+        """Raises TrainingError if the rest of the files does not fit on the disk."""
         needed, free = self._entry.bytes - self._done, shutil.disk_usage(self._partial).free
         if needed > free:
             raise TrainingError(
@@ -217,19 +218,19 @@ class _Transfer:
         """Downloads one file, or the rest of it, and compares its digest.
 
         Raises:
-            _Unusable: If it differs from the index, or is no longer there.
+            _Unusable: If the file differs from the index, or the site no longer has it.
         """
         path = self._partial / name
         begun = _size(path)
         self._complete(path, file)
-        if not _is_whole(path, file) and begun > 0:  # what an earlier, broken download left may be what is damaged
+        if not _is_whole(path, file) and begun > 0:  # the damage may be in what an earlier, broken download left
             path.unlink()
             self._complete(path, file)
         if not _is_whole(path, file):
             raise _Unusable(f"{name} is damaged: its digest differs from the index")
 
     def _complete(self, path: Path, file: StoredFile) -> None:
-        """Appends what is missing."""
+        """Appends the missing bytes to a file."""
         begun = _size(path)
         try:
             with path.open("ab") as out:

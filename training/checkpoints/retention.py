@@ -1,8 +1,8 @@
-"""Chooses the checkpoints to keep, so that a long run does not fill its disk.
+"""Retention: chooses the checkpoints to keep, so that a long run does not fill its disk.
 
-Kept are the last ones, the first of each so many epochs, and the best (`CheckpointsConfig` has the numbers); all others
-are deleted. A run may have gone back to an earlier epoch and have several lineages: the last checkpoints are then those
-of the lineage that was written to last, even if another one has come further.
+The last checkpoints, the first ones of regular intervals, and the best are kept (`CheckpointsConfig` has the numbers);
+all others are deleted. A run may have gone back to an earlier epoch and have several lineages: the last checkpoints are
+then those of the lineage with the newest file, even if another lineage has a later epoch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from training.errors import BadInput
 from training.storage.whole import delete_folder
 
 GB = 10**9
-"""Bytes."""
+"""Bytes of a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What the choice needs to know of a checkpoint."""
+    """Facts of a checkpoint that decide whether it is kept."""
 
     name: str
     epoch: int
     lineage: str | None
     loss: float
-    """Loss of the run when it was written; infinite if it is not known."""
+    """Loss of the run when the checkpoint was written; infinite if unknown."""
     written_at: float
     bytes: int
 
@@ -41,7 +41,7 @@ class Stored:
         """Reads the content of a `checkpoint.json`.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: If it has not that form.
+            KeyError, TypeError, ValueError, AttributeError: If the content does not have the expected form.
         """
         loss = facts["metrics"].get("loss")
         return cls(
@@ -55,7 +55,7 @@ class Stored:
 
 
 def stored_checkpoints(folder: Path) -> list[Stored]:
-    """The checkpoints in a folder; one whose facts cannot be read is left out, and so is never deleted."""
+    """Reads the checkpoints in a folder. One whose facts cannot be read is left out, and so is never deleted."""
     return _stored(list_checkpoints(folder))
 
 
@@ -70,17 +70,17 @@ def _stored(paths: Iterable[Path]) -> list[Stored]:
 
 
 def surplus(stored: Iterable[Stored], settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[str]:
-    """Names of the checkpoints that are not kept.
+    """Names of the checkpoints that should be deleted.
 
     Args:
-        stored: All that are there.
-        settings: How many are kept, and the budget.
-        needed_bytes: What is about to be written, and must fit into the budget.
+        stored: All checkpoints of the folder.
+        settings: Numbers of kept checkpoints, and the budget.
+        needed_bytes: Bytes of a checkpoint that will be written next, and must fit into the budget.
     """
     ordered = _oldest_first(stored)
     last = ordered[-settings.keep_last :]
     best = sorted((one for one in ordered if one.loss < math.inf), key=lambda one: one.loss)[: settings.keep_best]
-    keep: list[Stored] = []  # what is dropped last comes first
+    keep: list[Stored] = []  # the last ones are dropped first
     for one in [*reversed(last), *best, *reversed(_first_of_each(ordered, settings.kept_every_epochs))]:
         if one not in keep:
             keep.append(one)
@@ -92,7 +92,7 @@ def surplus(stored: Iterable[Stored], settings: CheckpointsConfig, *, needed_byt
 
 
 def _oldest_first(stored: Iterable[Stored]) -> list[Stored]:
-    """Sorts by lineage, then by epoch: not by time alone, for a clock may have been set back."""
+    """Sorts by lineage, then by epoch, and not by time alone: a clock may have been set back."""
     stored = list(stored)
     newest: dict[str | None, float] = {}
     for one in stored:
@@ -101,7 +101,7 @@ def _oldest_first(stored: Iterable[Stored]) -> list[Stored]:
 
 
 def _first_of_each(ordered: Sequence[Stored], every: int) -> list[Stored]:
-    """The first checkpoint at or after each multiple of `every` epochs, but 0, in each lineage."""
+    """First checkpoints at or after each multiple of `every` epochs except 0, in each lineage."""
     first: dict[tuple[str | None, int], Stored] = {}
     for one in ordered if every else ():
         if one.epoch >= every:
@@ -110,15 +110,15 @@ def _first_of_each(ordered: Sequence[Stored], every: int) -> list[Stored]:
 
 
 def delete_from_branches(folder: Path, settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[Path]:
-    """Deletes checkpoints of left branches, those written first before the others, until all fit into the budget.
+    """Deletes checkpoints of left branches, the earliest written first, until all checkpoints fit into the budget.
 
     Args:
-        folder: Of the run's checkpoints, which have precedence.
-        settings: With the budget.
-        needed_bytes: What is about to be written.
+        folder: Folder of the run's checkpoints, which have precedence.
+        settings: Settings with the budget.
+        needed_bytes: Bytes of a checkpoint that will be written next.
 
     Returns:
-        What was deleted.
+        Paths of the deleted checkpoints.
     """
     aside = [
         (one.written_at, of_branch / one.name, one.bytes)
@@ -131,7 +131,7 @@ def delete_from_branches(folder: Path, settings: CheckpointsConfig, *, needed_by
         if taken <= settings.disk_budget_gb * GB:
             break
         delete_folder(path)
-        with suppress(OSError):  # other checkpoints are in it
+        with suppress(OSError):  # the folder has other checkpoints
             path.parent.rmdir()
         taken -= size
         deleted.append(path)
@@ -139,7 +139,7 @@ def delete_from_branches(folder: Path, settings: CheckpointsConfig, *, needed_by
 
 
 def delete_surplus(folder: Path, settings: CheckpointsConfig, *, needed_bytes: int = 0) -> list[str]:
-    """Deletes the checkpoints of a folder that are not kept; arguments and result as in `surplus`."""
+    """Deletes the checkpoints of a folder that should not be kept, and returns their names; see `surplus`."""
     names = surplus(stored_checkpoints(folder), settings, needed_bytes=needed_bytes)
     for name in names:
         delete_folder(folder / name)

@@ -1,8 +1,8 @@
-"""Takes one checkpoint of a run: downloads the peers' state as a newcomer would, inspects it, and stores it.
+"""Taking of a run's checkpoints: downloads the peers' state as a newcomer would, inspects it, and stores it.
 
-What is not good is not stored (`training.checkpoints.sanity`): the next donor is asked, and the monitor says which one
-sent it. What the recipe no longer keeps is deleted (`training.checkpoints.retention`). If the disk is full, nothing is
-written until there is room.
+A bad state is not stored (`training.checkpoints.sanity`): the next donor is asked, and the monitor reports the donor of
+the bad one. Checkpoints that the recipe no longer keeps are deleted (`training.checkpoints.retention`). If the disk is
+full, nothing is written until there is room.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from training.tasks.known import task_of
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
 """Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
 EPOCHS_AHEAD = 10
-"""A state may be this many epochs ahead of the history, which lags behind a little."""
+"""Most epochs by which a state may be ahead of the history, which is slightly late."""
 RESERVE_SHARE, MOST_RESERVE_BYTES = 0.02, GB
-"""This share of the disk, but no more than these bytes, stays free of checkpoints, so that the history can grow."""
+"""Share of the disk, and most bytes, that stay free of checkpoints, so that the history can grow."""
 
 
 class RunHistory(Protocol):
@@ -60,21 +60,21 @@ class NoRoom(TrainingError):
 
 
 class NotGood(TrainingError):
-    """The run's state may not become a checkpoint now."""
+    """The state of the run may not become a checkpoint now."""
 
 
 class Saver:
     """Takes checkpoints into `run_dir/checkpoints`.
 
     Args:
-        run: The run.
-        recipe_toml: The text of the run's recipe, which goes into each checkpoint.
-        run_dir: The run's folder.
+        run: Recipe of the run.
+        recipe_toml: Text of the recipe, which goes into each checkpoint.
+        run_dir: Folder of the run.
         shards: Folder or URL of the shards.
         codec_digest: Digest of the codec whose tokens the run trains on.
         dht: A running DHT node.
-        history: The run's epochs and losses; it gets an event for each checkpoint and each donor's bad state.
-        events: The monitor's event log.
+        history: History with the run's epochs and losses; it gets an event for each checkpoint and each bad state.
+        events: Event log of the monitor.
         saved: Called with each new checkpoint's folder.
     """
 
@@ -116,15 +116,15 @@ class Saver:
         return sum(parameter.numel() for parameter in self._parameters)
 
     def saved_epoch(self) -> int:
-        """Epoch of the latest checkpoint, 0 if there is none."""
+        """Epoch of the latest checkpoint; 0 if there is none."""
         latest = latest_checkpoint(self.folder)
         return checkpoint_epoch(latest) if latest is not None else 0
 
     def enter(self, lineage: Lineage) -> list[Path]:
-        """Takes only states of this lineage from now on, and sets aside later checkpoints of what it has branched off.
+        """Takes only states of this lineage from now on, and sets aside later checkpoints of its ancestors.
 
         Returns:
-            Where these are now.
+            New paths of these checkpoints.
         """
         with self._writing:
             self.lineage = lineage
@@ -134,12 +134,12 @@ class Saver:
         return moved
 
     def save(self, wanted_epoch: int, seconds: float) -> None:
-        """Takes a checkpoint of this epoch or a later one.
+        """Takes a checkpoint of `wanted_epoch` or a later epoch.
 
         Raises:
             NoRoom: If the disk is full; nothing is downloaded.
             NotGood: If the run's loss is not sane, or no donor has sent a good state.
-            TrainingError: If no donor has sent a state within `seconds`, or it cannot be written.
+            TrainingError: If no donor has sent a state within `seconds`, or the checkpoint cannot be written.
         """
         lineage = self.lineage
         try:
@@ -168,7 +168,7 @@ class Saver:
         self._note(path, state)
 
     def loss_fault(self) -> str | None:
-        """What is wrong with the run's loss now, so that no checkpoint is taken; None if nothing is."""
+        """Describes a fault of the run's loss for which no checkpoint is taken now; None if it has no fault."""
         rise, saved = self._run.monitor.max_loss_rise, self.saved_epoch()
         if not rise:
             return None
@@ -179,13 +179,13 @@ class Saver:
         self._tell_stopped(None)
         self._good = Norms(state.epoch, dict(zip(self._names, self._parameters, strict=True)))
         self._bad_donors.clear()
-        with suppress(TrainingError):  # the checkpoint is there, though the disk may be too full to note it
+        with suppress(TrainingError):  # the checkpoint is stored, though the disk may be too full to note it
             self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")
         self._events.write("checkpoint", epoch=state.epoch, path=str(path))
         self._saved(path)
 
     def _make_room(self) -> None:
-        """Deletes what the recipe does not keep, and tries whether another checkpoint fits on the disk."""
+        """Deletes checkpoints that the recipe does not keep, and checks that another one fits on the disk."""
         stored = stored_checkpoints(self.folder)
         needed = stored[-1].bytes if stored else 1_000_000 + 12 * self.parameters
         try:
@@ -219,7 +219,8 @@ class Saver:
             raise _no_room(self.folder, error) from None
 
     def _tell_stopped(self, reason: str | None) -> None:
-        """Notes in the history, once, that no checkpoints are taken, and why; and once that they are again."""
+        """Notes in the history, once, that no checkpoints are taken, with the reason; and once that they are taken
+        again."""
         if (reason is None) == (self._stopped_for is None):
             return
         self._stopped_for = reason
@@ -257,7 +258,7 @@ class Saver:
         )
 
     def _note_fault(self, donor: str, error: Exception) -> None:
-        """Says which donor sent a bad state; one that is only slow, or gone, is not worth an event."""
+        """Reports the donor of a bad state; a donor that is only slow, or gone, is no event."""
         if not isinstance(error, BadState):
             return
         self._refusals += 1
@@ -285,19 +286,19 @@ class Saver:
 
 
 class _Inspection:
-    """Compares a donor's weights with the last good checkpoint's as they come; a fault ends the download.
+    """Compares a donor's weights with those of the last good checkpoint as they come; a fault ends the download.
 
-    The downloading itself refuses numbers that are not finite.
+    The download itself refuses non-finite numbers.
     """
 
     def __init__(self, names: Sequence[str], good: Norms | None, epoch: int):
         self._names, self._good, self._epoch = names, good, epoch
 
     def __call__(self, number: int, tensor: Tensor) -> None:
-        """Compares one tensor, and with the last parameter the norm of all.
+        """Compares one tensor; after the last parameter, compares the norm of all.
 
         Raises:
-            BadState: If it is not good.
+            BadState: If a norm differs too much.
         """
         if self._good is None or number >= len(self._names):
             return

@@ -1,1 +1,1 @@
-"""Measures the machine, plans the memory that training takes of it, and computes micro-batches."""
+"""Use of the machine: measures it, plans the memory that training takes, and computes micro-batches."""

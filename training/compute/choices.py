@@ -1,6 +1,6 @@
-"""Chooses how a peer trains on its machine, and says why. What the volunteer asks for takes precedence.
+"""Choice of how a peer trains on its machine, with reasons. The volunteer's own settings take precedence.
 
-A choice never changes what is trained, only the speed and the memory: the recipe is the same for all peers.
+A choice changes only the speed and the memory, and never what is trained: the recipe is equal for all peers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from training.processes.notices import Setting
 from training.tasks.task import Task, TrainedModel
 
 MEASURING_SECONDS = 3.0
-"""After this time, no further size is timed."""
+"""Seconds after which no further size is timed."""
 LONGEST_STEP_SECONDS = 1.0
-"""Steps are timed only if one sample is expected to take no longer than this."""
+"""Longest expected time of one sample, in seconds, at which steps are timed."""
 AS_GOOD = 0.95
-"""A smaller micro-batch with at least this share of the best throughput is preferred: it takes less memory."""
+"""Least share of the best throughput at which a smaller micro-batch is preferred: it takes less memory."""
 WORTH_LOWER = 1.2
-"""16 bits are chosen where they are at least this many times faster."""
+"""Least speed-up at which 16 bits are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """Settings that the volunteer has asked for; None: chosen here."""
+    """Settings that the volunteer has asked for; None: chosen by `choose`."""
 
     device: str | None = None
     """Device by name; see `training.compute.machine.torch_device`."""
@@ -57,7 +57,7 @@ class Choices:
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
-    """Bytes of activations that are kept; None: all; see `TrainedModel.stored_layers`."""
+    """Bytes of activations that are kept; None: all are; see `TrainedModel.stored_layers`."""
     need_bytes: int
     """Memory that training takes on the device, by the calculator (`training.compute.plan`)."""
     settings: tuple[Setting, ...]
@@ -72,7 +72,8 @@ def choose(
     machine: Device | None = None,
     build: Callable[[], TrainedModel] | None = None,
 ) -> Choices:
-    """Settings for this machine, by the calculator and by measurement; for another machine, by the calculator alone.
+    """Chooses settings for this machine, by the calculator and by measurement; for another machine, by the calculator
+    alone.
 
     Args:
         task: Task to train.
@@ -82,7 +83,7 @@ def choose(
             micro-batch.
 
     Raises:
-        BadInput: If there is no such device, or the calculator does not know such a model.
+        BadInput: If the device does not exist, or the calculator does not know the model.
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
@@ -149,14 +150,16 @@ class _Timer:
         return self._rates[precision]
 
     def expected_seconds(self, precision: Precision) -> float:
-        """Time of one sample (forward twice, backward once) at the rate of large matrices; 0 if nothing is measured."""
+        """Seconds of one sample (forward twice, backward once) at the rate of large matrices; 0 if nothing is
+        measured."""
         if not self.is_here:
             return 0.0
-        # 4 / 3: a layer that does not keep its activations is computed forward twice, which takes 8 FLOPs instead of 6.
+        # 4 / 3: a layer that does not keep its activations computes forward twice, which takes 8 FLOPs instead of 6.
         return self._flops_per_sample * 4 / 3 / self.rate(precision)
 
     def step(self, samples: int, precision: Precision) -> float | None:
-        """Seconds of a step that keeps as many activations as fit; None if too long, or out of memory or time."""
+        """Seconds of a step that keeps as many activations as fit; None if it takes too long, or memory or time has run
+        out."""
         if self._build is None or self.expected_seconds(precision) > LONGEST_STEP_SECONDS:
             return None
         choice = self._largest([samples], precision)
@@ -188,11 +191,11 @@ def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tu
         return lower, f"GPUs are faster in 16 bits{taken}; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
-    # 16 bits speed up large products the most: if these gain little, a whole step gains even less.
+    # 16 bits speed up large products the most: if they gain little there, a whole step gains even less.
     if faster < WORTH_LOWER:
         return "float32", rates
     samples = min(wishes.micro_batch_size or 1, MOST_SAMPLES)
-    # Large products promise too much: casts and the operations in between may cost what the products gain.
+    # Large products promise too much: casts and the operations in between may take the time that the products save.
     plain, low = timer.step(samples, "float32"), timer.step(samples, lower)
     if plain and low:
         steps = (
@@ -257,5 +260,5 @@ def _tera(flops_per_second: float) -> str:
 
 
 def _setting(name: str, value: str, wish: object, reason: str) -> Setting:
-    """A setting; if the volunteer asked for it, the reason begins with that."""
+    """Makes a setting to show; if the volunteer asked for it, the reason begins with that."""
     return Setting(name=name, value=value, reason=f"as you said; {reason}" if wish is not None else reason)

@@ -1,4 +1,4 @@
-"""Settings of the recipe and of this machine as they are shown to a volunteer, with their reasons."""
+"""Settings of the recipe and of this machine, with their reasons, for the volunteer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def all_reduce_bytes(codec: Codec, parameters: int) -> int:
 
 
 def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, threads: int) -> tuple[Setting, ...]:
-    """The settings that `Choices` does not cover, set by the recipe or by this machine, with their reasons."""
+    """Settings that `Choices` does not cover, set by the recipe or by this machine, with their reasons."""
     compiled = "loops compiled for this processor" if kernels() else "PyTorch only, since there is no C compiler"
     bits = {"float16": "16 bit", "float32": "32 bit"}.get(swarm.gradient_codec, "8 bit")
     state = "16 bit" if swarm.state_bits == 16 else bits

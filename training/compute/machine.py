@@ -1,4 +1,4 @@
-"""This machine's devices, the memory that is free on them now, and the usable processor cores."""
+"""Devices of this machine, the memory that is free on them now, and the usable processor cores."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _GROUP_FILES = (
     ("", "memory.max", "memory.current", "inactive_file "),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
 )
-"""Files of Linux control groups, versions 2 and 1: folder, files of limit and use, the line of reclaimable cache in
-memory.stat."""
+"""Files of Linux control groups, versions 2 and 1: the folder, the files of limit and use, and the line of reclaimable
+cache in memory.stat."""
 
 
 def this_machine(name: str | None = None) -> Device:
-    """A device of this machine with the memory that is free now.
+    """Describes a device of this machine with the memory that is free now.
 
     Args:
         name: `cpu`, `cuda` or `cuda:1` and so on; None: the first GPU, or the processor where there is none.
 
     Raises:
         BadInput: If this machine has no such device.
-        TrainingError: If the GPU cannot be asked, such as one whose memory is all taken.
+        TrainingError: If the GPU does not answer, for example because all its memory is taken.
     """
     import torch
 
@@ -35,9 +35,9 @@ def this_machine(name: str | None = None) -> Device:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         try:
-            # What is free now, since other programs may use the same GPU.
+            # Free memory now, since other programs may use the GPU too.
             usable = torch.cuda.mem_get_info(device)[0]
-        except RuntimeError as error:  # to ask already takes some memory, or the GPU is another program's alone
+        except RuntimeError as error:  # asking already takes some memory, or the GPU is another program's alone
             raise TrainingError(
                 f"{properties.name} cannot be used: {first_line(error).rstrip('.')}.",
                 cure="Close the programs that use it (`nvidia-smi` lists them), or give --device cpu.",
@@ -65,7 +65,7 @@ def this_machine(name: str | None = None) -> Device:
 
 
 def torch_device(name: str | None = None):
-    """A `torch.device` that exists on this machine; arguments and errors as for `this_machine`."""
+    """Returns a `torch.device` that exists on this machine; arguments and errors as for `this_machine`."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -79,10 +79,11 @@ def torch_device(name: str | None = None):
 
 
 def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
-    """Processor cores that this process may use, by its CPU affinity and by the CPU quota of a container or service.
+    """Number of processor cores that this process may use, by its CPU affinity and the CPU quota of a container or
+    service.
 
     Args:
-        root: Where control groups are mounted.
+        root: Folder at which control groups are mounted.
         own: File that names the groups of this process.
     """
     # macOS has no such call.
@@ -91,7 +92,7 @@ def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
         *(("cpu.max", None, folder) for folder in _groups(root, own, "")),
         *(("cpu.cfs_quota_us", "cpu.cfs_period_us", folder) for folder in _groups(root, own, "cpu")),
     ):
-        with suppress(OSError, ValueError):  # no such version, or "max"
+        with suppress(OSError, ValueError):  # the version is not in use, or the limit is "max"
             words = (folder / quota_file).read_text().split()
             quota, period = int(words[0]), int((folder / period_file).read_text() if period_file else words[1])
             # Version 1 of control groups writes -1 where there is no quota.
@@ -102,10 +103,10 @@ def usable_cores(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
 
 
 def group_bytes(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
-    """Memory that is left below the limit of a container or service, which the machine's own figures do not show.
+    """Memory left below the limit of a container or service, which the machine's own figures do not show.
 
     Args:
-        root: Where control groups are mounted.
+        root: Folder at which control groups are mounted.
         own: File that names the groups of this process.
 
     Returns:
@@ -114,7 +115,7 @@ def group_bytes(root: Path = GROUPS, own: Path = OWN_GROUPS) -> int | None:
     left = []
     for controller, limit_file, use_file, cache_line in _GROUP_FILES:
         for folder in _groups(root, own, controller):
-            with suppress(OSError, ValueError):  # no such version, or "max"
+            with suppress(OSError, ValueError):  # the version is not in use, or the limit is "max"
                 limit, used = (int((folder / name).read_text()) for name in (limit_file, use_file))
                 parts = (folder / "memory.stat").read_text().splitlines()
                 # Cached files count as used, but the kernel drops them as soon as a process needs the memory.
@@ -127,7 +128,7 @@ def _groups(root: Path, own: Path, controller: str) -> list[Path]:
     """Lists the folders of this process's control group and of all groups around it; each may have a limit.
 
     Args:
-        root: Where control groups are mounted.
+        root: Folder at which control groups are mounted.
         own: File like Linux's /proc/self/cgroup.
         controller: Controller of version 1; empty: version 2.
     """
@@ -137,7 +138,7 @@ def _groups(root: Path, own: Path, controller: str) -> list[Path]:
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):
                 inner = path.strip("/")
-    # In a container, the path may be that on its host, of which only the container's own part is mounted here.
+    # In a container, the path may be the one on its host, and only the container's own part of it is mounted here.
     if ".." in Path(inner).parts or not (mounted / inner).is_dir():
         return [mounted]
     return [mounted / inner, *(mounted / part for part in Path(inner).parents)] if inner else [mounted]

@@ -1,7 +1,7 @@
-"""Gradients of micro-batches, in the chosen precision and within the memory that there is.
+"""Gradients of micro-batches, computed in the chosen precision and within the available memory.
 
-If memory runs out, we drop what the failed attempt has left, halve the micro-batch, and compute the same samples in two
-parts: no sample is lost or counted twice.
+If memory runs out, we drop the remains of the failed attempt, halve the micro-batch, and compute the samples in two
+pieces: no sample is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from training.errors import TrainingError
 from training.tasks.task import TrainedModel
 
 FIRST_LOSS_SCALE = 2.0**14
-"""float16 cannot hold gradients below 6e-8: we multiply the loss by this before backward and divide the gradients by it
-(Micikevicius et al. 2018, arXiv:1710.03740, section 3.2)."""
+"""First factor by which the loss is multiplied before backward; the gradients are divided by it. Without it, float16
+cannot hold gradients below 6e-8 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2)."""
 STEPS_TO_DOUBLE_SCALE = 500
-"""After this many micro-batches without overflow, the loss scale is doubled."""
+"""Micro-batches without overflow after which the loss scale is doubled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Samples whose gradient the model's parameters hold now."""
+    """Samples whose gradient is in the model's parameters now."""
 
     samples: int
     loss: float
-    """Mean loss of the samples; if it is not finite, there is no gradient."""
+    """Mean loss of the samples; if it is not finite, the parameters have no gradient."""
 
 
 class MicroBatches:
     """Computes gradients piece by piece.
 
     Args:
-        model: On its device.
+        model: Model on its device.
         micro_batch_size: Samples per forward pass, until memory runs out.
         activation_budget_bytes: Bytes of activations to keep, until memory runs out; None keeps all, 0 none. See
             `TrainedModel.stored_layers`.
         precision: Type in which layers compute.
-        tell: Called with a sentence when memory has run out and less is computed at once from now on.
+        tell: Called with a sentence when memory has run out and later micro-batches are smaller or keep less.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class MicroBatches:
         self._steps_since_overflow = 0
 
     def gradients_of(self, batch: Batch | TextBatch) -> Iterator[Piece]:
-        """Computes the batch piece by piece; after each, the parameters hold its mean gradient. The caller clears it.
+        """Computes the batch piece by piece. After each, the parameters hold its mean gradient, which the caller
+        clears.
 
         Raises:
             TrainingError: If memory is not enough for a single sample.
@@ -77,7 +78,8 @@ class MicroBatches:
             done = until
 
     def _try(self, inputs: list[torch.Tensor]) -> float | None:
-        """The loss, or None if memory ran out or float16 overflowed; then nothing is left of the attempt."""
+        """Returns the loss, or None if memory ran out or float16 overflowed; then no remains of the attempt are
+        left."""
         try:
             loss, exhausted = self._forward_and_backward(inputs), False
         except (RuntimeError, MemoryError) as error:
@@ -116,12 +118,13 @@ class MicroBatches:
 
     @torch.no_grad()
     def _unscale(self) -> bool:
-        """Divides the gradients by the loss scale; returns whether all are finite."""
+        """Divides the gradients by the loss scale. Returns whether all are finite."""
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             self._steps_since_overflow = 0
             return False
-        # A few kernels for all tensors instead of one for each, whose launches take a GPU longer than the division.
+        # A few kernels for all tensors; with one for each tensor, the launches would take a GPU longer than the
+        # division.
         torch._foreach_div_(gradients, self.loss_scale)
         self._steps_since_overflow += 1
         if self._steps_since_overflow % STEPS_TO_DOUBLE_SCALE == 0:
@@ -129,7 +132,7 @@ class MicroBatches:
         return True
 
     def _take_less(self, tried: int) -> None:
-        """Reduces what is computed at once, after memory has run out for `tried` samples."""
+        """Lowers the amount that is computed at once, after memory has run out for `tried` samples."""
         if tried > 1:
             self.micro_batch_size = tried // 2
             more = "" if self.micro_batch_size == 1 else "s"
@@ -154,12 +157,12 @@ _OUT_OF_MEMORY = (
     "STATUS_ALLOC_FAILED",
     "could not create a primitive",
 )
-"""Messages of PyTorch's allocators, of cuBLAS and cuDNN, which fail when PyTorch has taken all GPU memory, and of
-oneDNN if it finds no memory for an operation on the CPU."""
+"""Messages of errors for lack of memory: those of PyTorch's allocators; of cuBLAS and cuDNN, which fail when PyTorch
+has taken all GPU memory; and of oneDNN if it finds no memory for an operation on the CPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error means that the device or the host has no memory left."""
+    """Returns True if an error means that the device or the host has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

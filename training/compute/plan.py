@@ -1,9 +1,9 @@
-"""Plans, by the calculator, how much memory of a machine the training of a recipe's model takes.
+"""Plan of the memory of a machine that the training of a recipe's model takes, by the calculator.
 
-The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
-the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
-multiplications; fused kernels, which a GPU may use (`training.model.kernels.kernel_choice`), keep no probabilities.
-`training.compute.choices` bases its decisions on this.
+The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; this module
+adds the activations that the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as
+separate matrix multiplications; fused kernels, which a GPU may use (`training.model.kernels.kernel_choice`), keep no
+probabilities. `training.compute.choices` bases its decisions on this plan.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from training.tasks.task import ModelShape, Task, TrainedModel
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
 PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
-"""The calculator's names of these types."""
+"""Names of these types in the calculator."""
 
 
 @contextmanager
 def known_models() -> Iterator[None]:
-    """Raises BadInput within this context, or a function that it decorates, for a model unknown to the calculator."""
+    """Context, or decorator of a function, that raises BadInput for a model unknown to the calculator."""
     try:
         yield
     except BadSetup as error:
@@ -45,34 +45,34 @@ class Plan:
     """Memory and settings to expect of a recipe on a machine."""
 
     parameters: int
-    """Different weights: what is stored."""
+    """Number of different weights, each stored once."""
     trained_parameters: int
     """Number of weights that are averaged and updated."""
     computing_parameters: int
-    """Weights that the model would have without sharing: a measure of how much it computes."""
+    """Number of weights that the model would have without sharing: a measure of how much it computes."""
     setup: Setup
-    """The calculator's setup."""
+    """Setup for the calculator."""
     estimate: Estimate
-    """Estimate for one micro-batch. All activations are recomputed in it if only some layers keep them."""
+    """Estimate for one micro-batch. It recomputes all activations if only some layers keep them."""
     stored_layers: int
     """Number of layers, counted from the last, that keep their activations."""
     stored_bytes: int
-    """Memory that these activations take, as far as `estimate` does not count it."""
+    """Memory of these activations, as far as `estimate` does not count it."""
     local_bytes: int
     """Device memory that local updates take in addition; 0 in the synchronous mode."""
     host_bytes: int
-    """Host memory."""
+    """Host memory in bytes."""
     device: Device
     need_bytes: int
-    """Device memory in total."""
+    """Device memory in total, in bytes."""
     advised_micro_batch: int
-    """The largest that fits with a margin (`calculator.choose.advice`); 0 if not even one sample does."""
+    """Largest micro-batch that fits with a margin (`calculator.choose.advice`); 0 if not even one sample fits."""
     suggestions: tuple[Suggestion, ...]
-    """Changes that would make it fit; empty if it does."""
+    """Changes with which the training would fit; empty if it fits."""
 
     @property
     def fits(self) -> bool:
-        """Returns whether the device has enough memory."""
+        """Returns True if the device has enough memory."""
         return self.need_bytes <= self.device.usable_bytes
 
 
@@ -85,25 +85,25 @@ def make_plan(
     precision: Precision | None = None,
     activation_budget_bytes: int | Literal["usual"] | None = "usual",
 ) -> Plan:
-    """A plan for one machine.
+    """Plans the training of a task on one machine.
 
     Args:
         task: Task to train.
-        device: Where it is trained; see `training.compute.machine`.
-        micro_batch_size: Samples per forward pass; None: as many as are advised.
+        device: Device that trains it; see `training.compute.machine`.
+        micro_batch_size: Samples per forward pass; None: the advised number.
         precision: Type in which layers compute; None: 16 bits on a GPU, float32 on a processor.
         activation_budget_bytes: Bytes of activations that the model may keep, see
             `training.tasks.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
-        BadInput: If the calculator does not know such a model.
+        BadInput: If the calculator does not know the model.
     """
     budget, model = activation_budget_bytes, task.on_paper()
     peer = peer_of(task, lambda: model)
     if budget == "usual":
         budget = task.usual_activation_budget
     theirs = None if precision is None else PRECISIONS[precision]
-    # The smallest amount with which a peer could train: no activations are kept unless the budget asks for all.
+    # The smallest memory with which a peer could train: no activations are kept unless the budget asks for all.
     sizes, recomputed = sizes_to_advise(task.run.swarm.target_batch_size), budget is not None
     largest = largest_that_fits(peer, device, sizes, precision=theirs, checkpointing=recomputed)
     samples = micro_batch_size or largest.micro_batch_size
@@ -128,7 +128,7 @@ def make_plan(
 
 
 def training_of(run: RunConfig) -> PeerTraining:
-    """The settings of a recipe on which a peer's memory depends; needs no PyTorch."""
+    """Settings of a recipe on which a peer's memory depends; needs no PyTorch."""
     return _training(run, shape_of(run))
 
 
@@ -145,17 +145,17 @@ def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
 
 
 def peer_of(task: Task, on_paper: Callable[[], TrainedModel]) -> PeerSetup:
-    """A task's training as the calculator asks for it: the settings and the model's layers.
+    """Describes a task's training for the calculator: the settings and the model's layers.
 
     Args:
         task: Task to train.
-        on_paper: Returns the result of `Task.on_paper`, the same each time.
+        on_paper: Returns the result of `Task.on_paper`, one model for all calls.
     """
     return PeerSetup(training=_training(task.run, task.shape), layers=layers_of(task, on_paper))
 
 
 def layers_of(task: Task, on_paper: Callable[[], TrainedModel]) -> Layers:
-    """The layers of a task's model, for the calculator."""
+    """Describes the layers of a task's model for the calculator."""
     return Layers(
         count=task.num_layers,
         keep_some=task.keeps_some,
@@ -166,7 +166,7 @@ def layers_of(task: Task, on_paper: Callable[[], TrainedModel]) -> Layers:
 
 
 def dtype_of(precision: str):
-    """The type in which layers compute, of the calculator's name."""
+    """Type in which layers compute, by the calculator's name."""
     import torch
 
     return getattr(torch, {name: ours for ours, name in PRECISIONS.items()}[precision])

@@ -1,4 +1,4 @@
-"""Measures within a few seconds how fast this machine computes, before it trains."""
+"""Speed of this machine, measured within a few seconds before it trains."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from training.errors import TrainingError
 from training.tasks.task import TrainedModel
 
 _FIRST_SIDE, _LARGEST_SIDE, _LONG_ENOUGH_SECONDS = 256, 8192, 0.03
-"""We multiply larger and larger square matrices until one multiplication takes long enough to be timed."""
+"""Sides of the first and the largest square matrix, and the least seconds of a multiplication that is timed. The sides
+grow until one multiplication takes that long."""
 
 
 def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """FLOP/s of matrix multiplication; measuring takes at most a third of a second."""
+    """Measures the FLOP/s of matrix multiplication, within a third of a second."""
     side, dtype, most = _FIRST_SIDE, getattr(torch, precision), 0.0
     while True:
         try:
@@ -26,7 +27,7 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
             # The first product also loads the library's kernels, so the faster of two counts.
             seconds = min(_timed(lambda m=matrix: m @ m, device) for _ in range(2))
         except (RuntimeError, MemoryError) as error:
-            if most and is_out_of_memory(error):  # the GPU is nearly full; the smaller matrices have to do
+            if most and is_out_of_memory(error):  # the GPU is nearly full; the time of smaller matrices is used
                 return most
             raise
         most = max(most, 2 * side**3 / seconds)
@@ -38,16 +39,16 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
 def step_seconds(
     model: TrainedModel, batch: Batch | TextBatch, precision: Precision, *, activation_budget_bytes: int | None
 ) -> float | None:
-    """Time of forward and backward of one micro-batch; leaves no gradient. Times the second of two.
+    """Measures the time of forward and backward of one micro-batch. Leaves no gradient. Times the second of two.
 
     Args:
-        model: On its device.
-        batch: The micro-batch; see `Task.example`.
+        model: Model on its device.
+        batch: Micro-batch to compute; see `Task.example`.
         precision: Type in which layers compute.
         activation_budget_bytes: Bytes of activations to keep; see `TrainedModel.stored_layers`.
 
     Returns:
-        Seconds, or None if memory is not enough.
+        Seconds; None if memory is not enough.
     """
     samples, device = len(batch), next(model.parameters()).device
     micro_batches = MicroBatches(
@@ -63,7 +64,7 @@ def step_seconds(
         seconds = _timed(step, device)
     except TrainingError:  # memory is not enough for even one sample
         return None
-    # `MicroBatches` takes less at once when memory runs out; the time is then not that of the size asked for.
+    # `MicroBatches` computes less at once when memory runs out; then the time is not that of the given size.
     less = micro_batches.micro_batch_size, micro_batches.activation_budget_bytes
     return seconds if less == (samples, activation_budget_bytes) else None
 

@@ -1,1 +1,1 @@
-"""The optimizers of a run, which update on the host: LAMB, AdamW and Muon; and their learning-rate schedule."""
+"""Optimizers of a run, which update on the host: LAMB, AdamW and Muon; and their learning-rate schedule."""

@@ -1,11 +1,11 @@
-"""AdamW with 8-bit moments, which are those of LAMB.
+"""AdamW with moments in 8 bits, stored as those of LAMB.
 
 One update of a tensor w with the direction u of directions.py, whose moments are corrected for their initial zeros:
 
     w   <- w - lr * u           u includes the decoupled decay, so that this is  w (1 - lr weight_decay) - lr m / ...
 
 Sources: Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW); Dettmers et al. 2021, arXiv:2110.02861 (8-bit moments).
-With 32-bit moments it computes what torch.optim.AdamW does; the gradients are clipped to a global norm before.
+With 32-bit moments it computes what torch.optim.AdamW computes; the gradients are clipped to a global norm first.
 """
 
 from __future__ import annotations

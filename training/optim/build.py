@@ -1,4 +1,4 @@
-"""The optimizer that a recipe names."""
+"""Making of the optimizer that a recipe names."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def build_optimizer(
     given_momentum: float = 0.0,
     min_8bit_size: int = LAMB_MIN_8BIT_SIZE,
 ) -> MomentOptimizer:
-    """The optimizer of a recipe, for host copies of the weights whose gradients are written again for each step.
+    """Makes the optimizer of a recipe, for host copies of the weights whose gradients are written again for each step.
 
     Args:
-        config: Names it, with its settings.
-        params: See `training.optim.groups.parameter_groups`; Muon is AdamW for parameters that are in no group.
+        config: Name of the optimizer and its settings.
+        params: Groups as from `training.optim.groups.parameter_groups`; Muon updates parameters in no group as AdamW
+            does.
         lr: Learning rate.
-        given_momentum: Decay of the momentum that the gradients have already; 0 if they have none. Muon then has no
-            other, and reads the decay.
-        min_8bit_size: Tensors with fewer values have their moments in 32 bits.
+        given_momentum: Decay of the momentum that the gradients have already; 0 if they have none. If it is above 0,
+            Muon adds no momentum of its own, and uses this decay.
+        min_8bit_size: Least number of values of a tensor whose moments have 8 bits; those of smaller tensors have 32.
     """
     common = dict(
         lr=lr,

@@ -1,4 +1,4 @@
-"""The `[optimizer]` and `[schedule]` of a recipe."""
+"""The `[optimizer]` and `[schedule]` tables of a recipe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class OptimizerConfig(Section):
     embeddings, the output layer, norms and biases, with the same learning rate. Its update takes some 30 d operations
     per weight of layers of width d, with d = 1024 thirty times as long as the others."""
     betas: tuple[Decay, Decay] = (0.9, 0.96)
-    """Decay of the first and the second moment; with `muon`, of parameters that AdamW updates."""
+    """Decays of the first and the second moment; with `muon`, for the parameters that AdamW updates."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the root of the second moment. In 8 bit, second moments below some 10^-7 of their block's largest
-    become 0; with AdamW and an eps far below the gradients, such weights would leap."""
+    """Term added to the root of the second moment. In 8 bits, second moments below some 10^-7 of their block's largest
+    become 0; with AdamW and an eps far below the gradients, such weights would change too much."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.045
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
-    """The averaged gradient is clipped to this global norm."""
+    """Global norm to which the averaged gradient is clipped."""
 
 
 class ScheduleConfig(Section):
@@ -39,4 +39,4 @@ class ScheduleConfig(Section):
     warmup_epochs: Count = 3_125
     """Linear warm-up, in epochs."""
     total_epochs: Positive = EPOCHS_OF_2021
-    """The rate falls linearly to zero at this epoch."""
+    """Epoch at which the rate has fallen linearly to zero."""

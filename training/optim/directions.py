@@ -1,4 +1,4 @@
-"""The direction of an update from block-wise moments: the stages that LAMB and AdamW share.
+"""Direction of an update from block-wise moments: the stages that LAMB and AdamW share.
 
 For a tensor w with gradient g, in the order of the code below:
 
@@ -29,15 +29,15 @@ _COMPILED_CHUNK_VALUES = 262_144
 
 
 class Directions:
-    """The direction of one tensor's update, chunk by chunk.
+    """Direction of one tensor's update, computed chunk by chunk.
 
     Args:
-        weights: (size,) float32.
-        gradient: (size,) float32, not yet clipped; `write` overwrites it.
-        state: The tensor's moments; with 8 bits, their scales as well.
-        settings: See `update_settings`.
-        block_size: Values that share one scale.
-        compiled: The compiled loops; None: PyTorch computes.
+        weights: Weights of the tensor, (size,) float32.
+        gradient: Gradient of the tensor, (size,) float32, not yet clipped; `write` overwrites it.
+        state: Moments of the tensor; with 8 bits, their scales as well.
+        settings: Numbers of the update; see `update_settings`.
+        block_size: Number of values that share one scale.
+        compiled: Compiled loops; None: PyTorch computes.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Directions:
         # Whole blocks, because two chunks must not write the scale of the same block.
         step = most // block_size * block_size
         self.chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
-        """Parts of the tensor, in its order."""
+        """Chunks of the tensor, in its order."""
         self._buffers = None if compiled else torch.empty(2, min(step, weights.numel()), device=weights.device)
 
     def write(self, chunk: slice) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class Directions:
         return self._write_compiled(chunk) if self._compiled else self._write(chunk)
 
     def each(self, function: Callable[[slice], tuple[float, float]]) -> list[tuple[float, float]]:
-        """The function's results for all chunks, in order; the compiled loops run in several threads."""
+        """Returns the function's results for all chunks, in order; the compiled loops run in several threads."""
         threads = torch.get_num_threads() if self._compiled else 1
         if threads == 1 or len(self.chunks) <= 1:
             return [function(chunk) for chunk in self.chunks]
@@ -111,7 +111,7 @@ class Directions:
         blockwise.dequantize(codes, scales, out, block_size=self._block_size, signed=signed, native=False)
 
     def _store(self, chunk: slice, moment: str, values: Tensor) -> None:
-        """Stores a chunk of a moment; clobbers `values`."""
+        """Stores a chunk of a moment; overwrites `values`."""
         codes = self._state[moment][chunk]
         if f"{moment}_scales" not in self._state:
             codes.copy_(values)
@@ -125,7 +125,7 @@ class Directions:
 
 
 def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
-    """The factor that clips the joint norm of all gradients to `max_norm`; not finite if they are not.
+    """Factor that clips the joint norm of all gradients to `max_norm`; not finite if a gradient is not.
 
     >>> clip_factor([torch.tensor([3.0, 4.0])], max_norm=2.5)
     0.5
@@ -137,16 +137,16 @@ def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
 
 
 def update_settings(group: Mapping, step: int, clip: float, *, corrects_start: bool) -> Settings:
-    """The numbers that the stages from clipping to the direction need.
+    """Computes the numbers that the stages from clipping to the direction need.
 
     Moments corrected for their initial zeros are m / c1 and v / c2 with c = 1 - beta ** step. The direction
     m/c1 / (sqrt(v/c2) + eps) equals m / (sqrt(v) * root_factor + root_shift) with the two numbers returned here.
 
     Args:
-        group: The parameter group: betas, eps, weight_decay.
-        step: Updates of this tensor, including this one.
-        clip: See `clip_factor`.
-        corrects_start: Whether moments are corrected for their initial zeros.
+        group: Parameter group with betas, eps and weight_decay.
+        step: Number of updates of this tensor, including this one.
+        clip: Factor of the gradient; see `clip_factor`.
+        corrects_start: True to correct moments for their initial zeros.
     """
     beta1, beta2 = group["betas"]
     correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if corrects_start else (1.0, 1.0)
@@ -168,7 +168,7 @@ def update_moments(moment1: Tensor, moment2: Tensor, gradient: Tensor, settings:
 
 
 def direction(moment1: Tensor, moment2: Tensor, weights: Tensor, settings: Settings, *, out: Tensor) -> None:
-    """The direction of the update, including the decoupled decay; written to `out`."""
+    """Writes the direction of the update, including the decoupled decay, to `out`."""
     torch.sqrt(moment2, out=out).mul_(settings.root_factor).add_(settings.root_shift)
     torch.div(moment1, out, out=out)
     if settings.weight_decay:

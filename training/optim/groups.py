@@ -1,5 +1,4 @@
-"""Divides a model's parameters into the groups in which optimizers take them: which ones decay, and which are hidden
-matrices.
+"""Groups of a model's parameters for optimizers: those that decay, those that do not, and hidden matrices.
 
 Muon moves hidden matrices. Embeddings and the output layer are matrices too, but no layer multiplies their whole input
 by them: each of their rows stands for an entry of a vocabulary (Jordan et al. 2024, who leave these to AdamW as well).
@@ -25,13 +24,13 @@ from training.optim.config import OptimizerConfig
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
-    """Groups of the parameters that are trained: matrices and embeddings decay; biases, norms and scales do not.
+    """Groups the trained parameters: matrices and embeddings decay; biases, norms and scales do not.
 
     For Muon, hidden matrices are a group of their own, the first, with `hidden = True`. A parameter that several layers
     share is listed once. The order within groups is that of the model, so it is equal for all peers.
 
     Raises:
-        BadInput: If the optimizer is Muon, and the model does not tell its output layer.
+        BadInput: If the optimizer is Muon, and the model does not have a `get_output_embeddings`.
     """
     parameters = list(trained_parameters(model))
     hidden = hidden_matrices(model) if config.name == "muon" else set()
@@ -45,10 +44,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """The `id` of each parameter that is a hidden matrix; see the module.
+    """Finds the hidden matrices of a model, and returns the `id` of each parameter; see the module.
 
     Raises:
-        BadInput: If no part of the model tells the output layer.
+        BadInput: If no part of the model has a `get_output_embeddings`.
     """
     modules = list(model.modules())
     telling = [module for module in modules if hasattr(module, "get_output_embeddings")]

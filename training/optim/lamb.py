@@ -5,8 +5,8 @@ One update of a tensor w with the direction u of directions.py, which includes t
     w   <- w - lr * (min(|w|, TRUST_CLAMP) / |u|) * u     trust ratio; 1 if either norm is 0
 
 Sources: You et al. 2020, arXiv:1904.00962, algorithm 2 (LAMB); Dettmers et al. 2021, arXiv:2110.02861 (8-bit moments).
-The defaults differ from the paper's LAMB in the same way as the 2021 run: no bias correction, clipping before the
-update. bitsandbytes' class of that name applies no trust ratio on a CPU; therefore it is not used.
+Its defaults differ from the paper's LAMB as in the 2021 run: no bias correction, clipping before the update.
+bitsandbytes' class of that name applies no trust ratio on a CPU; therefore it is not used.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Lamb8bit(MomentOptimizer):
         directions = self._directions(parameter, group, clip)
         squares = directions.each(directions.write)
         norms = (math.sqrt(math.fsum(sums)) for sums in zip(*squares, strict=True))
-        # The gradient's memory holds the direction by now.
+        # The gradient's memory holds the direction now.
         directions.weights.sub_(directions.gradient, alpha=group["lr"] * trust_ratio(*norms, clamp=TRUST_CLAMP))
 
 
 def trust_ratio(weight_norm: float, direction_norm: float, *, clamp: float) -> float:
-    """The clamped norm of the weights divided by that of the direction.
+    """Ratio of the clamped norm of the weights to the norm of the direction; 1 if either is 0.
 
     >>> trust_ratio(2.0, 4.0, clamp=10.0), trust_ratio(0.0, 4.0, clamp=10.0)
     (0.5, 1.0)

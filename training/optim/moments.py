@@ -1,5 +1,4 @@
-"""Parts that LAMB, AdamW and Muon share: moments in block-wise 8 bit, steps that skip gradients that are not finite,
-state dicts."""
+"""Moments of LAMB, AdamW and Muon: storage in block-wise 8 bits, steps that skip non-finite gradients, state dicts."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ from training.optim.saved import check_moments, kind_of
 logger = logging.getLogger(__name__)
 
 USUAL = OptimizerConfig()
-"""A recipe's defaults, which are also those of each optimizer."""
+"""Defaults of a recipe, which are also those of each optimizer."""
 
 
 class MomentOptimizer(torch.optim.Optimizer):
-    """An optimizer whose moments are stored block-wise in 8 bit, or in 32 bit.
+    """Base of optimizers whose moments are stored block-wise in 8 bits, or in 32.
 
     The state is allocated with the optimizer: 2 bytes per parameter and 8 bytes per block, or 8 bytes per parameter
     for small tensors. A step with gradients that are not all finite changes nothing and is counted in `skipped_steps`.
@@ -36,14 +35,14 @@ class MomentOptimizer(torch.optim.Optimizer):
     A step overwrites the gradients, which must be written again before the next one, as hivemind's averager does.
 
     Args:
-        params: Parameters or groups of them, float32 and contiguous; see `training.optim.groups`.
+        params: Parameters or groups of parameters, float32 and contiguous; see `training.optim.groups`.
         lr: Learning rate.
-        betas: Decay of the first and the second moment.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled decay, part of the direction.
-        max_grad_norm: The gradients of all groups together are clipped to this norm; `inf` does not clip.
-        block_size: Values that share one 8-bit scale.
-        min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bits.
+        betas: Decays of the first and the second moment.
+        eps: Term added to the root of the second moment.
+        weight_decay: Decoupled weight decay, which is part of the direction.
+        max_grad_norm: Norm to which the gradients of all groups together are clipped; `inf` does not clip.
+        block_size: Number of values that share one 8-bit scale.
+        min_8bit_size: Least number of values of a tensor with 8-bit moments; `sys.maxsize` keeps all in 32 bits.
         native: Use the compiled loops if they are available, in `torch.get_num_threads()` threads.
 
     Raises:
@@ -90,7 +89,7 @@ class MomentOptimizer(torch.optim.Optimizer):
             )
 
     def _kernels_for(self, parameter: Tensor) -> Kernels | None:
-        """The compiled loops, if they are wanted, available, and made for such a parameter."""
+        """Returns the compiled loops if they are wanted, available, and suitable for the parameter; otherwise None."""
         fit = self.native and parameter.device.type == "cpu" and "moment1_scales" in self.state[parameter]
         return kernels() if fit else None
 
@@ -146,7 +145,8 @@ class MomentOptimizer(torch.optim.Optimizer):
         _uncompiled(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _shape_of(self, groups: list[dict]) -> list[tuple[int, set[str]]]:
-        """The number of parameters and the settings of each group; loading a state makes torch add to the defaults."""
+        """Number of parameters and names of the settings of each group; loading a state makes torch add to the
+        defaults."""
         return [(len(group["params"]), self.defaults.keys() & group.keys()) for group in groups]
 
     def state_dict(self) -> dict:
@@ -156,8 +156,9 @@ class MomentOptimizer(torch.optim.Optimizer):
         """Loads groups and moments from `state_dict()`; 8-bit moments stay in 8 bits.
 
         Raises:
-            BadInput: If it is not such a state, if the size or the number of bits of a moment differs, or if a moment
-                cannot result from an update (not finite, a negative mean of squares); then nothing has changed.
+            BadInput: If it is not the state of such an optimizer, if the size or the number of bits of a moment
+                differs, or if a moment cannot result from an update (not finite, a negative mean of squares); then
+                nothing has changed.
         """
         own = [{key: kind_of(value) for key, value in self.state[p].items()} for p in self._parameters()]
         try:
@@ -209,5 +210,6 @@ def _check_settings(title: str, defaults: dict, max_grad_norm: float, block_size
 
 
 def _uncompiled(method: Callable) -> Callable:
-    """A method without torch's guard against compiling it; the guard imports the compiler, which takes seconds."""
+    """Returns a method without torch's guard against compiling it; the guard imports the compiler, which takes
+    seconds."""
     return getattr(method, "__wrapped__", method)

@@ -1,4 +1,4 @@
-"""Muon: the momentum of each hidden matrix is made orthogonal before it moves the matrix; AdamW for all else.
+"""Muon: makes the momentum of each hidden matrix orthogonal before it changes the matrix; AdamW for other parameters.
 
 One update of a hidden matrix W of shape (A, B) with the clipped gradient G:
 
@@ -13,8 +13,8 @@ for the factor 0.2 sqrt(max(A, B)). With it an update's root mean square is that
 learning rate and one decay, those of AdamW, serve all parameters; a recipe has but one of each.
 
 It computes what torch.optim.Muon does with `adjust_lr_fn="match_rms_adamw"`, but Newton-Schulz in float32, not in
-bfloat16: processors without instructions for bfloat16 need a fourth of the time for it, and peers on unlike processors
-get weights that differ less.
+bfloat16: processors without instructions for bfloat16 need a fourth of the time for it, and the weights of peers on
+unlike processors differ less.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOMENTUM = 0.95
 """Decay of the momentum of hidden matrices (Jordan et al. 2024)."""
 STEPS = 5
 _SMALLEST_NORM = 1e-7
-"""A matrix of zeros is divided by this; torch.optim.Muon's `eps`."""
+"""Least norm by which a matrix is divided, for a matrix of zeros; torch.optim.Muon's `eps`."""
 _RMS_OF_ADAMW = 0.2
 """Usual root mean square of AdamW's updates (Liu et al. 2025)."""
 
 
 class Muon(AdamW8bit):
-    """Muon for the groups with `hidden = True`, AdamW for the others; all state is in 32 bit.
+    """Muon for the groups with `hidden = True`, AdamW for the others; all state has 32 bits.
 
     The state takes 4 bytes per parameter of hidden matrices, 8 of others. Temporary memory is one copy of the largest
     hidden matrix and two squares of its shorter side.
@@ -50,8 +50,8 @@ class Muon(AdamW8bit):
         params: Groups from `training.optim.groups.parameter_groups`; parameters of hidden groups have two dimensions.
         lr: Learning rate of all groups.
         momentum: Decay of the momentum of hidden matrices; 0 if the gradients have momentum already.
-        given_momentum: Decay of the momentum that the gradients have already, such as averages of what each peer has
-            made momentum; 0 if they have none. The state then holds the last of them.
+        given_momentum: Decay of the momentum that the gradients have already, such as averages of peers' momenta; 0 if
+            they have none. The state then holds the last gradients.
         kwargs: Further arguments of `MomentOptimizer`.
 
     Raises:
@@ -94,7 +94,7 @@ class Muon(AdamW8bit):
         gradient = parameter.grad.mul_(clip)
         momentum = self.state[parameter]["moment1"].view_as(parameter)
         if self.given_momentum:
-            # The gradient is M, and the state M of the update before, which serves as the memory for U.
+            # The gradient is M, and the state is the M of the previous update, which serves as the memory for U.
             further = momentum.lerp_(gradient, 1 + self.given_momentum)
         else:
             further = gradient.lerp_(momentum.lerp_(gradient, 1 - self.momentum), self.momentum)
@@ -106,17 +106,17 @@ class Muon(AdamW8bit):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with singular values near 1: five Newton-Schulz steps; about 30 (A B min(A, B)) operations.
+    """Makes the singular values of a matrix nearly 1: five Newton-Schulz steps; about 30 (A B min(A, B)) operations.
 
     Singular values of at least 0.2 % of the root of the sum of their squares come to lie between 0.68 and 1.21; smaller
     ones grow almost 500-fold.
 
     Args:
-        matrix: (A, B), clobbered.
+        matrix: Matrix of shape (A, B); overwritten.
     """
     a, b, c = COEFFICIENTS
     matrix.div_(torch.linalg.matrix_norm(matrix).clamp_(min=_SMALLEST_NORM))
-    # The squares are of the shorter side.
+    # The squares have the shorter side.
     wide, other = (each.T if matrix.shape[0] > matrix.shape[1] else each for each in (matrix, torch.empty_like(matrix)))
     square = wide.new_empty(wide.shape[0], wide.shape[0])
     polynomial = torch.empty_like(square)

@@ -1,4 +1,4 @@
-"""An optimizer's state as named tensors for a file, and the check of a state that comes from elsewhere."""
+"""State of an optimizer as named tensors for a file, and the check of a state that comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[st
 
 
 def check_moments(states: Iterable[Mapping]) -> None:
-    """Checks that these moments can result from updates; with others the next update would ruin the weights.
+    """Checks that moments can result from updates; with impossible ones the next update would ruin the weights.
 
     Raises:
         BadInput: If a number is not finite, or a step, a scale or a mean of squares is negative.
@@ -72,5 +72,5 @@ def check_moments(states: Iterable[Mapping]) -> None:
 
 
 def kind_of(value: object) -> tuple:
-    """Type and shape of a tensor; the type of anything else."""
+    """Type and shape of a tensor; the type of any other value."""
     return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (type(value),)

@@ -1,4 +1,4 @@
-"""The learning rate over epochs: linear warm-up, then linear decay to zero (paper, section 3.3)."""
+"""Learning rate over epochs: linear warm-up, then linear decay to zero (paper, section 3.3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def learning_rate_factor(epoch: int, config: ScheduleConfig) -> float:
     """Learning rate of the update that ends `epoch`, relative to the peak.
 
     The first update already changes the weights, the last one of the warm-up uses the peak, and from `total_epochs` on
-    the weights stay the same.
+    the weights stay unchanged.
 
     Args:
         epoch: Number of updates before this one.

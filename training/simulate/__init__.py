@@ -1,5 +1,5 @@
-"""Simulates swarms that cannot be run here, with thousands of volunteers, event by event.
+"""Simulation of swarms that cannot be run here, with thousands of volunteers, event by event.
 
-`population` draws volunteers from documented distributions, `clock` plays events in order, `accounts` records what each
-peer spends its time on, `swarm` has the rules by which the trainer and hivemind act, `forecast` simulates a recipe.
+`population` draws volunteers from documented distributions, `clock` plays events in order, `accounts` records how each
+peer spends its time, `swarm` has the rules by which the trainer and hivemind act, `forecast` simulates a recipe.
 """

@@ -21,9 +21,9 @@ class Cause(StrEnum):
     JOINING = "joining"
     """Starting the program and downloading the state."""
     LEAVING = "leaving"
-    """Samples of peers that left before the update, and waiting for peers that vanished."""
+    """Computing of samples by peers that left before the update, and waiting for peers that vanished."""
     UNSHARED = "unshared"
-    """Samples that entered no shared update, because no group was found or its average timed out."""
+    """Computing of samples that entered no shared update, because no group was found or its average timed out."""
 
 
 class Accounts:
@@ -44,7 +44,7 @@ class Accounts:
             self.add(cause, start, end, now)
 
     def add(self, cause: Cause, start: float, end: float, now: float) -> None:
-        """Records a stretch of one peer's time, which may lie in the future."""
+        """Records a stretch of one peer's time for a cause; it may lie in the future."""
         if end > max(start, self.since):
             self.seconds[cause] += end - max(start, self.since)
             if end > now:
@@ -62,6 +62,6 @@ class Accounts:
         self._ahead = []
 
     def shares(self) -> dict[str, float]:
-        """Each cause's share of the time for which peers were present."""
+        """Share of each cause in the time for which peers were present."""
         total = sum(self.seconds.values())
         return {str(cause): seconds / total if total else 0.0 for cause, seconds in self.seconds.items()}

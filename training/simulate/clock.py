@@ -1,4 +1,5 @@
-"""Plays events in order of time. A heap of calls is enough, so no simulation library is needed."""
+"""Clock of a simulation: plays events in order of time. A heap of calls is enough, so no simulation library is
+needed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class Clock:
     def __init__(self):
         self.now = 0.0
         self.played = 0
-        """The number of events played."""
+        """Number of events played."""
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -23,7 +24,7 @@ class Clock:
         heapq.heappush(self._events, (max(time, self.now), next(self._order), event))
 
     def play(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Plays events until `until` returns true; returns whether it did before the deadline and the last event."""
+        """Plays events until `until` returns true. Returns whether it did before the deadline and the last event."""
         while not until():
             if not self._events or self._events[0][0] > deadline:
                 return False

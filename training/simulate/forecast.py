@@ -1,4 +1,4 @@
-"""Simulates a recipe with its volunteers: throughput, time to finish, what time is spent on, and limits reached."""
+"""Forecast of a recipe with its volunteers: throughput, time to finish, use of the peers' time, and limits reached."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from training.simulate.swarm import Rules, Swarm
 from training.tasks.shape import shape_of
 
 WARM_UP_EPOCHS = 2
-"""Epochs until peers that started together finish at different times, and averages run in the background."""
+"""Number of epochs until peers that started together finish at different times, and averages run in the background."""
 MOST_SIMULATED_SECONDS = 400 * DAY_SECONDS
-"""A run that has not finished its epochs by then is taken never to finish."""
+"""Simulated time after which a run that has not finished its epochs counts as one that never finishes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The result of a simulated swarm after the warm-up."""
+    """Result of a simulated swarm after the warm-up."""
 
     volunteers: int
     epochs: int
@@ -42,24 +42,24 @@ class Outcome:
     epoch_seconds: float
     samples_per_epoch: float
     samples_per_second: float
-    """Samples that entered an update."""
+    """Samples per second that entered an update."""
     ideal_samples_per_second: float
-    """The throughput of the peers that were present if nothing were lost."""
+    """Throughput of the present peers if nothing were lost, in samples per second."""
     shares: dict[str, float]
     """Shares of all volunteers' time, by cause (`training.simulate.accounts.Cause`)."""
     group_size: float
     all_reduce_seconds: float
     sent_bytes: float
-    """Bytes sent by a peer per epoch."""
+    """Bytes sent per peer and epoch."""
     alone: float
-    """Share of updates that a peer made on its own although others were present."""
+    """Share of updates that peers made on their own although others were present."""
     left_behind: float
     """Share of peers' epochs that were lost because a peer found no full group."""
     given_up: float
     """Share of peers' epochs that were lost because a link was too slow for its group."""
     newcomer_seconds: float | None
     stalled: bool
-    """True if the run stalled, so that it never ends another epoch."""
+    """True if the run stalled, so that no further epoch ends."""
     limits: tuple[str, ...]
     """Sentences about limits, from the closed form and from the simulation."""
     events: int
@@ -67,11 +67,11 @@ class Outcome:
 
     @property
     def throughput_over_ideal(self) -> float:
-        """The throughput relative to the ideal one."""
+        """Throughput relative to the ideal one."""
         return self.samples_per_second / self.ideal_samples_per_second if self.ideal_samples_per_second else 0.0
 
     def days(self, epochs: int) -> float | None:
-        """Days until this many updates; None if that is never reached, because no update is shared."""
+        """Days until `epochs` updates; None if the run never gets there, because no update is shared."""
         return None if self.stalled or not self.samples_per_second else epochs * self.epoch_seconds / DAY_SECONDS
 
 
@@ -87,11 +87,11 @@ def simulate(
     """Simulates a number of epochs.
 
     Args:
-        kinds: The volunteers.
-        rules: Sizes that they exchange, and rules by which they meet.
-        epochs: Epochs that are counted, after `WARM_UP_EPOCHS` that are not.
+        kinds: Groups of volunteers with their numbers, machines and links.
+        rules: Sizes that the volunteers exchange, and rules by which they meet.
+        epochs: Number of counted epochs; `WARM_UP_EPOCHS` before them do not count.
         spread: Differences between volunteers of a kind; None: the default.
-        seed: Seed of everything that is drawn.
+        seed: Seed of all random draws.
         progress: Called with the number of each epoch that has ended.
     """
     began, chance = time.perf_counter(), random.Random(seed)
@@ -167,7 +167,7 @@ def _limits(
 
 
 def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
-    """A recipe's run with these volunteers.
+    """Describes a recipe's run with these volunteers for the closed form.
 
     Raises:
         BadInput: If the recipe uses something that is not simulated.

@@ -23,12 +23,12 @@ from calculator.swarm.forecast import Volunteers
 
 WEIBULL_SHAPE = 0.5
 SLOWEST_BYTES_PER_SECOND = 1e6 / 8
-"""Links are drawn with at least 1 Mbit/s."""
+"""Least rate of a drawn link: 1 Mbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Sigma of the log-normal factors; with 0 all volunteers of a kind are equal."""
+    """Sigmas of the log-normal factors; with 0 all volunteers of a kind are equal."""
 
     speed: float = 0.2
     link: float = 0.5
@@ -42,23 +42,23 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """One volunteer, as drawn."""
+    """A volunteer with drawn properties."""
 
     samples_per_second: float
     micro_batch_size: int
     link: Link
     present: float
     session_seconds: float
-    """The mean length of a session."""
+    """Mean length of a session."""
 
     def session(self, chance: random.Random) -> float:
-        """Length of a session that begins now."""
+        """Draws the length of a session that begins now."""
         if math.isinf(self.session_seconds):
             return math.inf
         return chance.weibullvariate(self._scale, WEIBULL_SHAPE)
 
     def rest_of_session(self, chance: random.Random) -> float:
-        """The rest of the session that is in progress at a random time, which is more often a long one."""
+        """Draws the rest of the session that is in progress at a random time, which is more often a long one."""
         if math.isinf(self.session_seconds):
             return math.inf
         # A session in progress is found with a probability proportional to its length. For a Weibull distribution of
@@ -67,7 +67,7 @@ class Person:
         return whole * chance.random()
 
     def absence(self, chance: random.Random) -> float:
-        """Time until the next session; infinite for a volunteer whose sessions never end."""
+        """Draws the time until the next session; infinite for a volunteer whose sessions never end."""
         if math.isinf(self.session_seconds):
             return math.inf
         mean = self.session_seconds * (1 - self.present) / self.present
@@ -103,5 +103,5 @@ def draw(kinds: Sequence[Volunteers], spread: Spread, chance: random.Random) -> 
 
 
 def _factor(sigma: float, chance: random.Random) -> float:
-    """A log-normal factor with mean 1, so that the spread does not change totals."""
+    """Draws a log-normal factor with mean 1, so that the spread does not change totals."""
     return math.exp(chance.gauss(0, sigma) - sigma**2 / 2) if sigma else 1.0

@@ -1,4 +1,4 @@
-"""A simulated run as a table for people."""
+"""Report on a simulated run as a table for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = SHARE_WORDS | {"unshared": "work that entered no common update"}
 
 
 def report(run: RunConfig, outcome: Outcome) -> str:
-    """The text that the command prints."""
+    """Makes the text that the command prints."""
     lines = [f"{run.title} ({run.run_id}): {outcome.volunteers:,} volunteers, {outcome.peers:,.1f} at a time", ""]
     if outcome.stalled:
         return "\n".join([*lines, "No epoch ended.", "", *outcome.limits])
@@ -36,7 +36,7 @@ def report(run: RunConfig, outcome: Outcome) -> str:
 
 
 def _time(days: float) -> str:
-    """Hours for less than a day.
+    """Writes a time in hours if it is less than a day, otherwise in days.
 
     >>> _time(0.02), _time(3.57)
     ('0.5 hours', '3.6 days')

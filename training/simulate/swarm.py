@@ -1,4 +1,4 @@
-"""The rules by which peers train together, played event by event.
+"""Simulated swarm: the rules by which peers train together, played event by event.
 
 An epoch ends when all peers together have computed the target batch, which each peer extrapolates from the others'
 reports. Peers finish their micro-batches, form groups and average their gradients; then they make the update, and at
@@ -32,8 +32,8 @@ from training.simulate.clock import Clock
 from training.simulate.population import Person
 
 EARLY_STEPS = 1.5
-"""Number of its own steps before the end of an epoch at which a peer looks for a group, if these take longer than a
-window (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""
+"""Steps of a peer before the end of an epoch at which it begins to look for a group, if they take longer than a window
+(`Exchange.look_for_group_early` of training/swarm/epoch/exchange.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,21 +60,21 @@ class Peer:
     step_seconds: float
     leaves: float
     since: float = 0.0
-    """Time at which it began to compute for this epoch."""
+    """Time at which the peer began to compute for this epoch."""
     training: bool = False
     gone: bool = False
     uploads: int = 0
-    """Number of newcomers that download from it."""
+    """Number of newcomers that download from the peer."""
     busy_until: float = 0.0
-    """Time at which its averages and updates in the background end."""
+    """Time at which the peer's averages and updates in the background end."""
 
     @property
     def rate(self) -> float:
-        """Samples per second, including the accumulation of gradients."""
+        """Samples per second, with the time to accumulate gradients."""
         return self.person.micro_batch_size / self.step_seconds
 
     def link(self) -> Link:
-        """Returns the part of its link that newcomers leave."""
+        """Returns the part of the peer's link that newcomers leave free."""
         link = self.person.link
         return (
             replace(link, up_bytes_per_second=link.up_bytes_per_second / (1 + self.uploads)) if self.uploads else link
@@ -83,20 +83,20 @@ class Peer:
 
 @dataclass(slots=True)
 class Ending:
-    """A peer at the end of an epoch."""
+    """End of an epoch for one peer."""
 
     peer: Peer
     boundary: float
-    """Time at which its last micro-batch ends."""
+    """Time at which the peer's last micro-batch ends."""
     ready: float
-    """Time at which it can average: `boundary`, or later if the last average is still running in the background."""
+    """Time at which the peer can average: `boundary`, or later if the last average still runs in the background."""
     looks: float
-    """Time at which it began to look for a group."""
+    """Time at which the peer began to look for a group."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what has happened since the warm-up."""
+    """Counts of the events since the warm-up."""
 
     began: float = 0.0
     epochs: int = 0
@@ -108,10 +108,10 @@ class Tally:
     senders: int = 0
     """Total number of peers in all groups."""
     alone: int = 0
-    """Peers that made an update on their own although others were present."""
+    """Number of updates that peers made on their own although others were present."""
     left_behind: int = 0
     given_up: int = 0
-    """Peers that were dropped because their links were too slow for their group."""
+    """Number of times that a peer was dropped because its link was too slow for its group."""
     vanished: int = 0
     newcomers: int = 0
     newcomer_seconds: float = 0.0
@@ -122,7 +122,7 @@ class Swarm:
 
     Args:
         people: All volunteers, present or not.
-        rules: Sizes that they exchange, and rules by which they meet.
+        rules: Sizes that the peers exchange, and rules by which they meet.
         chance: Draws sessions, groups and donors.
     """
 
@@ -251,11 +251,11 @@ class Swarm:
         self.clock.at(max(self.clock.now, self._began + self._look_seconds(peers)), self._end_epoch)
 
     def _look_seconds(self, peers: int) -> float:
-        """Time of reading the progress: a peer downloads several copies, and each holder sends one to every peer."""
+        """Seconds to read the progress: a peer downloads several copies, and each holder sends one to every peer."""
         if not self.rules.progress_limited or peers < 2:
             return 0.0
         record = peers * PROGRESS_RECORD_BYTES * WIRE
-        # The median of the first 51: to sort thousands in each epoch would slow the simulation down.
+        # The median of the first 51: sorting thousands in each epoch would slow the simulation down.
         some = [peer.person.link for peer in itertools.islice(self.peers, 51)]
         down = sorted(link.down_bytes_per_second for link in some)[len(some) // 2]
         up = sorted(link.up_bytes_per_second for link in some)[len(some) // 2]
@@ -264,7 +264,7 @@ class Swarm:
     # -- the end of an epoch -----------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
-        """Each training peer finishes its micro-batch, then its group averages."""
+        """Ends the epoch: each training peer finishes its micro-batch, then its group averages."""
         now = self.clock.now
         self._count()
         duration, self._began = now - self._began, now
@@ -293,7 +293,8 @@ class Swarm:
         return Ending(peer=peer, boundary=boundary, ready=ready, looks=boundary - early * peer.step_seconds)
 
     def _groups(self, endings: list[Ending]) -> tuple[list[tuple[list[Ending], float]], list[Ending]]:
-        """Groups with the times at which they have formed, and the peers that do not fill a group."""
+        """Forms groups. Returns them with the times at which they have formed, and the peers that do not fill a
+        group."""
         most = self.rules.exchange.max_group_size
         self.chance.shuffle(endings)
         if self.rules.patient:
@@ -314,14 +315,14 @@ class Swarm:
         return formed, []
 
     def _meeting_seconds(self, group: list[Ending]) -> float:
-        """Time of two requests and their answers, and of the leader's work for each peer that joins."""
+        """Seconds of two requests and their answers, and of the leader's work for each peer that joins."""
         if len(group) < 2:
             return 0.0
         latency = max(one.peer.person.link.latency_seconds for one in group)
         return 4 * latency + self.rules.costs.join_seconds * len(group)
 
     def _wait_for_a_group(self, rest: list[Ending], others_end: float, duration: float, *, others: bool) -> None:
-        """Peers that do not fill a group wait for some windows; by then the others may be in the next epoch."""
+        """Lets peers that do not fill a group wait for some windows; by then the others may be in the next epoch."""
         exchange = self.rules.exchange
         ready = max(one.ready for one in rest)
         patient_until = min(one.looks for one in rest) + PATIENCE_WINDOWS * exchange.matchmaking_seconds
@@ -345,7 +346,7 @@ class Swarm:
             self.clock.at(max(noticed, one.boundary), partial(self._train, one.peer))
 
     def _average(self, group: list[Ending], formed: float) -> float:
-        """Averages and updates one group; returns the time at which the average ends."""
+        """Averages and updates one group. Returns the time at which the average ends."""
         exchange, costs = self.rules.exchange, self.rules.costs
         ready = max(one.ready for one in group)
         starts = ready if len(group) == 1 else max(ready, formed)
@@ -405,7 +406,8 @@ class Swarm:
         self.tally.sent_bytes += sent * sum(load(part, peers) for part in parts)
 
     def _able(self, group: list[Ending], starts: float) -> tuple[list[Ending], set[int]]:
-        """The peers whose gradients the others get, and the ids of those dropped because their links are too slow."""
+        """Returns the peers whose gradients the others get, and the ids of those dropped because their links are too
+        slow."""
         exchange = self.rules.exchange
         there = [one for one in group if one.peer.leaves > starts]
         links = [(one, one.peer.link()) for one in there]
@@ -416,7 +418,7 @@ class Swarm:
         return able, {id(one) for one in there} - {id(one) for one in able}
 
     def _account(self, one: Ending, marks: list[tuple[Cause, float]], averaged: float, shared: bool) -> None:
-        """Accounts for the time of one peer of a group, from the start of the epoch to that of the next."""
+        """Records the time of one peer of a group, from the start of the epoch to that of the next."""
         peer, leaves, add = one.peer, one.peer.leaves, self._spend
         if leaves < averaged or not shared:
             cause = Cause.LEAVING if leaves < averaged else Cause.UNSHARED

@@ -1,1 +1,1 @@
-"""Serves a run's checkpoints: their index, and the files behind it."""
+"""Web interface of a run's checkpoints: their index, and their files."""

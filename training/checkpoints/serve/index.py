@@ -1,4 +1,4 @@
-"""The checkpoints that a monitor serves, as one JSON document: `/checkpoints/index.json`.
+"""Index of the checkpoints that a monitor serves, as one JSON document: `/checkpoints/index.json`.
 
 A peer reads it before it downloads one (`training.checkpoints.fetch`), so it says what each is and how large.
 """
@@ -18,23 +18,23 @@ from training.recipe import parse_recipe
 
 
 class ServedCheckpoint(BaseModel):
-    """One checkpoint. Unknown fields are ignored, so that later versions may add some."""
+    """One checkpoint in the index. Unknown fields are ignored, so that later versions may add fields."""
 
     model_config = ConfigDict(frozen=True)
 
     name: Annotated[str, Field(pattern=r"^epoch-\d{6,18}$")]
-    """Name of its folder; it becomes a part of addresses and paths."""
+    """Name of the checkpoint's folder; it becomes a part of addresses and paths."""
     epoch: Annotated[int, Field(ge=0)]
     lineage: str | None = None
-    """Lineage of the run; None: not recorded."""
+    """Lineage of the checkpoint; None: not recorded."""
     recipe_digest: str
     written_at: float
-    """Seconds since the epoch."""
+    """Time of writing, in seconds since 1970."""
     files: dict[str, StoredFile]
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """Size of all files of the checkpoint."""
         return sum(file.bytes for file in self.files.values())
 
 
@@ -47,7 +47,8 @@ class Index(BaseModel):
 
 
 def index_of(folder: Path) -> Index:
-    """The checkpoints in a folder. One that is damaged, or is being deleted, is left out; weights are not read."""
+    """Makes the index of a folder. A checkpoint that is damaged, or is being deleted, is left out; weights are not
+    read."""
     return Index(checkpoints=tuple(filter(None, map(_entry, list_checkpoints(folder)))))
 
 
@@ -58,7 +59,7 @@ def _entry(path: Path) -> ServedCheckpoint | None:
             name=path.name,
             epoch=facts["epoch"],
             lineage=facts.get("lineage"),
-            # Not the recorded digest: a later version of this program may count other fields in it.
+            # Not the recorded digest: a later version of this program may include other fields in it.
             recipe_digest=_digest((path / RECIPE_FILE).read_text(encoding="utf-8")),
             written_at=facts["written_at"],
             files={name: facts["files"][name] for name in FILES if name in facts["files"]}

@@ -1,4 +1,4 @@
-"""Serves a monitor's checkpoints, from which peers start where no other peer can send its state.
+"""Web routes of a monitor's checkpoints, from which peers start where no other peer can send its state.
 
 GET /checkpoints/index.json       the checkpoints, oldest first; see `training.checkpoints.serve.index`
 GET /checkpoints/NAME/FILE        one file; a part of it with the header Range, so that a download can resume
@@ -18,15 +18,15 @@ from training.checkpoints.facts import FILES
 from training.checkpoints.serve.index import index_of
 
 INDEX_SECONDS = 2.0
-"""The folder is read at most once in this time, however many peers ask."""
+"""Least seconds between two reads of the folder, however many peers ask."""
 _NAME = re.compile(r"epoch-\d{6,18}")
 
 
 def checkpoint_routes(folder: Path) -> APIRouter:
-    """The routes below `/checkpoints`; only the four known files of checkpoints are served.
+    """Makes the routes below `/checkpoints`; they serve only the four known files of checkpoints.
 
     Args:
-        folder: Of the run's checkpoints; need not exist yet.
+        folder: Folder of the run's checkpoints; need not exist yet.
     """
     routes = APIRouter(prefix="/checkpoints")
     guard = threading.Lock()

@@ -1,11 +1,11 @@
-"""Serves a run's checkpoints while its monitor starts, and while that waits for room on its disk.
+"""Server of a run's checkpoints while the monitor starts, and while the monitor waits for room on its disk.
 
-After a power cut nobody else may have the run's weights. A monitor takes some seconds to load PyTorch and hivemind and
-to find the run, or up to a minute on a busy machine; this program needs none of them and answers within a second or
-two. Every other address gets 503, as from a proxy whose server is not there yet.
+After a power cut no other peer may have the run's weights. A monitor takes some seconds to load PyTorch and hivemind
+and to find the run, or up to a minute on a busy machine; this program needs none of these and answers within a second
+or two. Every other address gets 503, as from a proxy whose server is not there yet.
 
-It is a program of its own rather than a thread: hivemind forks while the monitor starts, and forked processes would
-keep the port and all open connections.
+It is a program of its own and not a thread: hivemind forks while the monitor starts, and forked processes would keep
+the port and all open connections.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from training.checkpoints.serve.offered import checkpoint_routes
 from training.processes.servers.web import STOP_SECONDS, listen_at, serve_in_thread
 
 RETRY_SECONDS = 2
-"""Time after which others ask again: this program answers nothing else."""
+"""Seconds after which clients should ask again: this program answers nothing else."""
 
 
 class CheckpointSite:
-    """The program that serves, as the monitor sees it.
+    """Handle by which the monitor starts and ends this server.
 
     Args:
         start: Starts a program that ends with the monitor; see `StopRequest.start`.
         checkpoints: Folder of the run's checkpoints.
-        host: Address that the monitor will serve at.
-        port: The same.
+        host: Address at which the monitor will serve.
+        port: Port at which the monitor will serve.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CheckpointSite:
         self._program = start([sys.executable, "-m", __name__, checkpoints, host, port])
 
     def end(self) -> None:
-        """Ends it, so that the port is free; downloads go on with the monitor."""
+        """Ends the server, so that the port is free; clients go on with their downloads from the monitor."""
         self._program.terminate()
         try:
             self._program.wait(2 * STOP_SECONDS)
@@ -54,7 +54,7 @@ class CheckpointSite:
 
 
 def create_app(checkpoints: Path) -> FastAPI:
-    """What is served."""
+    """Makes the web application: the checkpoints' routes, and 503 for all else."""
     app = FastAPI(openapi_url=None)
     app.include_router(checkpoint_routes(checkpoints))
 
@@ -69,7 +69,7 @@ def serve(checkpoints: Path, host: str, port: int) -> None:
     """Serves until SIGTERM. Ends without a message if the port is taken: the monitor says so when it needs it."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the monitor's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor handles Ctrl-C
     with suppress(OSError), socket.socket() as listener:
         listen_at(listener, host, port)
         with serve_in_thread(listener, create_app(checkpoints)):

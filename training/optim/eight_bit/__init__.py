@@ -1,1 +1,1 @@
-"""Moments of optimizers in block-wise 8 bit."""
+"""Block-wise storage of optimizers' moments in 8 bits."""

@@ -15,11 +15,11 @@ from training.optim.eight_bit.codebook import codebook
 from training.optim.eight_bit.kernels import Kernels, kernels
 
 _NO_LESS_THAN_ONE = 1 + 2**-22
-"""Two units in the last place: rounding must not bring the quotient of a block's largest value below 1."""
+"""Factor of two units in the last place: rounding must not bring the quotient of a block's largest value below 1."""
 
 
 def block_count(size: int, block_size: int) -> int:
-    """Blocks of a tensor with `size` values; the last one may be shorter."""
+    """Number of blocks of a tensor with `size` values; the last one may be shorter."""
     return -(-size // block_size)
 
 
@@ -32,17 +32,17 @@ def quantize(
     signed: bool,
     native: bool = True,
 ) -> None:
-    """Stores `values` in 8 bit. May overwrite `values` with the quotients.
+    """Stores `values` in 8 bits. May overwrite `values` with the quotients.
 
     A quotient is rounded by its upper 16 bits, which moves the borders between neighbours by at most 0.4 %.
 
     Args:
-        values: (size,) float32, contiguous and finite; clobbered.
-        codes: (size,) uint8, written.
-        scales: (blocks,) float32, written with the largest magnitude of each block.
-        block_size: Values per block; the last block may be shorter.
-        signed: Whether values may be negative.
-        native: Use the compiled loops if they are available; the codes are the same.
+        values: Values to store, (size,) float32, contiguous and finite; may be overwritten.
+        codes: Memory for the codes, (size,) uint8.
+        scales: Memory for the largest magnitude of each block, (blocks,) float32.
+        block_size: Number of values per block; the last block may be shorter.
+        signed: True if values may be negative.
+        native: Use the compiled loops if they are available; the codes are equal.
     """
     if compiled := _compiled(native, values, codes, scales):
         compiled.quantize(values, codes, scales, block_size=block_size, signed=signed)
@@ -77,13 +77,13 @@ def dequantize(
 
 
 def _compiled(native: bool, *tensors: torch.Tensor) -> Kernels | None:
-    """The compiled loops, if they are wanted, available, and made for such tensors."""
+    """Returns the compiled loops if they are wanted, available, and suitable for the tensors; otherwise None."""
     fit = native and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
     return kernels() if fit else None
 
 
 def _blocks(values: torch.Tensor, scales: torch.Tensor, block_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The full blocks as one matrix with their scales, then the short last block with its own."""
+    """Yields the full blocks as one matrix with their scales, then the short last block with its own."""
     full = values.numel() // block_size
     if full:
         yield values[: full * block_size].view(full, block_size), scales[:full]
@@ -92,7 +92,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor, block_size: int) -> Iter
 
 
 def _look_up(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
-    """out[i] = table[index[i]]; numpy's `take` on the host needs a third of the time of torch's."""
+    """Computes out[i] = table[index[i]]; numpy's `take` on the host needs a third of the time of torch's."""
     if out.device.type == "cpu":
         # Every bit pattern of an index is in range, so wrapping never happens; the mode only avoids the range check.
         table.numpy().take(index.numpy(), out=out.numpy(), mode="wrap")

@@ -1,4 +1,4 @@
-"""The compiled inner loops (kernels.c). Where they cannot be built, PyTorch computes the same, more slowly."""
+"""Compiled inner loops (kernels.c). Where they cannot be built, PyTorch computes equal results more slowly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 
 class Kernels:
-    """The functions of kernels.c for contiguous host tensors. They let other threads run meanwhile."""
+    """Functions of kernels.c for contiguous host tensors. They let other threads run meanwhile."""
 
     def __init__(self, library: ctypes.CDLL):
         pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -60,7 +60,7 @@ class Kernels:
         self._maps = {signed: _map(signed) for signed in (True, False)}
 
     def quantize(self, values: Tensor, codes: Tensor, scales: Tensor, *, block_size: int, signed: bool) -> None:
-        """Stores values as `blockwise.quantize` does, but leaves `values` as they are."""
+        """Stores values as `blockwise.quantize` does, but leaves `values` unchanged."""
         pointers = (tensor.data_ptr() for tensor in (values, codes, scales))
         self._quantize(*pointers, values.numel(), block_size, signed, ctypes.addressof(self._maps[signed]))
 
@@ -81,12 +81,12 @@ class Kernels:
         """Updates the moments of whole blocks of a tensor, and writes the direction to `out` (may be the gradient).
 
         Args:
-            gradient: (size,) float32.
-            weights: (size,) float32.
-            out: (size,) float32.
+            gradient: Gradient of the tensor, (size,) float32.
+            weights: Weights of the tensor, (size,) float32.
+            out: Memory for the direction, (size,) float32.
             moments: Codes and scales of the first moment, then of the second.
-            block_size: Values per block.
-            settings: See directions.py.
+            block_size: Number of values per block.
+            settings: Numbers of the update; see directions.py.
 
         Returns:
             The sums of squares of the weights and of the direction.
@@ -108,7 +108,7 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The compiled loops, or None if they cannot be built; logs which, once."""
+    """Returns the compiled loops, or None if they cannot be built; logs once which of the two is used."""
     try:
         made = Kernels(compiled(SOURCE, cache_folder()))
     except NotNative as reason:
