@@ -10,6 +10,7 @@ from calculator.choose.devices import device_named
 from calculator.choose.fit import need_bytes, suggestions, verdict
 from calculator.choose.techniques import choices
 from calculator.models.architectures import PRESETS
+from calculator.reports.units import show_bytes
 
 BF16, FP16 = "weights and gradients in 16 bits (bf16)", "weights and gradients in 16 bits (fp16)"
 HOST, EIGHT, AGAIN = "optimizer on the host", "8-bit optimizer state", "checkpointing"
@@ -127,7 +128,7 @@ def test_the_page_offers_the_changes_as_its_controls_hold_them():
     assert first["changes"] == {"lora_rank": "16", "base_bits": "16"}
     assert last["changes"] == {"precision": "bf16", "sequence_length": "1792"}
     setup = Setup(model="gpt-j-6b", offload_optimizer=True, checkpointing=True, precision="bf16", sequence_length=1792)
-    assert f"{estimate(setup).gpu.total / 2**30:.2f} GiB" in last["text"]
+    assert last["memory"] == show_bytes(estimate(setup).gpu.total)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
