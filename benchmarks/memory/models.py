@@ -25,7 +25,7 @@ PACKAGES = {"liger": "liger_kernel", "fp8": "torchao"}
 """What needs packages that the project does not install, and which."""
 DROPOUTS = (
     "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
-    "attention_dropout", "dropout_rate",
+    "attention_dropout", "residual_dropout", "embedding_dropout", "dropout_rate",
 )  # fmt: skip
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MODULES_OF_LIGER = {"gemma3_text": ("gemma3", "causal_forward")}

@@ -53,7 +53,7 @@ def trace(setup: Setup) -> dict:
 
 def can_trace(setup: Setup) -> bool:
     """Tells whether the tracer knows a setup's optimizer, bits and kernels: those of experts in bfloat16 only."""
-    has_kernels = setup.precision == "bf16" or setup.gpus > 1 or resolve(setup).family not in ("mixture", "deepseek")
+    has_kernels = setup.precision == "bf16" or setup.gpus > 1 or not resolve(setup).num_experts
     return has_kernels and setup.base_bits != 4 and setup.optimizer in TRACED_OPTIMIZERS
 
 

@@ -58,7 +58,7 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
 def can_be_stored(architecture: Architecture, kind: str) -> bool:
     """Returns True if a model's weights can be of a kind in `STORED`."""
     if kind == MXFP4:
-        return architecture.listing is not None and architecture.listing.mxfp4
+        return architecture.mxfp4
     family = family_of(architecture)
     # FP8 looks for nn.Linear; a model whose weights are (in, out) has transformers' Conv1D in its place.
     return kind in WHOLE or (family.generates and not (kind == FP8 and family.input_first))

@@ -1,7 +1,7 @@
 """A family of models: its parameters, its training step, and the techniques that are counted for it.
 
-A new family is one file in `language/` or `pictures/` that ends with `FAMILY = Family(...)`; `registry` finds it. Its
-models come from a preset or a reader of config.json in `calculator.models`, which name the family.
+A new family is one file in `language/`, `mixtures/` or `pictures/` that ends with `FAMILY = Family(...)`; `registry`
+finds it. Its models come from a preset or a reader of config.json in `calculator.models`, which name the family.
 """
 
 from __future__ import annotations

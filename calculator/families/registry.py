@@ -1,4 +1,4 @@
-"""All families, found in the folders `language` and `pictures`: each file there defines one as `FAMILY`."""
+"""All families, found in the folders `language`, `mixtures` and `pictures`: each file there defines one as `FAMILY`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
-from calculator.families import language, pictures
+from calculator.families import language, mixtures, pictures
 from calculator.families.family import Family
 from calculator.models.architecture import Architecture
 
 
 def found_families() -> Iterator[Family]:
-    """Imports each file of the two folders and yields its family."""
-    for folder in (language, pictures):
+    """Imports each file of the folders and yields its family."""
+    for folder in (language, mixtures, pictures):
         for file in iter_modules(folder.__path__, f"{folder.__name__}."):
             yield import_module(file.name).FAMILY
 

@@ -100,12 +100,10 @@ class Listing:
     """Names and shapes of the parameters outside of the layers."""
     layers: tuple[tuple[str, ListedLayer], ...]
     """The kinds of layers, by their names in `Architecture.attention_cycle`."""
-    rotations: int = 1
-    """Sets of frequencies of rotary embeddings."""
+    rotations: tuple[int, ...]
+    """Rotated channels of each set of frequencies of rotary embeddings."""
     scales: int = 0
     """Single numbers that are stored in the precision of the model."""
-    mxfp4: bool = False
-    """True if its experts are published in MXFP4 (gpt-oss)."""
 
     def layer(self, kind: str) -> ListedLayer:
         """The layer of a kind."""
@@ -154,12 +152,16 @@ class Architecture:
     """True if the feed-forward has biases (of families where that is a choice)."""
     head_norms: bool = False
     """True if queries and keys are normalized head by head (Qwen3)."""
+    norms_after: bool = False
+    """True if the results of attention and feed-forward are normalized before they are added (Gemma 2)."""
     softcap: bool = False
     """True if a tanh bounds attention scores (Gemma 2)."""
     fusable: bool = True
     """True if the model's code has fused attention."""
     logit_softcap: bool = False
     """True if a tanh bounds the logits."""
+    logit_scale: bool = False
+    """True if the logits are multiplied by a number (Command R)."""
     joined_projections: bool = False
     """True if queries, keys and values come from one matrix, and gate and values of the feed-forward too (Phi-3)."""
     sliding_window: int = 0
@@ -180,6 +182,8 @@ class Architecture:
     """Rows of the token type embedding (BERT)."""
     rotary_dim: int = 0
     """Channels of a head that are rotated."""
+    long_rotation: bool = False
+    """True if rotary embeddings have other frequencies for long sequences (longrope)."""
     num_experts: int = 0
     """E, experts of a layer."""
     experts_per_token: int = 0
@@ -189,7 +193,9 @@ class Architecture:
     shared_experts: int = 0
     """Experts that compute every token (DeepSeek)."""
     shared_size: int = 0
-    """Inner width of the expert that computes every token, if it is not `expert_size` (Qwen3-Next)."""
+    """Inner width of the expert that computes every token, if it is not `expert_size` (Qwen2-MoE)."""
+    mxfp4: bool = False
+    """True if the experts are published in MXFP4 (gpt-oss)."""
     expert_groups: int = 0
     """Groups of experts, of which only some are open to a token (DeepSeek)."""
     open_groups: int = 0

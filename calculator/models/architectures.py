@@ -11,6 +11,7 @@ from calculator.models.decoders import DECODER_READERS, DECODERS
 from calculator.models.diffusion_models import DIFFUSION_MODELS, DIFFUSION_READERS
 from calculator.models.hybrid_models import HYBRID_READERS, HYBRIDS_WITH_PICTURES
 from calculator.models.listed_models import LISTED_READERS
+from calculator.models.other_decoders import OTHER_DECODERS, OTHER_READERS
 from calculator.models.picture_models import PICTURE_MODELS, PICTURE_READERS
 
 LARGEST_GRID = 512
@@ -191,6 +192,7 @@ PRESETS: dict[str, Architecture] = {
             image_vocab_size=8192,
         ),
         *DECODERS,
+        *OTHER_DECODERS,
         *PICTURE_MODELS,
         *DIFFUSION_MODELS,
     )
@@ -214,6 +216,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "gptj": _gptj_config,
         "text-to-image": _recipe_config,
         **DECODER_READERS,
+        **OTHER_READERS,
         **HYBRID_READERS,
         **LISTED_READERS,
         **PICTURE_READERS,
@@ -221,7 +224,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     }
     if isinstance(text, Mapping) and kind not in READS_TEXT_CONFIG:
         inner = text.get("model_type") or USUAL_TEXT_MODELS.get(str(kind))
-        if inner in (*DECODER_READERS, *HYBRID_READERS, *LISTED_READERS):
+        if inner in (*DECODER_READERS, *OTHER_READERS, *HYBRID_READERS, *LISTED_READERS):
             # The whole model ties its embeddings, or not, as the outer config says.
             outer = config.get("tie_word_embeddings")
             tying = {} if outer is None else {"tie_word_embeddings": outer}

@@ -51,6 +51,16 @@ def trained_length(config: Mapping[str, object], default: int) -> int:
     return min(max(positions, int(original * factor)), MOST_POSITIONS)
 
 
+def has_long_rotation(config: Mapping[str, object]) -> bool:
+    """Returns True if rotary embeddings have other frequencies for long sequences.
+
+    Phi-3's code takes older names of the kind for the same.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    return kind == "longrope" or (config.get("model_type") == "phi3" and kind in ("su", "yarn"))
+
+
 def even(config: Mapping[str, object], default: int | None, name: str) -> int:
     """Reads a size that rotary embeddings split in half."""
     value = size(config, default, name)

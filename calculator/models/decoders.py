@@ -10,6 +10,7 @@ from calculator.models.config_values import (
     activation_of,
     even,
     flag,
+    has_long_rotation,
     head_width,
     share,
     size,
@@ -60,10 +61,10 @@ QWEN2, QWEN3 = {"projection_bias": True}, {"head_norms": True}
 EXPERTS = {"family": "mixture", "attention_cycle": ("full experts",)}
 GEMMA = {"family": "gemma", "activation": "gelu_tanh", "tied_embeddings": True}
 GEMMA2 = GEMMA | {
-    "attention_cycle": ("sliding", "full"), "sliding_window": 4096, "softcap": True, "logit_softcap": True,
-    "fusable": False,
+    "norms_after": True, "attention_cycle": ("sliding", "full"), "sliding_window": 4096, "softcap": True,
+    "logit_softcap": True, "fusable": False,
 }  # fmt: skip
-GEMMA3 = GEMMA | {"attention_cycle": ("sliding",) * 5 + ("full",), "head_norms": True}
+GEMMA3 = GEMMA | {"norms_after": True, "attention_cycle": ("sliding",) * 5 + ("full",), "head_norms": True}
 UNROTATED_4TH = ("full", "full", "full", "full unrotated")
 PHI3 = {"joined_projections": True}
 
@@ -155,7 +156,9 @@ DECODERS: tuple[Architecture, ...] = (
         attention_cycle=("full dense",) * 3 + ("full experts",) * 58,
         rotary_dim=64,
     ),
-    # Gemma team 2024, arXiv:2408.00118, table 1; 2025, arXiv:2503.19786, table 1: the text models
+    # Gemma team 2024, arXiv:2403.08295 and arXiv:2408.00118, table 1; 2025, arXiv:2503.19786, table 1: the text models
+    _llama("gemma-2b", 2048, 16_384, 18, (8, 1, 256), 256_000, 8192, **GEMMA),
+    _llama("gemma-7b", 3072, 24_576, 28, (16, 16, 256), 256_000, 8192, **GEMMA),
     _llama("gemma-2-2b", 2304, 9216, 26, (8, 4, 256), 256_000, 8192, **GEMMA2),
     _llama("gemma-2-9b", 3584, 14_336, 42, (16, 8, 256), 256_000, 8192, **GEMMA2),
     _llama("gemma-3-1b", 1152, 6912, 26, (4, 1, 256), 262_144, 32_768, **GEMMA3, sliding_window=512),
@@ -177,54 +180,63 @@ _DEFAULTS: dict[str, dict[str, int]] = {
 
 
 def gemma_config(config: Mapping[str, object]) -> Architecture:
-    """Reads a config of Gemma 2 or 3; of a model that reads pictures, its text model."""
+    """Reads a config of Gemma 1, 2 or 3; of a model that reads pictures, its text model."""
     kind = config.get("model_type")
     if kind == "gemma3":
         text = config.get("text_config") or {}
         if not isinstance(text, Mapping):
             raise BadSetup(f"text_config in config is an object, not {text!r:.60}.")
         return gemma_config({**text, "model_type": "gemma3_text"})
-    newer = kind == "gemma3_text"
-    num_layers = size(config, 26, "num_hidden_layers")
+    first, newer = kind == "gemma", kind == "gemma3_text"
+    num_layers = size(config, 28 if first else 26, "num_hidden_layers")
     positions = size(config, 131_072 if newer else 8192, "max_position_embeddings")
     head_dim = even(config, 256, "head_dim")
-    num_heads, key_heads = grouped_heads(config, 8, 4)
-    # Gemma 2 does not read sliding_window_pattern.
-    cycle = cycle_of(_gemma_kinds(config, num_layers, size(config, 6, "sliding_window_pattern") if newer else 2))
+    num_heads, key_heads = grouped_heads(config, *((16, 16) if first else (8, 4)))
+    cycle = () if first else cycle_of(_gemma_kinds(config, num_layers, newer))
     switched_off(config, use_bidirectional_attention=False)
     biased = flag(config, False, "attention_bias")
     return Architecture(
         name=f"config ({kind})",
         family="gemma",
-        hidden_size=size(config, 2304, "hidden_size"),
+        hidden_size=size(config, 3072 if first else 2304, "hidden_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_key_value_heads=key_heads,
         head_dim=head_dim,
-        intermediate_size=size(config, 9216, "intermediate_size"),
+        intermediate_size=size(config, 24_576 if first else 9216, "intermediate_size"),
         vocab_size=size(config, 262_208 if newer else 256_000, "vocab_size"),
         sequence_length=min(positions, USUAL_LENGTH),
         max_positions=positions,
-        activation="gelu_tanh",
+        activation=_gemma_activation(config, first),
         gated=True,
         dropout=0.0,
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, True),
         rotary_dim=head_dim,
+        long_rotation=has_long_rotation(config),
         projection_bias=biased,
         output_bias=biased,
         head_norms=newer,
-        softcap=not newer and config.get("attn_logit_softcapping", 50.0) is not None,
-        logit_softcap=config.get("final_logit_softcapping", None if newer else 30.0) is not None,
-        fusable=newer,
-        sliding_window=size(config, 4096, "sliding_window"),
+        norms_after=not first,
+        softcap=not (first or newer) and config.get("attn_logit_softcapping", 50.0) is not None,
+        logit_softcap=not first and config.get("final_logit_softcapping", None if newer else 30.0) is not None,
+        fusable=first or newer,
+        sliding_window=0 if first else size(config, 4096, "sliding_window"),
         attention_cycle=cycle,
     )
 
 
-def _gemma_kinds(config: Mapping[str, object], layers: int, every: int) -> list[str]:
+def _gemma_activation(config: Mapping[str, object], first: bool) -> str:
+    """The activation, which transformers takes for GELU by tanh where the config of a first Gemma says "gelu"."""
+    accepted = ("gelu_pytorch_tanh", "gelu") if first else ("gelu_pytorch_tanh",)
+    activation_of(config, "gelu_pytorch_tanh", "hidden_act" if first else "hidden_activation", accepted)
+    return "gelu_tanh"
+
+
+def _gemma_kinds(config: Mapping[str, object], layers: int, newer: bool) -> list[str]:
     """Sliding layers, of which every 6th (Gemma 2: every 2nd) sees all tokens."""
-    activation_of(config, "gelu_pytorch_tanh", "hidden_activation", ("gelu_pytorch_tanh",))
+    # Gemma 2 does not read sliding_window_pattern.
+    every = size(config, 6, "sliding_window_pattern") if newer else 2
     return layer_types(config, layers) or ["sliding" if (layer + 1) % every else "full" for layer in range(layers)]
 
 
@@ -264,6 +276,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, False),
         rotary_dim=head_dim,
+        long_rotation=has_long_rotation(config),
         projection_bias=biased,
         output_bias=biased,
         head_norms=newer,
@@ -309,6 +322,7 @@ def deepseek_config(config: Mapping[str, object]) -> Architecture:
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, False),
         rotary_dim=turned,
+        long_rotation=has_long_rotation(config),
         projection_bias=biased,
         output_bias=biased,
         num_experts=number,
@@ -384,6 +398,7 @@ def llama_config(config: Mapping[str, object]) -> Architecture:
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, kind == "smollm3"),
         rotary_dim=rotated_channels(config, head_dim) if kind == "phi3" else head_dim,
+        long_rotation=has_long_rotation(config),
         projection_bias=biased,
         output_bias=biased and kind != "qwen2",
         feed_forward_bias=kind in ("llama", "smollm3") and flag(config, False, "mlp_bias"),
@@ -432,7 +447,7 @@ def _kinds(config: Mapping[str, object], kind: str, layers: int) -> list[str]:
         return ["sliding" if slides else "full"] * layers
     slides = flag(config, False, "use_sliding_window") and config.get("sliding_window", 4096) is not None
     if kind == "smollm3":
-        rotated = _rotated_layers(config, layers)
+        rotated = rotated_layers(config, layers)
         types = layer_types(config, layers) or ["sliding" if slides and not turn else "full" for turn in rotated]
         return [name if turn else f"{name} unrotated" for name, turn in zip(types, rotated, strict=True)]
     first = size(config, 28, "max_window_layers") if config.get("max_window_layers") != 0 else 0
@@ -442,8 +457,8 @@ def _kinds(config: Mapping[str, object], kind: str, layers: int) -> list[str]:
     return ["sliding" if slides and layer >= first else "full" for layer in range(layers)]
 
 
-def _rotated_layers(config: Mapping[str, object], layers: int) -> list[bool]:
-    """Which layers rotate queries and keys (SmolLM3)."""
+def rotated_layers(config: Mapping[str, object], layers: int) -> list[bool]:
+    """Which layers rotate queries and keys (SmolLM3, Llama 4)."""
     given = config.get("no_rope_layers")
     if given is None:
         every = size(config, 4, "no_rope_layer_interval")
@@ -485,7 +500,7 @@ def cycle_of(kinds: list[str]) -> tuple[str, ...]:
 
 DECODER_READERS: dict[str, Callable[[Mapping[str, object]], Architecture]] = {
     **dict.fromkeys(_DEFAULTS, llama_config),
-    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), gemma_config),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3"), gemma_config),
     **dict.fromkeys(("mixtral", "qwen3_moe"), mixture_config),
     "deepseek_v3": deepseek_config,
 }

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture, LinearAttention
-from calculator.models.config_values import activation_of, even, flag, share, size, tied, trained_length
+from calculator.models.config_values import (
+    activation_of,
+    even,
+    flag,
+    has_long_rotation,
+    share,
+    size,
+    tied,
+    trained_length,
+)
 from calculator.models.decoders import (
     USUAL_LENGTH,
     cycle_of,
@@ -60,6 +69,7 @@ def hybrid_config(config: Mapping[str, object]) -> Architecture:
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, False),
         rotary_dim=rotated_channels(config, head_dim, 0.25),
+        long_rotation=has_long_rotation(config),
         projection_bias=biased,
         output_bias=biased,
         head_norms=True,

@@ -1,7 +1,8 @@
 """Models from a Hugging Face `config.json` whose weights and cache are counted, but not their training.
 
-A reader lists the parameters of the model and of each kind of its layers, and what a layer caches; the family `listed`
-counts them. Sizes and defaults are those of transformers 5.23 (models/*/configuration_*.py, modeling_*.py).
+They are Gemma 4, Llama 4, and hybrids with state-space layers. A reader lists the parameters of the model and of each
+kind of its layers, and what a layer caches; the family `listed` counts them. Sizes and defaults are those of
+transformers 5.23 (models/*/configuration_*.py, modeling_*.py).
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from collections.abc import Callable, Mapping
 
 from calculator.errors import BadSetup
 from calculator.models.architecture import Architecture, LayerCache, ListedLayer, Listing
-from calculator.models.config_values import even, flag, head_width, size, tied, trained_length
+from calculator.models.config_values import (
+    even,
+    flag,
+    has_long_rotation,
+    head_width,
+    size,
+    tied,
+    trained_length,
+)
 from calculator.models.decoders import (
     USUAL_LENGTH,
     cycle_of,
     grouped_heads,
     layer_types,
     numbers_of_experts,
-    rotated_channels,
-    sparse_layers,
+    rotated_layers,
 )
 
 Config = Mapping[str, object]
@@ -31,8 +39,8 @@ def _linear(name: str, rows: int, columns: int, biased: bool = False) -> Shapes:
     return shapes | {f"{name}.bias": (rows,)} if biased else shapes
 
 
-def _norm(name: str, *shape: int, biased: bool = False) -> Shapes:
-    return {f"{name}.norm": shape} | ({f"{name}.norm.bias": shape} if biased else {})
+def _norm(name: str, *shape: int) -> Shapes:
+    return {f"{name}.norm": shape}
 
 
 def _gated(name: str, width: int, inner: int, biased: bool = False) -> Shapes:
@@ -86,17 +94,18 @@ def _model(
     vocabulary: int,
     positions: int,
     is_tied: bool | None = None,
-    norm: Shapes | None = None,
-    rotary_dim: int | None = None,
+    further: Shapes | None = None,
+    rotations: tuple[int, ...] | None = None,
     experts: int = 0,
-    **listing: object,
+    scales: int = 0,
 ) -> Architecture:
     """A model with a token embedding, layers, a last norm and an output head."""
     width, words = attention.hidden_size, size(config, vocabulary, "vocab_size")
     is_tied = tied(config, False) if is_tied is None else is_tied
-    outside = {"embedding.tokens": (words, width)} | (norm or _norm("last", width))
+    outside = {"embedding.tokens": (words, width)} | (further or {}) | _norm("last", width)
     if not is_tied:
         outside["head.weight"] = (words, width)
+    rotations = (attention.head_dim,) if rotations is None else rotations
     longest = trained_length(config, positions)
     used = tuple((kind, layer) for kind, layer in layers.items() if kind in kinds)
     return Architecture(
@@ -112,145 +121,115 @@ def _model(
         sequence_length=min(longest, USUAL_LENGTH),
         max_positions=longest,
         tied_embeddings=is_tied,
-        rotary_dim=attention.head_dim if rotary_dim is None else rotary_dim,
+        long_rotation=has_long_rotation(config),
         num_experts=experts,
         attention_cycle=cycle_of(kinds),
-        listing=Listing(outside=tuple(outside.items()), layers=used, **listing),
+        listing=Listing(outside=tuple(outside.items()), layers=used, rotations=rotations, scales=scales),
     )
 
 
-def _windows(config: Config, layers: int, every: int) -> list[bool]:
-    """Which layers see a window: as the config lists them; without a list, all but every `every`-th."""
-    listed = layer_types(config, layers)
-    return [kind == "sliding" for kind in listed] or [(layer + 1) % every != 0 for layer in range(layers)]
-
-
-def gpt_oss_config(config: Config) -> Architecture:
-    """Reads a config of gpt-oss."""
-    a = _Attention(config, 64, 8, 2880, 64)
-    layers, d, inner = size(config, 36, "num_hidden_layers"), a.hidden_size, size(config, 2880, "intermediate_size")
-    number, _ = numbers_of_experts(config, 128, 4)
-    biased = flag(config, True, "attention_bias")
-    shapes = a.shapes(biased=biased, out_biased=biased) | {"attention.sinks": (a.num_heads,)}
-    shapes |= {"router.weight": (number, d), "router.bias": (number,)}
-    shapes |= {"experts.in": (number, d, 2 * inner), "experts.in.bias": (number, 2 * inner)}
-    shapes |= {"experts.out": (number, inner, d), "experts.out.bias": (number, d)}
-    shapes |= _norm("attention", d) | _norm("feed_forward", d)
-    window = size(config, 128, "sliding_window")
-    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
-    kinds = ["window" if slides else "whole" for slides in _windows(config, layers, 2)]
-    return _model(config, a, kinds, made, vocabulary=201_088, positions=131_072, experts=number, mxfp4=True)
-
-
-def glm4_moe_config(config: Config) -> Architecture:
-    """Reads a config of GLM-4.5, without the layers that predict further tokens."""
-    a = _Attention(config, 96, 8, 4096)
-    layers, d = size(config, 46, "num_hidden_layers"), a.hidden_size
-    shapes = a.shapes(biased=flag(config, False, "attention_bias"))
-    shapes |= (a.head_norms() if flag(config, False, "use_qk_norm") else {}) | _norm("attention", d)
-    shapes |= _norm("feed_forward", d)
-    number = size(config, 128, "n_routed_experts", "num_local_experts")
-    inner, shared = size(config, 1408, "moe_intermediate_size"), size(config, 1, "n_shared_experts")
-    dense = 0 if config.get("first_k_dense_replace") == 0 else size(config, 1, "first_k_dense_replace")
-    sparse = _experts(number, d, inner) | _gated("shared", d, shared * inner)
-    made = {
-        "experts": _layer(shapes | sparse, a.cache(), buffers=number),  # the router's corrections
-        "dense": _layer(shapes | _gated("feed_forward", d, size(config, 10_944, "intermediate_size")), a.cache()),
+def gemma4_config(config: Config) -> Architecture:
+    """Reads a config of Gemma 4's text model, whose last layers may use the keys and values of earlier ones."""
+    unified = config.get("model_type") == "gemma4_unified_text"
+    layers, d = size(config, 30, "num_hidden_layers"), size(config, 2304, "hidden_size")
+    if config.get("use_bidirectional_attention") == "all":
+        raise BadSetup('In config, use_bidirectional_attention "all" makes a model that does not generate text.')
+    types = layer_types(config, layers) or ["sliding" if (layer + 1) % 6 else "full" for layer in range(layers)]
+    types[-1] = "full"  # whatever the config says
+    shared = size(config, None, "num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
+    kinds = [f"{kind} shared" if layer >= layers - shared else kind for layer, kind in enumerate(types)]
+    attentions = {
+        "sliding": _Attention(config, 8, 4, 2304, 256),
+        "full": _Attention(_of_full_layers(config, types.index("full")), 8, 4, 2304, 512),
     }
-    kinds = ["dense" if layer < dense else "experts" for layer in range(layers)]
+    beside = 0 if unified or config.get("hidden_size_per_layer_input") == 0 else 256
+    beside = size(config, beside, "hidden_size_per_layer_input") if beside else 0
+    common, number = _gemma4_layer(config, d, beside)
+    inner = size(config, 9216, "intermediate_size")
+    twice = 2 if flag(config, False, "use_double_wide_mlp") else 1
+    made = {}
+    for kind in dict.fromkeys(kinds):
+        name, reuses = kind.split()[0], kind.endswith("shared")
+        a, window = attentions[name], size(config, 1024 if unified else 512, "sliding_window")
+        cache = NOTHING if reuses else a.cache(window if name == "sliding" else 0)
+        joined = name == "full" and flag(config, False, "attention_k_eq_v")
+        own = _gemma4_attention(config, a, reuses=reuses, joined=joined)
+        own |= _gated("feed_forward", d, inner * (twice if reuses else 1))
+        made[kind] = _layer(common | own, cache, buffers=1)
+    further: Shapes = {}
+    if beside:
+        further["embedding.of_layers"] = (size(config, 262_144, "vocab_size_per_layer_input"), layers * beside)
+        further |= _linear("shared.projection", layers * beside, d) | _norm("shared.projection", beside)
     return _model(
-        config, a, kinds, made, vocabulary=151_552, positions=131_072, experts=number,
-        rotary_dim=rotated_channels(config, a.head_dim, 0.5))  # fmt: skip
+        config, attentions["sliding"], kinds, made, vocabulary=262_144, positions=262_144 if unified else 131_072,
+        is_tied=tied(config, True), further=further, experts=number, scales=2 if beside else 1,
+        rotations=tuple([attentions[name].head_dim for name in dict.fromkeys(types)]),
+    )  # fmt: skip
 
 
-def qwen2_moe_config(config: Config) -> Architecture:
-    """Reads a config of Qwen2-MoE."""
-    a = _Attention(config, 16, 16, 2048)
-    layers, d = size(config, 24, "num_hidden_layers"), a.hidden_size
-    shapes = a.shapes(biased=flag(config, True, "qkv_bias")) | _norm("attention", d) | _norm("feed_forward", d)
-    number, _ = numbers_of_experts(config, 60, 4)
-    shared = size(config, 5632, "shared_expert_intermediate_size")
-    sparse = _experts(number, d, size(config, 1408, "moe_intermediate_size"))
-    sparse |= _gated("shared", d, shared) | {"shared.share.weight": (1, d)}
-    dense = _gated("feed_forward", d, size(config, 5632, "intermediate_size"))
-    slides = flag(config, False, "use_sliding_window") and bool(config.get("sliding_window", 4096))
-    window = size(config, 4096, "sliding_window") if slides else 0
-    made = {
-        f"{seen} {kind}": _layer(shapes | own, a.cache(window if seen == "window" else 0))
-        for seen in ("window", "whole")
-        for kind, own in (("experts", sparse), ("dense", dense))
-    }
-    first = 0 if config.get("max_window_layers") == 0 else size(config, 28, "max_window_layers")
-    seen = [slides and layer < first and layer % 2 == 0 for layer in range(layers)]
-    if config.get("layer_types") is not None:
-        seen = _windows(config, layers, 1)
-    kinds = [
-        f"{'window' if near else 'whole'} {'experts' if many else 'dense'}"
-        for near, many in zip(seen, sparse_layers(config, layers), strict=True)
-    ]
-    return _model(config, a, kinds, made, vocabulary=151_936, positions=32_768, experts=number)
+def _of_full_layers(config: Config, layer: int) -> Config:
+    """The sizes of layers that see all tokens: as published, or as transformers writes them for each of these."""
+    given = config.get("per_layer_config")
+    own = given.get(str(layer)) if isinstance(given, Mapping) else None
+    if isinstance(own, Mapping):
+        width, heads = own.get("head_dim", config.get("head_dim")), own.get("num_key_value_heads")
+    else:
+        joined = config.get("model_type") != "gemma4_text" or flag(config, False, "attention_k_eq_v")
+        width = config.get("global_head_dim", 512)
+        heads = config.get("num_global_key_value_heads") if joined else None
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: config.get(name) for name in names if config.get(name) is not None}
+    return sizes | {"head_dim": width} | ({"num_key_value_heads": heads} if heads is not None else {})
 
 
-def olmo_config(config: Config) -> Architecture:
-    """Reads a config of OLMo 2 or 3."""
-    a = _Attention(config, 32, 0, 4096)
-    layers, d, newer = size(config, 32, "num_hidden_layers"), a.hidden_size, config.get("model_type") == "olmo3"
+def _gemma4_layer(config: Config, width: int, beside: int) -> tuple[Shapes, int]:
+    """What all layers have beside attention and feed-forward, and the number of experts."""
+    names = ("attention.norm", "attention.last_norm", "feed_forward.norm", "feed_forward.last_norm")
+    shapes: Shapes = dict.fromkeys(names, (width,))
+    if beside:
+        shapes |= _linear("feed_forward.beside.gate", beside, width) | _linear("feed_forward.beside.out", width, beside)
+        shapes |= _norm("feed_forward.beside", width)
+    if not flag(config, False, "enable_moe_block"):
+        return shapes, 0
+    number = size(config, None, "num_experts")
+    experts = _experts(number, width, size(config, None, "moe_intermediate_size"))
+    experts["router.choice.weight"] = experts.pop("router.weight")
+    shapes |= experts | {"router.scale": (width,), "router.expert_scale": (number,)}
+    return shapes | dict.fromkeys(("experts.norm", "experts.last_norm", "experts.other_norm"), (width,)), number
+
+
+def _gemma4_attention(config: Config, a: _Attention, *, reuses: bool, joined: bool) -> Shapes:
+    """The parameters of attention; `joined`: keys are values as well; `reuses`: both are those of an earlier layer."""
     biased = flag(config, False, "attention_bias")
-    shapes = a.shapes(biased=biased, out_biased=biased)
-    shapes |= _norm("attention.query", a.num_heads * a.head_dim) | _norm("attention.key", a.key_heads * a.head_dim)
-    shapes |= _norm("attention", d) | _norm("feed_forward", d)
-    shapes |= _gated("feed_forward", d, size(config, 11_008, "intermediate_size"))
-    window = size(config, 4096, "sliding_window") if newer else 0
-    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
-    near = _windows(config, layers, 4) if newer else [False] * layers
-    kinds = ["window" if slides else "whole" for slides in near]
-    rotations = len(set(kinds)) if newer else 1
-    return _model(config, a, kinds, made, vocabulary=50_304, positions=2048, rotations=rotations)
+    shapes = a.shapes(biased=biased, out_biased=biased) | a.head_norms()
+    unused = ("attention.key", "attention.value") if reuses else ("attention.value",) if joined else ()
+    return {name: shape for name, shape in shapes.items() if not name.startswith(unused)}
 
 
-def starcoder2_config(config: Config) -> Architecture:
-    """Reads a config of StarCoder2."""
-    a = _Attention(config, 24, 2, 3072)
-    layers, d, inner = size(config, 30, "num_hidden_layers"), a.hidden_size, size(config, 12_288, "intermediate_size")
-    biased = flag(config, True, "use_bias")
-    shapes = a.shapes(biased=biased, out_biased=biased)
-    shapes |= _linear("feed_forward.in", inner, d, biased) | _linear("feed_forward.out", d, inner, biased)
-    shapes |= _norm("attention", d, biased=True) | _norm("feed_forward", d, biased=True)
-    window = 0 if config.get("sliding_window") is None else size(config, None, "sliding_window")
-    made = {"whole": _layer(shapes, a.cache(window))}
-    last = _norm("last", d, biased=True)
-    return _model(
-        config, a, ["whole"] * layers, made, vocabulary=49_152, positions=4096, is_tied=tied(config, True), norm=last
-    )
-
-
-def gemma_config(config: Config) -> Architecture:
-    """Reads a config of the first Gemma."""
-    a = _Attention(config, 16, 16, 3072, 256)
-    layers, d = size(config, 28, "num_hidden_layers"), a.hidden_size
+def llama4_config(config: Config) -> Architecture:
+    """Reads a config of Llama 4's text model, whose layers with rotary embeddings see a chunk of the tokens."""
+    a = _Attention(config, 40, 8, 5120, 128)
+    layers, d, inner = size(config, 48, "num_hidden_layers"), a.hidden_size, size(config, 8192, "intermediate_size")
+    number, _ = numbers_of_experts(config, 16, 1)
     biased = flag(config, False, "attention_bias")
     shapes = a.shapes(biased=biased, out_biased=biased) | _norm("attention", d) | _norm("feed_forward", d)
-    shapes |= _gated("feed_forward", d, size(config, 24_576, "intermediate_size"))
-    made = {"whole": _layer(shapes, a.cache())}
-    return _model(
-        config, a, ["whole"] * layers, made, vocabulary=256_000, positions=8192, is_tied=tied(config, True), scales=1
-    )
-
-
-def cohere_config(config: Config) -> Architecture:
-    """Reads a config of Command R (Cohere) or Command R7B (Cohere 2)."""
-    a = _Attention(config, 64, 0, 8192)
-    layers, d, newer = size(config, 40, "num_hidden_layers"), a.hidden_size, config.get("model_type") == "cohere2"
-    biased = flag(config, False, "attention_bias")
-    shapes = a.shapes(biased=biased, out_biased=biased) | _norm("attention", d)
-    if not newer and flag(config, False, "use_qk_norm"):
-        shapes |= _norm("attention.query", a.num_heads, a.head_dim) | _norm("attention.key", a.key_heads, a.head_dim)
-    shapes |= _gated("feed_forward", d, size(config, 22_528, "intermediate_size"))
-    every = size(config, 4, "sliding_window_pattern") if newer else 1
-    window = size(config, 4096, "sliding_window") if newer else 0
-    made = {"window": _layer(shapes, a.cache(window)), "whole": _layer(shapes, a.cache())}
-    kinds = ["window" if slides else "whole" for slides in _windows(config, layers, every)]
-    return _model(config, a, kinds, made, vocabulary=256_000, positions=8192, is_tied=tied(config, True))
+    sparse = {"experts.in": (number, d, 2 * inner), "experts.out": (number, inner, d)}
+    sparse |= {"router.weight": (number, d), **_gated("shared", d, inner)}
+    dense = _gated("feed_forward", d, size(config, 16_384, "intermediate_size_mlp"))
+    chunk = 0 if config.get("attention_chunk_size", 8192) is None else size(config, 8192, "attention_chunk_size")
+    made = {
+        f"{seen} {kind}": _layer(shapes | own, a.cache(chunk if seen == "chunked" else 0))
+        for seen in ("chunked", "full")
+        for kind, own in (("experts", sparse), ("dense", dense))
+    }
+    usual = ["chunked" if turns else "full" for turns in rotated_layers(config, layers)]
+    seen = layer_types(config, layers, ("full_attention", "chunked_attention")) or usual
+    every, given = size(config, 1, "interleave_moe_layer_step"), config.get("moe_layers")
+    if given is not None and (not isinstance(given, list) or not all(isinstance(layer, int) for layer in given)):
+        raise BadSetup(f"moe_layers in config is a list of numbers of layers, not {given!r:.60}.")
+    with_experts = frozenset(range(every - 1, layers, every) if given is None else given)
+    kinds = [f"{name} {'experts' if layer in with_experts else 'dense'}" for layer, name in enumerate(seen)]
+    return _model(config, a, kinds, made, vocabulary=202_048, positions=131_072, experts=number)
 
 
 class _Mamba:
@@ -329,7 +308,7 @@ def granite_hybrid_config(config: Config) -> Architecture:
     rotated = config.get("position_embedding_type") == "rope"
     return _model(
         config, a, _state_kinds(config, layers, ["state"] * layers), made, vocabulary=32_000, positions=2048,
-        experts=number, rotary_dim=a.head_dim if rotated else 0)  # fmt: skip
+        experts=number, rotations=None if rotated else ())  # fmt: skip
 
 
 def _state_kinds(config: Config, layers: int, usual: list[str]) -> list[str]:
@@ -384,7 +363,7 @@ def nemotron_h_config(config: Config) -> Architecture:
     }
     # transformers does not tie its embeddings, whatever the config says.
     return _model(
-        config, a, kinds, made, vocabulary=131_072, positions=4096, experts=number, rotary_dim=0, is_tied=False
+        config, a, kinds, made, vocabulary=131_072, positions=4096, experts=number, rotations=(), is_tied=False
     )
 
 
@@ -436,13 +415,8 @@ def lfm2_config(config: Config) -> Architecture:
 
 
 LISTED_READERS: dict[str, Callable[[Config], Architecture]] = {
-    "gpt_oss": gpt_oss_config,
-    "glm4_moe": glm4_moe_config,
-    "qwen2_moe": qwen2_moe_config,
-    **dict.fromkeys(("olmo2", "olmo3"), olmo_config),
-    "starcoder2": starcoder2_config,
-    "gemma": gemma_config,
-    **dict.fromkeys(("cohere", "cohere2"), cohere_config),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), gemma4_config),
+    "llama4_text": llama4_config,
     "falcon_h1": falcon_h1_config,
     "granitemoehybrid": granite_hybrid_config,
     "nemotron_h": nemotron_h_config,

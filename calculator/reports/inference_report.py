@@ -94,8 +94,11 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
 
 
 def usual_weights(architecture: Architecture, name: Named | None, config: Mapping[str, object] | None) -> str:
-    """The type of weights if no other is given: as a quantized copy's name or config says, if that is counted."""
+    """The type of weights if no other is given: as published, or as a quantized copy's name or config says, if that is
+    counted."""
     said = {4: NF4, 8: FP8}.get(name.bits) if name else {"mxfp4": MXFP4, "fp8": FP8}.get(quantization_of(config))
+    if name and name.bits in (None, 4) and architecture.mxfp4:
+        said = MXFP4
     return said if said and can_be_stored(architecture, said) else "bf16"
 
 

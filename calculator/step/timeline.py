@@ -143,6 +143,7 @@ GIVEN_BY_MODEL = (
     "experts_per_token",
     "expert_size",
     "shared_experts",
+    "shared_size",
     "expert_groups",
     "open_groups",
     "query_rank",

@@ -57,6 +57,14 @@ class Operations(Tape):
             copy.storage.kind = WEIGHT_COPY
         return copy
 
+    def weight_in_32_bits(self, weight: Matrix, name: str) -> Matrix:
+        """A weight, or its copy in 32 bits."""
+        if weight.itemsize == 4:
+            return weight
+        copy = self.cast(weight, 4, name)
+        copy.storage.kind = WEIGHT_COPY
+        return Matrix(copy.storage, copy.count, 4, copy.node, weight.shape)
+
     # -- matrix products ---------------------------------------------------------------------------------------
 
     def patches(self, x: Tensor, weight: Matrix, bias: Matrix, rows: int, name: str = "patches") -> Tensor:
@@ -285,9 +293,12 @@ class Operations(Tape):
         return Tensor(self.new(x.count, itemsize), x.count, itemsize, node)
 
     def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """a - b: keeps nothing; b's gradient is negative."""
+        """a - b, with b broadcast if it is smaller: keeps nothing; b's gradient is negative."""
         count, itemsize = a.count, a.itemsize
-        node = self.record(name, (a, b), (), lambda grad: (grad, self.new(count, itemsize)))
+        fits = ((), _fit(b, count, itemsize))
+        node = self.record(
+            name, (a, b), (), lambda grad: (grad, self.new(count, itemsize)), fits if fits != _NOTHING else ()
+        )
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -537,12 +548,20 @@ class Operations(Tape):
         result.node = self.record("RMS norm", (x, weight), (x.kept, weight.kept, deviation), backward)
         return result
 
-    def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """RMS norm in separate 32-bit operations (transformers, LlamaRMSNorm): keeps x and its normalized form."""
+    def rms_norm(self, x: Tensor, weight: Parameter, *, late: bool = False) -> Tensor:
+        """RMS norm in separate 32-bit operations (transformers, LlamaRMSNorm): keeps x and its normalized form.
+
+        Args:
+            x: Rows as wide as `weight`.
+            weight: H.
+            late: Whether x is multiplied by the weight before it is cast back (OLMo 2).
+        """
         itemsize, rows = x.itemsize, x.count // weight.count
         x = self.cast(x, 4, "RMS norm")
         variance = self.mean(self.power(x, "RMS norm"), rows)
         x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
+        if late:
+            return self.cast(self.multiply(weight, x, "RMS norm"), itemsize, "RMS norm")
         return self.multiply(weight, self.cast(x, itemsize, "RMS norm"), "RMS norm")
 
     def t5_norm(self, x: Tensor, weight: Parameter) -> Tensor:
@@ -602,13 +621,14 @@ class Operations(Tape):
         self.name = "clamping"
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
-    def clipped(self, x: Tensor, name: str = "clipping") -> Tensor:
-        """x between two numbers: keeps x; backward makes two masks of a byte for each value, and a 0."""
+    def clipped(self, x: Tensor, name: str = "clipping", *, bounds: int = 2) -> Tensor:
+        """x between two numbers, or below one: keeps x; backward makes a mask of a byte for each value and bound, and
+        a 0."""
         count, itemsize = x.count, x.itemsize
 
         def backward(grad: Storage) -> tuple:
             zero = self.new(1, itemsize)
-            masks = (self.new(count, 1), self.new(count, 1))
+            masks = [self.new(count, 1) for _ in range(bounds)]
             result = self.new(count, itemsize)
             del zero, masks
             return (result,)
@@ -649,6 +669,15 @@ class Operations(Tape):
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
+    def highest(self, x: Tensor, rows: int, name: str) -> Tensor:
+        """The largest value of each row: keeps its index; backward writes the gradient into zeros of x's size."""
+        before, itemsize = x.count, x.itemsize
+        self.name = name
+        result = Tensor(self.new(rows, itemsize), rows, itemsize)
+        index = self.new(rows, 8)
+        result.node = self.record(name, (x,), (index,), lambda grad: (self.new(before, itemsize),))
+        return result
+
     def spread(self, x: Tensor, name: str) -> Tensor:
         """A view whose gradient arrives expanded and is copied."""
         count, itemsize = x.count, x.itemsize
@@ -673,15 +702,26 @@ class Operations(Tape):
         node = self.record(name, (x, divisor), (copy, divisor.kept), backward)
         return Tensor(x.storage, count, itemsize, node)
 
-    def grouped_product(self, x: Tensor, weight: Parameter, offsets: Storage, name: str) -> Tensor:
+    def grouped_product(
+        self, x: Tensor, weight: Parameter, offsets: Storage, name: str, *, transposed: bool = False
+    ) -> Tensor:
         """Rows of x, sorted by expert, times the matrix of their expert: keeps x and the offsets of the experts' rows.
 
         All experts together take as much memory however tokens are distributed among them (pytorch, _grouped_mm). If
         the experts are frozen, x is not kept.
+
+        Args:
+            x: Rows, sorted by expert.
+            weight: The matrices of all experts, each stored as (out, in).
+            offsets: Ends of the experts' rows.
+            name: Of the operation.
+            transposed: Whether the matrices are stored as (in, out).
         """
         x = self.cast(x, weight.itemsize, name)
         itemsize, count, weight_count = x.itemsize, x.count, weight.count
         _experts, outer, inner = weight.shape
+        if transposed:
+            outer, inner = inner, outer
         x_needs_gradient, trained = x.node is not None, weight.node is not None
 
         def backward(grad: Storage) -> tuple:
@@ -692,6 +732,11 @@ class Operations(Tape):
         self.name = name
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)
+
+    def added_in_place(self, x: Tensor, bias: Tensor, name: str) -> Tensor:
+        """x + a bias as large, in x's memory: keeps nothing."""
+        node = self.record(name, (x, bias), (), lambda grad: (grad, grad))
+        return Tensor(x.storage, x.count, x.itemsize, node)
 
     def padded(self, x: Tensor, count: int, name: str) -> Tensor:
         """x with its rows padded to `count` values in total: keeps nothing."""

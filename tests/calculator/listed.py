@@ -1,4 +1,4 @@
-"""Random small configs of models whose weights and cache are counted, but not their training."""
+"""Random small configs of models, to compare weights and caches."""
 
 from random import Random
 
@@ -48,6 +48,31 @@ def _qwen2_moe(draw: Random, values: dict) -> dict:
 
 def _cohere(draw: Random, values: dict) -> dict:
     return {"attention_bias": _coin(draw), "use_qk_norm": _coin(draw)}
+
+
+def _gemma4(draw: Random, values: dict) -> dict:
+    layers = draw.randint(3, 6)
+    types = [*draw.choices(["sliding_attention", "full_attention"], k=layers - 3), "sliding_attention"]
+    own = {"layer_types": [*types, "full_attention", "full_attention"], "num_kv_shared_layers": draw.choice([0, 1])}
+    own |= {"num_hidden_layers": layers, "head_dim": draw.choice([8, 16]), **_window(draw)}
+    own |= {"global_head_dim": draw.choice([16, 24, 264])}
+    own |= {"attention_k_eq_v": _coin(draw), "num_global_key_value_heads": draw.choice([None, 1])}
+    return own | {"use_double_wide_mlp": _coin(draw), "attention_bias": _coin(draw)}
+
+
+def _gemma4_text(draw: Random, values: dict) -> dict:
+    own = _gemma4(draw, values) | {"hidden_size_per_layer_input": draw.choice([0, 8, 12])}
+    own |= {"vocab_size_per_layer_input": values["vocab_size"], "enable_moe_block": _coin(draw)}
+    experts = {"num_experts": draw.randint(2, 5), "top_k_experts": 2, "moe_intermediate_size": 8 * draw.randint(1, 4)}
+    return own | (experts if own["enable_moe_block"] else {})
+
+
+def _llama4(draw: Random, values: dict) -> dict:
+    own = {"head_dim": draw.choice([8, 16]), "attention_bias": _coin(draw), "attention_chunk_size": draw.randint(2, 12)}
+    own |= {"num_local_experts": draw.randint(2, 5), "intermediate_size_mlp": 8 * draw.randint(1, 9)}
+    own |= {"no_rope_layer_interval": draw.randint(2, 4), "interleave_moe_layer_step": draw.randint(1, 2)}
+    layers = range(values["num_hidden_layers"])
+    return own | ({"moe_layers": [layer for layer in layers if _coin(draw)]} if _coin(draw) else {})
 
 
 def _state_space(draw: Random) -> dict:
@@ -100,6 +125,9 @@ _OWN = {
     "gemma": lambda draw, values: {"head_dim": draw.choice([8, 16]), "attention_bias": _coin(draw)},
     "cohere": _cohere,
     "cohere2": lambda draw, values: {"attention_bias": _coin(draw)} | _window(draw),
+    "gemma4_text": _gemma4_text,
+    "gemma4_unified_text": _gemma4,
+    "llama4_text": _llama4,
     "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granite_hybrid,
     "nemotron_h": _nemotron_h,

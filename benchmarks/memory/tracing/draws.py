@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from calculator.families.registry import family_of
 from calculator.parts.adapters import ALL_LINEAR, modules_of
@@ -16,8 +17,12 @@ from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 Draw = Callable[[random.Random], Setup]
 
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+OTHERS = (
+    "gemma", "olmo2", "olmo3", "starcoder2", "cohere", "cohere2", "qwen2_moe", "glm4_moe", "gpt_oss",
+)  # fmt: skip
+"""Model types of decoders that have draws of their own."""
 GPTS = ("gpt2", "gptj")
-SPARSE = ("mixtral", "qwen3_moe")
+SPARSE = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "gpt_oss")
 """Model types with experts, of which fake tensors have a kernel in bfloat16 only."""
 ADAPTED = ("llama", "qwen3", "mistral")
 """Decoders that have LoRA's adapters in some of the plain draws."""
@@ -59,6 +64,17 @@ def decoder(chance: random.Random, *, packed: bool = False, families: Sequence[s
 def packed(chance: random.Random) -> Setup:
     """Draws a decoder that reads packs of samples."""
     return decoder(chance, packed=True)
+
+
+def other(family: str, chance: random.Random) -> Setup:
+    """Draws a decoder of one of `OTHERS`; of each three, one has adapters."""
+    config = _fitted({"model_type": family, **_sizes(family, chance), **_own(family, chance)}, chance)
+    values = {**_language(chance, config), "attention": chance.choice(("eager", "sdpa", "sdpa"))}
+    values |= {"checkpointing": chance.choice((False, False, True)), "dropout": chance.choice((0.0, 0.0, 0.1))}
+    setup = _with_possible_attention(setup_from(values))
+    if chance.random() < 2 / 3:
+        return setup
+    return (_adapt_attention if family in SPARSE else _adapt)(setup, chance)
 
 
 def gpt(chance: random.Random) -> Setup:
@@ -403,6 +419,7 @@ def tensor_parallel(chance: random.Random) -> Setup:
 
 ONE_GPU: dict[str, tuple[Draw, int]] = {
     "decoders": (decoder, 80),
+    **{family: (partial(other, family), 15) for family in OTHERS},
     "deepseek": (deepseek, 40),
     "gpt": (gpt, 40),
     "encoders": (encoder, 40),
@@ -560,7 +577,7 @@ def _sizes(family: str, chance: random.Random) -> dict:
         sizes |= {"n_embd": heads * width, "n_head": heads, "n_layer": layers, "n_positions": 256, "n_inner": inner}
         return sizes | ({"rotary_dim": 8, "tie_word_embeddings": False} if family == "gptj" else {})
     sizes |= {
-        "hidden_size": heads * width if family in ("bert", "phi3") else heads * 8 * chance.randint(1, 8),
+        "hidden_size": heads * width if family in ("bert", "phi3", "cohere2") else heads * 8 * chance.randint(1, 8),
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -576,3 +593,26 @@ def _sizes(family: str, chance: random.Random) -> dict:
     if family == "qwen3_moe":
         sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8 * chance.randint(2, 40)}
     return sizes | ({"sliding_window": None} if family == "mistral" else {})
+
+
+def _own(family: str, chance: random.Random) -> dict:
+    """Draws the settings that only one of `OTHERS` has."""
+    window, biased = {"sliding_window": chance.choice((1, 32, 96, 4096))}, {"attention_bias": chance.random() < 0.3}
+    experts = {"num_experts_per_tok": chance.randint(1, 3), "moe_intermediate_size": 8 * chance.randint(2, 40)}
+    if family == "starcoder2":
+        return {"use_bias": chance.random() < 0.6} | (window if chance.random() < 0.5 else {})
+    if family == "qwen2_moe":
+        experts |= {"num_experts": chance.randint(3, 8), "shared_expert_intermediate_size": chance.randint(20, 500)}
+        experts |= {"decoder_sparse_step": chance.choice((1, 1, 2)), "norm_topk_prob": chance.random() < 0.5}
+        slides = {"use_sliding_window": chance.random() < 0.5, "max_window_layers": chance.randint(1, 6)}
+        return experts | window | slides | {"qkv_bias": chance.random() < 0.6}
+    if family == "glm4_moe":
+        groups, of_one = chance.choice((1, 1, 2)), chance.randint(3, 5)
+        experts |= {"n_routed_experts": groups * of_one, "n_group": groups, "topk_group": chance.randint(1, groups)}
+        experts |= {"n_shared_experts": chance.choice((1, 2)), "first_k_dense_replace": chance.randint(0, 2)}
+        return experts | biased | {"use_qk_norm": chance.random() < 0.5, "norm_topk_prob": chance.random() < 0.7}
+    if family == "gpt_oss":
+        return {"num_local_experts": chance.randint(3, 8), **experts, **window, "attention_bias": chance.random() < 0.7}
+    if family == "cohere":
+        return biased | {"use_qk_norm": chance.random() < 0.5}
+    return biased | (window if family in ("olmo3", "cohere2") else {})

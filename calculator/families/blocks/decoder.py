@@ -9,15 +9,15 @@ from calculator.families.blocks.attention import WIDEST_FLASH_HEAD, AttentionSha
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.losses import head_and_loss
 from calculator.models.architecture import Architecture, ParameterGroup, ParameterTensor
-from calculator.tape.autograd import Tensor, allocated_bytes
+from calculator.tape.autograd import Matrix, Tensor, allocated_bytes
 
 
-def decoder_parameters(a: Architecture, *layers: ParameterGroup) -> list[ParameterGroup]:
+def decoder_parameters(a: Architecture, *layers: ParameterGroup, norm_biased: bool = False) -> list[ParameterGroup]:
     """Token embedding, the layers, last norm and output head, in the order of the real model.
 
     The order matters to the update: an optimizer that loops over tensors holds temporaries of two neighbours.
     """
-    last = {"norm": (a.hidden_size,)}
+    last = {"norm": (a.hidden_size,)} | ({"norm.bias": (a.hidden_size,)} if norm_biased else {})
     if not a.tied_embeddings:
         last["head.weight"] = (a.vocab_size, a.hidden_size)
     first = {"embedding.tokens": (a.vocab_size, a.hidden_size)}
@@ -55,39 +55,82 @@ def _linear(name: str, rows: int, columns: int, biased: bool) -> dict[str, tuple
     return shapes | {f"{name}.bias": (rows,)} if biased else shapes
 
 
-def rotary_buffer_bytes(channels: int) -> int:
-    """Bytes of the inverse frequencies of rotary embeddings and of their copy, in 32 bits."""
-    return 2 * allocated_bytes(channels // 2, 4)
+def rotary_buffer_bytes(channels: int, *, long: bool = False) -> int:
+    """Bytes of the inverse frequencies of rotary embeddings and of their copy, in 32 bits.
+
+    Args:
+        channels: Rotated channels of a head.
+        long: Whether the first forward pass makes another set for long sequences (transformers, dynamic_rope_update).
+    """
+    return (3 if long else 2) * allocated_bytes(channels // 2, 4)
 
 
-def decoder_forward(c: Context, block_of: Callable[[str], Callable]) -> tuple[Tensor, Tensor | None]:
+def embedded_tokens(c: Context) -> Tensor:
+    """Token embeddings."""
+    return c.tape.embedding(c.weights["embedding.tokens"], c.batch * c.length)
+
+
+def usual_tables(c: Context, itemsize: int) -> Callable[[str], tuple[Tensor, Tensor]]:
+    """Cosine and sine for each kind of layer: the same for all."""
+    tables = rotary_tables(c, c.architecture.rotary_dim, itemsize)
+    return lambda kind: tables
+
+
+def rms_norm(c: Context, hidden: Tensor) -> Tensor:
+    """The norm after the last layer, as Llama's code has it."""
+    return c.tape.rms_norm(hidden, c.weights["norm"])
+
+
+def decoder_forward(
+    c: Context,
+    block_of: Callable[[str], Callable],
+    *,
+    embed: Callable[[Context], Tensor] = embedded_tokens,
+    dropout: float = 0.0,
+    both_masks: bool = False,
+    tables_of: Callable[[Context, int], Callable[[str], tuple[Tensor, Tensor]]] = usual_tables,
+    norm: Callable[[Context, Tensor], Tensor] = rms_norm,
+) -> tuple[Tensor, Tensor | None]:
     """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once.
 
     Args:
         c: Sizes, options, and the parameters on a tape.
         block_of: The function that plays a layer, for its kind.
+        embed: Makes the embeddings.
+        dropout: Probability on the embeddings.
+        both_masks: Whether the real code makes the masks of "full" and of "sliding" layers, whichever the model has.
+        tables_of: Makes the rotary tables, in a type of so many bytes a value; returns those of a kind of layer.
+        norm: Plays the norm after the last layer.
     """
-    return head_and_loss(c, _body(c, block_of))
+    return head_and_loss(c, _body(c, block_of, embed, dropout, both_masks, tables_of, norm))
 
 
-def _body(c: Context, block_of: Callable[[str], Callable]) -> Tensor:
+def _body(
+    c: Context,
+    block_of: Callable[[str], Callable],
+    embed: Callable,
+    dropout: float,
+    both_masks: bool,
+    tables_of: Callable,
+    norm: Callable,
+) -> Tensor:
     t = c.tape
-    hidden = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
+    # A variable of the real code keeps the embeddings until its function ends.
+    embedded = with_gradient(c, embed(c))
     positions = token_positions(c)
     masks: dict[bool, Tensor | None] = {}
-    if c.architecture.spare_mask:
-        masks[False] = attention_mask(c, False, hidden.itemsize)
-    for layer in c.stacks["layers"]:
-        slides = "sliding" in layer.kind
+    known = ("full", "sliding") if both_masks else ("full",) if c.architecture.spare_mask else ()
+    for kind in (*known, *(layer.kind for layer in c.stacks["layers"])):
+        slides = "sliding" in kind
         if slides not in masks:
-            masks[slides] = attention_mask(c, slides, hidden.itemsize)
-    cosine, sine = rotary_tables(c, c.architecture.rotary_dim, hidden.itemsize)
-    # A variable of the real code keeps them until its function ends.
-    _embedded = hidden
+            masks[slides] = attention_mask(c, slides, embedded.itemsize)
+    hidden = t.dropout(embedded, dropout)
+    tables = tables_of(c, hidden.itemsize)
     for layer in c.stacks["layers"]:
+        cosine, sine = tables(layer.kind)
         hidden = c.run(layer, block_of(layer.kind), hidden, masks["sliding" in layer.kind], cosine, sine, positions)
     t.enter("head")
-    return t.rms_norm(hidden, c.weights["norm"])
+    return norm(c, hidden)
 
 
 def token_positions(c: Context) -> Tensor:
@@ -120,14 +163,21 @@ def attention_mask(c: Context, slides: bool, itemsize: int) -> Tensor | None:
     return None
 
 
-def rotary_tables(c: Context, channels: int, itemsize: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, computed in 32 bits (LlamaRotaryEmbedding)."""
+def rotary_tables(c: Context, channels: int, itemsize: int, *, halves: int = 2) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, computed in 32 bits (LlamaRotaryEmbedding).
+
+    Args:
+        c: Sizes, and the tape.
+        channels: Channels of a head that are rotated.
+        itemsize: Bytes of a value of the result.
+        halves: How often the tables have each frequency: for both channels that it rotates, or once.
+    """
     t = c.tape
     positions = c.batch * c.length if c.packed else c.length
     frequencies = t.tensor(positions * (channels // 2), 4)
     # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
-    _angles = t.join(frequencies, frequencies, "rotary embedding")
-    cosine, sine = (_scaled(t.tensor(positions * channels, 4), t) for _ in range(2))
+    _angles = t.join(frequencies, frequencies, "rotary embedding") if halves == 2 else frequencies
+    cosine, sine = (_scaled(t.tensor(positions * (channels // 2) * halves, 4), t) for _ in range(2))
     return t.cast(cosine, itemsize, "rotary embedding"), t.cast(sine, itemsize, "rotary embedding")
 
 
@@ -142,12 +192,9 @@ def rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return t.add(first, t.multiply(_half_turned(c, x), sine, "rotary embedding"), "rotary embedding")
 
 
-def partly_rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary embedding of the first channels of a head only, joined with the others (Phi3, apply_rotary_pos_emb)."""
-    t, a = c.tape, c.architecture
-    count = x.count // a.head_dim * a.rotary_dim
-    turned, rest = t.part(x, count), t.part(x, x.count - count)
-    return t.join(rotated(c, turned, cosine, sine), rest, "rotary embedding")
+def turned(c: Context, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys after `rotated`."""
+    return rotated(c, query, cosine, sine), rotated(c, key, cosine, sine)
 
 
 def _half_turned(c: Context, x: Tensor) -> Tensor:
@@ -156,7 +203,7 @@ def _half_turned(c: Context, x: Tensor) -> Tensor:
     return t.join(t.scale(other, "rotary embedding"), half, "rotary embedding")
 
 
-def attention_shape(c: Context) -> AttentionShape:
+def attention_shape(c: Context, *, by_head: bool) -> AttentionShape:
     """The lengths of self-attention."""
     a = c.architecture
     return AttentionShape(
@@ -166,7 +213,7 @@ def attention_shape(c: Context) -> AttentionShape:
         queries=c.length,
         keys=c.length,
         key_heads=a.num_key_value_heads,
-        by_head=a.joined_projections,
+        by_head=by_head,
     )
 
 
@@ -178,6 +225,9 @@ def grouped_attention(
     cosine: Tensor | None,
     sine: Tensor | None,
     split: Callable,
+    turn: Callable = turned,
+    attending: Callable | None = None,
+    by_head: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention on rotated queries and keys, where several query heads may share keys and values (LlamaAttention).
 
@@ -189,17 +239,19 @@ def grouped_attention(
         cosine: See `rotary_tables`; None if the layer rotates nothing.
         sine: The same.
         split: The function that makes queries, keys and values of the input, such as `projected`.
+        turn: The function that rotates queries and keys.
+        attending: The function that attends; None: `attend`.
+        by_head: Whether the results of `turn` lie in memory as (B, N, T, H).
 
     Returns:
         The result, and the weights of separate operations, which the code of transformers holds until the layer ends.
     """
-    t, shape = c.tape, attention_shape(c)
+    t, shape = c.tape, attention_shape(c, by_head=by_head)
     hidden = t.entered(hidden)
     query, key, value = split(c, w, hidden, shape)
     if cosine is not None:
-        turn = partly_rotated if c.architecture.joined_projections else rotated
-        query, key = turn(c, query, cosine, sine), turn(c, key, cosine, sine)
-    attended, weights = attend(c, query, key, value, mask, shape)
+        query, key = turn(c, query, key, cosine, sine)
+    attended, weights = (attending or attend)(c, query, key, value, mask, shape)
     return t.linear(attended, w["attention.out.weight"], w.get("attention.out.bias")), weights
 
 
@@ -219,13 +271,32 @@ def parts_of_one(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) -> 
     return t.part(joined, joined.count - 2 * keys), t.part(joined, keys), t.part(joined, keys)
 
 
+def normed_last(
+    norm: Callable[[Context, Tensor, Matrix], Tensor], c: Context, w: dict, hidden: Tensor, shape: AttentionShape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, of which queries and keys are normalized after all three have been made."""
+    t = c.tape
+    query = t.linear(hidden, w["attention.query.weight"], w.get("attention.query.bias"))
+    key = t.linear(hidden, w["attention.key.weight"], w.get("attention.key.bias"))
+    value = t.linear(hidden, w["attention.value.weight"], w.get("attention.value.bias"))
+    if c.architecture.head_norms:
+        query = norm(c, query, w["attention.query.norm"])
+        key = norm(c, key, w["attention.key.norm"])
+        return query, key, value
+    return seen_by_head(c, query, shape.num_heads), seen_by_head(c, key, shape.key_heads or shape.num_heads), value
+
+
+def seen_by_head(c: Context, x: Tensor, heads: int) -> Tensor:
+    """A view head by head. Rotation gives a gradient that is contiguous head by head."""
+    return c.tape.view(x) if heads > 1 and c.length > 1 else x
+
+
 def _heads(c: Context, w: dict, name: str, hidden: Tensor, heads: int) -> Tensor:
     t = c.tape
     x = t.linear(hidden, w[f"attention.{name}.weight"], w.get(f"attention.{name}.bias"))
     if c.architecture.head_norms:
         return t.rms_norm(x, w[f"attention.{name}.norm"])
-    # Rotation gives a gradient that is contiguous head by head.
-    return t.view(x) if heads > 1 and c.length > 1 else x
+    return seen_by_head(c, x, heads)
 
 
 def attend(
@@ -287,7 +358,7 @@ def decoder_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length:
     """Operations of one sample's forward pass; of a mixture's experts, only the chosen ones count."""
     weights = a.vocab_size * a.hidden_size if a.tied_embeddings else 0
     for tensor in tensors:
-        if len(tensor.shape) < 2 or tensor.part == "embeddings":
+        if len(tensor.shape) < 2 or tensor.part in ("embeddings", "norms") or tensor.name.endswith(".bias"):
             continue
         used = tensor.count
         if tensor.name.startswith("experts."):

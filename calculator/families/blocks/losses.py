@@ -27,6 +27,8 @@ def head_and_loss(c: Context, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = t.scale(logits, "output head")
         logits = t.elementwise(logits, "output head")
         logits = t.scale(logits, "output head")
+    if c.architecture.logit_scale:
+        logits = t.scale(logits, "output head")
     return causal_loss(c, logits), logits
 
 

@@ -1,24 +1,26 @@
-"""Gemma 2 and the text model of Gemma 3 (transformers, models/gemma2/modeling_gemma2.py, models/gemma3)."""
+"""Gemma, Gemma 2 and the text model of Gemma 3 (transformers, models/gemma, models/gemma2, models/gemma3)."""
 
 from __future__ import annotations
 
-from calculator.families.blocks.attention import AttentionShape
+from collections.abc import Callable
+from functools import partial
+
 from calculator.families.blocks.context import Context
 from calculator.families.blocks.decoder import (
-    attention_mask,
     attention_parameters,
     decoder_flops,
+    decoder_forward,
     decoder_parameters,
+    embedded_tokens,
     feed_forward_parameters,
     gated_feed_forward,
     grouped_attention,
+    normed_last,
     projected,
     rotary_buffer_bytes,
     rotary_tables,
-    token_positions,
-    with_gradient,
+    usual_tables,
 )
-from calculator.families.blocks.losses import head_and_loss
 from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
 from calculator.tape.autograd import Parameter, Tensor, allocated_bytes
@@ -26,7 +28,9 @@ from calculator.tape.autograd import Parameter, Tensor, allocated_bytes
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
     """The parameters outside of the layers and in one layer."""
-    names = ("attention.norm", "attention.last_norm", "feed_forward.norm", "feed_forward.last_norm")
+    names = ["attention.norm", "feed_forward.norm"]
+    if a.norms_after:
+        names = ["attention.norm", "attention.last_norm", "feed_forward.norm", "feed_forward.last_norm"]
     layer = attention_parameters(a) | feed_forward_parameters(a) | dict.fromkeys(names, (a.hidden_size,))
     return decoder_parameters(a, ParameterGroup("layers", layer))
 
@@ -34,29 +38,25 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of the embeddings' scale and of the rotary frequencies; Gemma 3 has two sets of frequencies."""
     kinds = len({a.attention_kind(layer) for layer in range(a.num_layers)}) if a.head_norms else 1
-    return allocated_bytes(1, itemsize) + kinds * rotary_buffer_bytes(a.rotary_dim)
+    return allocated_bytes(1, itemsize) + kinds * rotary_buffer_bytes(a.rotary_dim, long=a.long_rotation)
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor | None]:
     """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once."""
-    return head_and_loss(c, _body(c))
+    return decoder_forward(
+        c,
+        lambda kind: _block,
+        embed=lambda c: c.tape.scale(embedded_tokens(c), "embedding"),
+        both_masks=c.architecture.norms_after,
+        tables_of=_tables_of_kinds if c.architecture.head_norms else usual_tables,
+        norm=lambda c, hidden: _norm(c, hidden, c.weights["norm"]),
+    )
 
 
-def _body(c: Context) -> Tensor:
-    t, a = c.tape, c.architecture
-    hidden = with_gradient(c, t.scale(t.embedding(c.weights["embedding.tokens"], c.batch * c.length), "embedding"))
-    positions = token_positions(c)
-    masks = {slides: attention_mask(c, slides, hidden.itemsize) for slides in (False, True)}
-    # Gemma 3 has two bases of frequencies, one for each kind of layers.
+def _tables_of_kinds(c: Context, itemsize: int) -> Callable[[str], tuple[Tensor, Tensor]]:
+    """The rotary tables of Gemma 3, which has two bases of frequencies, one for each kind of layers."""
     kinds = dict.fromkeys(layer.kind for layer in c.stacks["layers"])
-    tables = {kind: rotary_tables(c, a.rotary_dim, hidden.itemsize) for kind in (kinds if a.head_norms else ("all",))}
-    # A variable of the real code keeps them until its function ends.
-    _embedded = hidden
-    for layer in c.stacks["layers"]:
-        cosine, sine = tables[layer.kind if a.head_norms else "all"]
-        hidden = c.run(layer, _block, hidden, masks[layer.kind == "sliding"], cosine, sine, positions)
-    t.enter("head")
-    return _norm(c, hidden, c.weights["norm"])
+    return {kind: rotary_tables(c, c.architecture.rotary_dim, itemsize) for kind in kinds}.__getitem__
 
 
 def _norm(c: Context, x: Tensor, weight: Parameter) -> Tensor:
@@ -76,29 +76,23 @@ def _block(
     c: Context, w: dict, hidden: Tensor, mask: Tensor | None, cosine: Tensor, sine: Tensor, positions: Tensor
 ) -> Tensor:
     t = c.tape
-    split = _normed_heads if c.architecture.head_norms else projected
+    split = partial(normed_last, _norm) if c.architecture.head_norms else projected
     residual = hidden
     hidden = _norm(c, hidden, w["attention.norm"])
     # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
     hidden, _weights = grouped_attention(c, w, hidden, mask, cosine, sine, split)
-    hidden = _norm(c, hidden, w["attention.last_norm"])
+    hidden = _norm_after(c, hidden, w, "attention")
     hidden = t.add(residual, hidden)
     residual = hidden
     hidden = _norm(c, hidden, w["feed_forward.norm"])
     hidden = gated_feed_forward(c, w, hidden)
-    hidden = _norm(c, hidden, w["feed_forward.last_norm"])
+    hidden = _norm_after(c, hidden, w, "feed_forward")
     return t.add(residual, hidden)
 
 
-def _normed_heads(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, the first two normalized head by head (Gemma3Attention)."""
-    t = c.tape
-    query = t.linear(hidden, w["attention.query.weight"], w.get("attention.query.bias"))
-    key = t.linear(hidden, w["attention.key.weight"], w.get("attention.key.bias"))
-    value = t.linear(hidden, w["attention.value.weight"], w.get("attention.value.bias"))
-    query = _norm(c, query, w["attention.query.norm"])
-    key = _norm(c, key, w["attention.key.norm"])
-    return query, key, value
+def _norm_after(c: Context, hidden: Tensor, w: dict, branch: str) -> Tensor:
+    """A branch's second norm, which the first Gemma lacks."""
+    return _norm(c, hidden, w[f"{branch}.last_norm"]) if c.architecture.norms_after else hidden
 
 
 FAMILY = Family(

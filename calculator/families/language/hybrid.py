@@ -12,7 +12,7 @@ from calculator.families.blocks.decoder import (
     rotary_buffer_bytes,
 )
 from calculator.families.family import Family
-from calculator.families.language.mixture import expert_parameters
+from calculator.families.mixtures.mixture import expert_parameters
 from calculator.models.architecture import Architecture, ParameterGroup
 
 
@@ -31,7 +31,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of the frequencies of rotary embeddings."""
-    return rotary_buffer_bytes(a.rotary_dim)
+    return rotary_buffer_bytes(a.rotary_dim, long=a.long_rotation)
 
 
 def _linear_attention_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:

@@ -17,14 +17,14 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of rotary frequencies, scales and the layers' tables."""
     tables = [a.listing.layer(a.attention_kind(layer)).buffers for layer in range(a.num_layers)]
-    rotary = a.listing.rotations * rotary_buffer_bytes(a.rotary_dim) if a.rotary_dim else 0
+    rotary = sum(rotary_buffer_bytes(channels, long=a.long_rotation) for channels in a.listing.rotations)
     scales = a.listing.scales * allocated_bytes(1, itemsize)
     return rotary + scales + sum(allocated_bytes(values, 4) for values in tables)
 
 
 FAMILY = Family(
     name="listed",
-    models=("gpt-oss", "GLM-4.5", "OLMo", "StarCoder2", "Command R", "Nemotron-H", "Granite 4", "Falcon-H1", "LFM2"),
+    models=("Gemma 4", "Llama 4", "Nemotron-H", "Granite 4", "Falcon-H1", "LFM2"),
     parameters=parameters,
     buffer_bytes=buffer_bytes,
     generates=True,

@@ -14,6 +14,8 @@ from calculator.families.blocks.decoder import (
     parts_of_one,
     projected,
     rotary_buffer_bytes,
+    rotated,
+    turned,
 )
 from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
@@ -29,7 +31,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of the frequencies of rotary embeddings."""
-    return rotary_buffer_bytes(a.rotary_dim)
+    return rotary_buffer_bytes(a.rotary_dim, long=a.long_rotation)
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:
@@ -44,13 +46,26 @@ def _block(
     residual = hidden
     hidden = t.rms_norm(hidden, w["attention.norm"])
     # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
-    split = parts_of_one if c.architecture.joined_projections else projected
-    hidden, _weights = grouped_attention(c, w, hidden, mask, cosine, sine, split)
+    joined = c.architecture.joined_projections
+    split, turn = (parts_of_one, _partly_turned) if joined else (projected, turned)
+    hidden, _weights = grouped_attention(c, w, hidden, mask, cosine, sine, split, turn, by_head=joined)
     hidden = t.add(residual, _dropped(c, hidden))
     residual = hidden
     hidden = t.rms_norm(hidden, w["feed_forward.norm"])
     hidden = gated_feed_forward(c, w, hidden)
     return t.add(residual, _dropped(c, hidden))
+
+
+def _partly_turned(c: Context, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    return _partly_rotated(c, query, cosine, sine), _partly_rotated(c, key, cosine, sine)
+
+
+def _partly_rotated(c: Context, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of the first channels of a head only, joined with the others (Phi3, apply_rotary_pos_emb)."""
+    t, a = c.tape, c.architecture
+    count = x.count // a.head_dim * a.rotary_dim
+    first, rest = t.part(x, count), t.part(x, x.count - count)
+    return t.join(rotated(c, first, cosine, sine), rest, "rotary embedding")
 
 
 def _dropped(c: Context, hidden: Tensor) -> Tensor:

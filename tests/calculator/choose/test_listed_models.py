@@ -1,4 +1,4 @@
-"""Weights and caches of models whose training is not counted, and of the text models of models with pictures."""
+"""Weights and caches of models that are read from a config, and of the text models of models with pictures."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from calculator.choose.inference import cache_bytes, inference_memory
 from calculator.choose.stored import stored_bytes
 from calculator.models.architectures import READS_TEXT_CONFIG, from_config
 from calculator.models.listed_models import LISTED_READERS
+from calculator.models.other_decoders import OTHER_READERS
 from calculator.page.models import used_part
 from calculator.parts.parameters import count_parameters
 from tests.calculator.generating import kept_cache_bytes
@@ -39,7 +40,7 @@ WITH_PICTURES = {
 }
 
 
-@pytest.mark.parametrize("kind", LISTED_READERS)
+@pytest.mark.parametrize("kind", ("gemma", *OTHER_READERS, *LISTED_READERS))
 @pytest.mark.parametrize("seed", sample(range(15), every=5))
 def test_weights_and_cache_equal_those_of_transformers(kind, seed):
     """Every tensor of a random small model, in blocks of 512 bytes, and every one of its cache, in 16 or 32 bits."""
@@ -87,7 +88,8 @@ def test_each_model_type_is_counted_exactly_or_refused_without_false_advice():
             made = transformers.AutoModelForCausalLM.from_config(text)
         assert count_parameters(model) == sum(x.numel() for x in made.parameters()), kind
         counted.append(kind)
-    assert set(LISTED_READERS) - {"glm4_moe"} <= set(counted) and len(counted) > 70 and len(refused) > 400
+    readers = set(LISTED_READERS) | set(OTHER_READERS)
+    assert readers - {"glm4_moe"} <= set(counted) and len(counted) > 70 and len(refused) > 400
     # By its defaults, GLM-4.5 has 96 heads of 42 2/3 channels; published ones state the width of a head.
     assert unclear == ["glm4_moe"]
 

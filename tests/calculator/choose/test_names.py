@@ -39,6 +39,11 @@ PASTED = {
     "LoneStriker/Mistral-7B-Instruct-v0.3-4.0bpw-h6-exl2": ("mistral-7b", "EXL2, 4 bits"),
     "llama-2-7b-chat.Q5_K_M.gguf": ("llama-2-7b", "GGUF, 5 bits"),
     "qwen2.5:7b-instruct": ("qwen2.5-7b", ""),
+    "google/gemma-2b-it": ("gemma-2b", ""),
+    "google/gemma-1.1-7b-it": ("gemma-7b", ""),
+    "allenai/OLMo-2-1124-7B-Instruct": ("olmo-2-7b", ""),
+    "unsloth/gpt-oss-20b-unsloth-bnb-4bit": ("gpt-oss-20b", "bitsandbytes, 4 bits"),
+    "zai-org/GLM-4.5-Air-FP8": ("glm-4.5-air", "FP8, 8 bits"),
 }
 """Names as people paste them: the preset with these sizes, and how the name says that weights are quantized."""
 OTHER_SIZES = {
@@ -49,7 +54,7 @@ OTHER_SIZES = {
     "google/vit-base-patch16-384": "vit-base",  # larger pictures
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2.5-7b",  # a vision tower
     "Qwen/Qwen2.5-14B-Instruct": "qwen",
-    "google/gemma-2b": "gemma-2-2b",
+    "google/recurrentgemma-2b": "gemma-",
     "NousResearch/Hermes-2-Pro-Llama-3-8B": "llama-3.1-8b",  # 128,288 words
     "black-forest-labs/FLUX.1-schnell": "flux-dev",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-",

@@ -24,11 +24,13 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 FURTHER = {
     "qwen3": {"head_dim": 32, "num_key_value_heads": 4},
     "qwen2": {"num_key_value_heads": 4},
+    "gemma": {"head_dim": 32, "num_key_value_heads": 4},
     "gemma2": {"head_dim": 32, "num_key_value_heads": 4},
     "gemma3_text": {"head_dim": 32, "num_key_value_heads": 4},
     "mistral": {"num_key_value_heads": 4},
     "smollm3": ENDS | {"num_key_value_heads": 4},
     "phi3": ENDS,
+    "olmo2": ENDS,
     "gpt2": NO_DROPOUT,
     "gptj": NO_DROPOUT | {"rotary_dim": 16},
 }

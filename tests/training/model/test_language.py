@@ -35,12 +35,14 @@ ARCHITECTURES = {
     "qwen2": GATED | dict(tie_word_embeddings=True),
     "qwen3": GATED | dict(head_dim=12),
     "mistral": GATED | dict(sliding_window=6),
+    "gemma": GATED | dict(head_dim=8),
     "gemma2": GATED | WINDOWS | dict(head_dim=8, final_logit_softcapping=0.5, attn_logit_softcapping=0.7),
     "gemma3_text": GATED | WINDOWS | dict(head_dim=8),
     "gpt2": OLD | NO_DROPOUT,
     "gptj": OLD | NO_DROPOUT | dict(rotary_dim=4),
     "smollm3": GATED | ENDS,
     "phi3": GATED | ENDS,
+    "olmo2": GATED | ENDS,
 }
 """Small models with what is special of each family: tied embeddings, windows, bounded logits, biases."""
 EXACT = 2e-6

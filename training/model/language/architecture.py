@@ -23,12 +23,14 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "mistral",
+    "gemma",
     "gemma2",
     "gemma3_text",
     "gpt2",
     "gptj",
     "smollm3",
     "phi3",
+    "olmo2",
 )
 """Values of `model_type` whose losses and gradients are compared with those of `transformers` in the tests. Others may
 ignore the borders of documents, have a loss that is more than cross entropy, or are unknown to the calculator."""

@@ -9,15 +9,13 @@ from calculator.families.blocks.decoder import (
     decoder_flops,
     decoder_parameters,
     feed_forward_parameters,
-    gated_feed_forward,
     rotary_buffer_bytes,
     rotated,
 )
 from calculator.families.family import Family
-from calculator.families.language.mixture import experts, mixture_forward
+from calculator.families.mixtures.mixture import experts, mixture_forward, shared_expert
 from calculator.models.architecture import Architecture, ParameterGroup
-from calculator.tape.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tensor, allocated_bytes
-from calculator.tape.operations import Operations
+from calculator.tape.autograd import Storage, Tensor, allocated_bytes
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -26,7 +24,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
     return decoder_parameters(
         a,
         ParameterGroup("layers", _attention_parameters(a)),
-        ParameterGroup("layers", _expert_parameters(a), only="experts"),
+        ParameterGroup("layers", expert_parameters(a), only="experts"),
         ParameterGroup("layers", feed_forward_parameters(a), only="dense"),
         ParameterGroup("layers", norms),
     )
@@ -54,7 +52,8 @@ def _attention_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
     return shapes | ({"attention.out.bias": (d,)} if a.output_bias else {})
 
 
-def _expert_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
+def expert_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """All experts of a layer, the router that chooses among them, and those that compute every token."""
     d, shared = a.hidden_size, a.expert_size * a.shared_experts
     return {
         "experts.in": (a.num_experts, 2 * a.expert_size, d),
@@ -69,12 +68,12 @@ def _expert_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of the frequencies of rotary embeddings, and of each router's corrections, which no gradient trains."""
     sparse = sum("experts" in a.attention_kind(layer) for layer in range(a.num_layers))
-    return rotary_buffer_bytes(a.rotary_dim) + sparse * allocated_bytes(a.num_experts, itemsize)
+    return rotary_buffer_bytes(a.rotary_dim, long=a.long_rotation) + sparse * allocated_bytes(a.num_experts, itemsize)
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:
     """One forward pass to the loss; also returns the logits, which the caller holds."""
-    return mixture_forward(c, _latent_attention, _mixture)
+    return mixture_forward(c, _latent_attention, mixture)
 
 
 # -- latent attention --------------------------------------------------------------------------------------------
@@ -149,19 +148,18 @@ def _expanded(c: Context, w: dict, latent: Tensor, turned: Tensor, plain: int) -
 # -- experts -----------------------------------------------------------------------------------------------------
 
 
-def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
+def mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
     """The sum of the chosen experts and of the shared ones, which compute every token (DeepseekV3MoE)."""
     _logits, weights, indices = _routed(c, w, hidden)
     chosen = experts(c, w, hidden, weights, indices)
-    shared = {name.replace("shared", "feed_forward"): weight for name, weight in w.items() if name.startswith("shared")}
-    return c.tape.add(chosen, gated_feed_forward(c, shared, hidden))
+    return c.tape.add(chosen, shared_expert(c, w, hidden))
 
 
 def _routed(c: Context, w: dict, hidden: Tensor) -> tuple[Tensor, Tensor, Storage]:
     """Logits of all experts, and the weights and indices of each token's experts (DeepseekV3TopkRouter)."""
     t, a = c.tape, c.architecture
     tokens, chosen = c.batch * c.length, c.batch * c.length * a.experts_per_token
-    logits = t.linear(t.cast(hidden, 4, "router"), _raised(t, w["router.weight"]))
+    logits = t.linear(t.cast(hidden, 4, "router"), t.weight_in_32_bits(w["router.weight"], "router"))
     scores = t.elementwise(logits, "choosing experts")
     # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
     _corrected = t.new(tokens * a.num_experts, 4)
@@ -181,15 +179,6 @@ def _routed(c: Context, w: dict, hidden: Tensor) -> tuple[Tensor, Tensor, Storag
     if a.scaled_choice:
         weights = _scaled(c, weights, tokens)
     return logits, t.scale(weights, "choosing experts"), indices
-
-
-def _raised(t: Operations, weight: Parameter) -> Matrix:
-    """A weight in 32 bits."""
-    if weight.itemsize == 4:
-        return weight
-    copy = t.cast(weight, 4, "router")
-    copy.storage.kind = WEIGHT_COPY
-    return Matrix(copy.storage, copy.count, 4, copy.node, weight.shape)
 
 
 def _scaled(c: Context, weights: Tensor, tokens: int) -> Tensor:

@@ -24,7 +24,8 @@ from calculator.families.blocks.decoder import (
 )
 from calculator.families.family import DECODER_MODULES, Family
 from calculator.models.architecture import Architecture, ParameterGroup
-from calculator.tape.autograd import Storage, Tensor
+from calculator.tape.autograd import Matrix, Storage, Tensor
+from calculator.tape.operations import Operations
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -47,12 +48,17 @@ def expert_parameters(a: Architecture) -> dict[str, tuple[int, ...]]:
     }
     router = {"router.weight": (a.num_experts, a.hidden_size)}
     # Mixtral makes its router first. The order matters as in `decoder_parameters`.
-    return shapes | router if a.head_norms else router | shapes
+    return shapes | router if _is_qwen(a) else router | shapes
+
+
+def _is_qwen(a: Architecture) -> bool:
+    """Returns True for Qwen3-MoE, False for Mixtral."""
+    return a.head_norms
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
     """Bytes of the frequencies of rotary embeddings."""
-    return rotary_buffer_bytes(a.rotary_dim)
+    return rotary_buffer_bytes(a.rotary_dim, long=a.long_rotation)
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:
@@ -60,7 +66,9 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
     return mixture_forward(c, partial(grouped_attention, split=projected), _mixture)
 
 
-def mixture_forward(c: Context, attention: Callable, mixture: Callable) -> tuple[Tensor, Tensor]:
+def mixture_forward(
+    c: Context, attention: Callable, mixture: Callable, layer_norm: Callable = Operations.rms_norm, **others: object
+) -> tuple[Tensor, Tensor]:
     """Plays `decoder_forward` of a model in which only some layers have experts.
 
     Args:
@@ -68,14 +76,17 @@ def mixture_forward(c: Context, attention: Callable, mixture: Callable) -> tuple
         attention: Plays attention; returns its result and the weights that the real code holds; see
             `grouped_attention`.
         mixture: The experts of a layer that has them.
+        layer_norm: The norms of a layer.
+        others: Further arguments of `decoder_forward`.
     """
-    sparse, dense = partial(_block, attention, mixture), partial(_block, attention, gated_feed_forward)
-    return decoder_forward(c, lambda kind: sparse if "experts" in kind else dense)
+    sparse, dense = (partial(_block, attention, one, layer_norm) for one in (mixture, gated_feed_forward))
+    return decoder_forward(c, lambda kind: sparse if "experts" in kind else dense, **others)
 
 
 def _block(
     attention: Callable,
     feed_forward: Callable,
+    norm: Callable,
     c: Context,
     w: dict,
     hidden: Tensor,
@@ -85,67 +96,117 @@ def _block(
     positions: Tensor,
 ) -> Tensor:
     # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
-    hidden, _weights = _attended(attention, c, w, hidden, mask, cosine, sine)
+    hidden, _weights = _attended(attention, norm, c, w, hidden, mask, cosine, sine)
     residual = hidden
-    hidden = c.tape.rms_norm(hidden, w["feed_forward.norm"])
+    hidden = norm(c.tape, hidden, w["feed_forward.norm"])
     hidden = feed_forward(c, w, hidden)
     return c.tape.add(residual, hidden)
 
 
 def _attended(
-    attention: Callable, c: Context, w: dict, hidden: Tensor, mask: Tensor | None, cosine: Tensor, sine: Tensor
+    attention: Callable,
+    norm: Callable,
+    c: Context,
+    w: dict,
+    hidden: Tensor,
+    mask: Tensor | None,
+    cosine: Tensor,
+    sine: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     t = c.tape
     residual = hidden
-    hidden = t.rms_norm(hidden, w["attention.norm"])
+    hidden = norm(t, hidden, w["attention.norm"])
     hidden, weights = attention(c, w, hidden, mask, cosine, sine)
     return t.add(residual, hidden), weights
 
 
 def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
     """The router's choice of experts for each token, and the sum of what they compute."""
-    _logits, weights, indices = _routed(c, w, hidden)
+    _logits, weights, indices = routed(c, w, hidden, raised=_is_qwen(c.architecture))
     return experts(c, w, hidden, weights, indices)
 
 
-def _routed(c: Context, w: dict, hidden: Tensor) -> tuple[Tensor, Tensor, Storage]:
-    """Logits of all experts, and the weights and indices of each token's experts (MixtralTopKRouter)."""
+def routed(c: Context, w: dict, hidden: Tensor, *, raised: bool) -> tuple[Tensor, Tensor, Storage]:
+    """Logits of all experts, and the weights and indices of each token's experts (MixtralTopKRouter).
+
+    Args:
+        c: Sizes and options.
+        w: The layer's parameters.
+        hidden: The input of experts.
+        raised: Whether the router asks the softmax for 32 bits (Qwen), rather than to cast before (Mixtral).
+    """
     t, a = c.tape, c.architecture
     logits = t.linear(hidden, w["router.weight"])
-    if a.head_norms:  # Qwen3-MoE asks the softmax for 32 bits, Mixtral casts before.
-        chances = t.softmax(logits, raised=True)
-    else:
-        chances = t.softmax(t.cast(logits, 4, "casting the router's logits"))
+    cast = logits if raised else t.cast(logits, 4, "casting the router's logits")
+    chances = t.softmax(cast, raised=raised)
+    del cast
     weights, indices = t.largest(chances, c.batch * c.length * a.experts_per_token)
     if a.scaled_choice:
         weights = t.divided(weights, t.summed(weights, c.batch * c.length, "choosing experts"), "choosing experts")
-    if a.head_norms:
+    if raised:
         weights = t.cast(weights, logits.itemsize, "choosing experts")
     return logits, weights, indices
 
 
-def experts(c: Context, w: dict, hidden: Tensor, weights: Tensor, indices: Storage) -> Tensor:
-    """Each token's experts, sorted by expert, and their weighted sum (grouped_mm_experts_forward)."""
+def shared_expert(c: Context, w: dict, hidden: Tensor) -> Tensor:
+    """The expert that computes every token."""
+    own = {name.replace("shared", "feed_forward"): weight for name, weight in w.items() if name.startswith("shared")}
+    return gated_feed_forward(c, own, hidden)
+
+
+def silu_gate(c: Context, joined: Tensor) -> Tensor:
+    """The activated half of an expert's first product, times the other half."""
+    t = c.tape
+    gate, values = t.split(joined, 2)
+    return t.multiply(t.activation(gate, c.architecture.activation), values, "experts")
+
+
+def experts(
+    c: Context, w: dict, hidden: Tensor, weights: Tensor, indices: Storage, *, gate: Callable = silu_gate
+) -> Tensor:
+    """Each token's experts, sorted by expert, and their weighted sum (grouped_mm_experts_forward).
+
+    Args:
+        c: Sizes and options.
+        w: The layer's parameters; with biases, the experts' matrices are stored as (in, out), as gpt-oss has them.
+        hidden: The input.
+        weights: Of each token's experts.
+        indices: The numbers of each token's experts.
+        gate: Makes the input of the second product of the first one's result.
+    """
     t, a = c.tape, c.architecture
     rows = c.batch * c.length * a.experts_per_token
     width = a.hidden_size
     # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
-    _sorted, order = t.new(rows, 8), t.new(rows, 8)
+    numbers, order = t.new(rows, 8), t.new(rows, 8)
     chosen = t.gathered(hidden, rows * width, t.new(rows, 8), "sorting tokens by expert")
     weights = t.gathered(weights, rows, order, "sorting tokens by expert")
     _counted = (t.new(rows, 4), t.new(a.num_experts, 4))
     offsets = t.new(a.num_experts, 4)
-    result = t.grouped_product(chosen, w["experts.in"], offsets, "experts")
-    gate, values = t.split(result, 2)
-    result = t.multiply(t.activation(gate, a.activation), values, "experts")
-    del gate, values
-    result = t.grouped_product(result, w["experts.out"], offsets, "experts")
+    bias = _biases(c, w, "experts.in.bias", numbers)
+    result = _products(c, chosen, w["experts.in"], offsets, bias)
+    result = gate(c, result)
+    bias = _biases(c, w, "experts.out.bias", numbers)
+    result = _products(c, result, w["experts.out"], offsets, bias)
     weighted = t.multiply(result, weights, "experts")
     back = t.new(rows, 8)
     t.tensor(rows, 8)  # the numbers of all rows, which are assigned to their places
     weighted = t.gathered(weighted, rows * width, back, "sorting tokens back")
     total = t.summed(t.spread(weighted, "sorting tokens back"), c.batch * c.length * width, "experts")
     return t.cast(total, hidden.itemsize, "experts")
+
+
+def _biases(c: Context, w: dict, name: str, numbers: Storage) -> Tensor | None:
+    """The bias of each row's expert, if they have any."""
+    if name not in w:
+        return None
+    rows = c.batch * c.length * c.architecture.experts_per_token
+    return c.tape.gathered(w[name], rows * w[name].shape[1], numbers, "biases of experts")
+
+
+def _products(c: Context, x: Tensor, weight: Matrix, offsets: Storage, bias: Tensor | None) -> Tensor:
+    product = c.tape.grouped_product(x, weight, offsets, "experts", transposed=bias is not None)
+    return product if bias is None else c.tape.added_in_place(product, bias, "biases of experts")
 
 
 MODULES = {own: name for own, name in DECODER_MODULES.items() if own.startswith("attention.")}

@@ -1,0 +1,1 @@
+"""Families of language models whose layers have experts, one file each."""
