@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from calculator.families.family import CAUSAL_LM
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
+from calculator.models.architectures import quantization_of
 from calculator.parts.adapters import ALL_LINEAR, modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import resolve
@@ -102,6 +103,10 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
         settings.append("quantization_config=quantization")
         if setup.gpus > 1:  # it is quantized on a GPU, which would be the first one for every process
             settings.append('device_map={"": int(os.environ["LOCAL_RANK"])}')
+    published = setup.config is None or quantization_of(setup.config) == "mxfp4"
+    if architecture.mxfp4 and published:  # experts in 4 bits are not trained
+        imports.append("Mxfp4Config")
+        settings.append("quantization_config=Mxfp4Config(dequantize=True)")
     loaded += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in settings), ")"]
     if sees_pictures(setup):
         imports.append(text_class)

@@ -18,7 +18,8 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
         if value is None:
             continue
         # bool first, since true is a whole number to Python.
-        most = MOST_LAYERS if "layer" in name else MOST_POSITIONS if "position" in name else LARGEST_SIZE
+        counts_layers = "layer" in name and "size" not in name
+        most = MOST_LAYERS if counts_layers else MOST_POSITIONS if "position" in name else LARGEST_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadSetup(f"{name} in config is a whole number from 1 to {most}, not {value!r:.60}.")
         return value

@@ -193,7 +193,8 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
     head_dim = even(config, 256, "head_dim")
     num_heads, key_heads = grouped_heads(config, *((16, 16) if first else (8, 4)))
     cycle = () if first else cycle_of(_gemma_kinds(config, num_layers, newer))
-    switched_off(config, use_bidirectional_attention=False)
+    if not first:  # of the first Gemma, PaliGemma has it: what a prompt sees changes no bytes
+        switched_off(config, use_bidirectional_attention=False)
     biased = flag(config, False, "attention_bias")
     return Architecture(
         name=f"config ({kind})",

@@ -137,10 +137,15 @@ def gemma4_config(config: Config) -> Architecture:
     types = layer_types(config, layers) or ["sliding" if (layer + 1) % 6 else "full" for layer in range(layers)]
     types[-1] = "full"  # whatever the config says
     shared = size(config, None, "num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
+    if shared and set(types[: max(layers - shared, 0)]) != set(types):
+        raise BadSetup(
+            f"In config, the last {shared} layers (num_kv_shared_layers) use keys and values that no earlier layer of "
+            "their kind makes: those of another model, as an assistant does; no supported family is like it."
+        )
     kinds = [f"{kind} shared" if layer >= layers - shared else kind for layer, kind in enumerate(types)]
     attentions = {
         "sliding": _Attention(config, 8, 4, 2304, 256),
-        "full": _Attention(_of_full_layers(config, types.index("full")), 8, 4, 2304, 512),
+        "full": _Attention(_of_full_layers(config), 8, 4, 2304, 512),
     }
     beside = 0 if unified or config.get("hidden_size_per_layer_input") == 0 else 256
     beside = size(config, beside, "hidden_size_per_layer_input") if beside else 0
@@ -167,16 +172,16 @@ def gemma4_config(config: Config) -> Architecture:
     )  # fmt: skip
 
 
-def _of_full_layers(config: Config, layer: int) -> Config:
+def _of_full_layers(config: Config) -> Config:
     """The sizes of layers that see all tokens: as published, or as transformers writes them for each of these."""
     given = config.get("per_layer_config")
-    own = given.get(str(layer)) if isinstance(given, Mapping) else None
-    if isinstance(own, Mapping):
-        width, heads = own.get("head_dim", config.get("head_dim")), own.get("num_key_value_heads")
+    if isinstance(given, Mapping):
+        own = next(iter(given.values()), {})  # the same for all of them
+        own = own if isinstance(own, Mapping) else {}
+        width, heads = own.get("head_dim", config.get("head_dim", 256)), own.get("num_key_value_heads")
     else:
-        joined = config.get("model_type") != "gemma4_text" or flag(config, False, "attention_k_eq_v")
         width = config.get("global_head_dim", 512)
-        heads = config.get("num_global_key_value_heads") if joined else None
+        heads = config.get("num_global_key_value_heads") if flag(config, False, "attention_k_eq_v") else None
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads")
     sizes = {name: config.get(name) for name in names if config.get(name) is not None}
     return sizes | {"head_dim": width} | ({"num_key_value_heads": heads} if heads is not None else {})

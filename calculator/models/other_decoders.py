@@ -274,10 +274,9 @@ OTHER_READERS: dict[str, Callable[[Config], Architecture]] = {
 """For each `model_type`, the function that reads its config."""
 
 
-def _published(name: str, kind: str, heads: tuple[int, int], **values: object) -> Architecture:
-    """A preset by what its published config says; `heads` are those of queries and of keys."""
-    config = {"model_type": kind, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], **values}
-    return replace(OTHER_READERS[kind](config), name=name)
+def _config(kind: str, heads: tuple[int, int], **values: object) -> dict[str, object]:
+    """What a published config says; `heads` are those of queries and of keys."""
+    return {"model_type": kind, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], **values}
 
 
 _GPT_OSS = {"head_dim": 64, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201_088}
@@ -285,26 +284,29 @@ _STARCODER2 = dict.fromkeys(("attention_dropout", "residual_dropout", "embedding
 _STARCODER2 |= {"sliding_window": 4096, "max_position_embeddings": 16_384}
 _OLMO2 = {"vocab_size": 100_352, "max_position_embeddings": 4096}
 
-OTHER_DECODERS: tuple[Architecture, ...] = (
+PUBLISHED: dict[str, dict[str, object]] = {
     # OLMo team 2025, arXiv:2501.00656, table 3; the released checkpoints
-    _published(
-        "olmo-2-1b", "olmo2", (16, 16), hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, **_OLMO2
+    "olmo-2-1b": _config(
+        "olmo2", (16, 16), hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, **_OLMO2,
     ),
-    _published("olmo-2-7b", "olmo2", (32, 32), **_OLMO2),
+    "olmo-2-7b": _config("olmo2", (32, 32), **_OLMO2),
     # Lozhkov et al. 2024, arXiv:2402.19173, table 7; the released checkpoints
-    _published("starcoder2-3b", "starcoder2", (24, 2), **_STARCODER2),
-    _published(
-        "starcoder2-7b", "starcoder2", (36, 4), hidden_size=4608, intermediate_size=18_432, num_hidden_layers=32,
-        **_STARCODER2,
+    "starcoder2-3b": _config("starcoder2", (24, 2), **_STARCODER2),
+    "starcoder2-7b": _config(
+        "starcoder2", (36, 4), hidden_size=4608, intermediate_size=18_432, num_hidden_layers=32, **_STARCODER2,
     ),
     # the released checkpoints: Cohere's Command R7B of December 2024, Qwen1.5-MoE-A2.7B, GLM-4.5-Air
-    _published(
-        "command-r7b", "cohere2", (32, 8), hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+    "command-r7b": _config(
+        "cohere2", (32, 8), hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
         max_position_embeddings=132_096,
     ),
-    _published("qwen1.5-moe-a2.7b", "qwen2_moe", (16, 16), max_position_embeddings=8192),
-    _published("glm-4.5-air", "glm4_moe", (96, 8), head_dim=128, attention_bias=True),
+    "qwen1.5-moe-a2.7b": _config("qwen2_moe", (16, 16), max_position_embeddings=8192),
+    "glm-4.5-air": _config("glm4_moe", (96, 8), head_dim=128, attention_bias=True),
     # OpenAI 2025, arXiv:2508.10925, table 1; the released checkpoints, whose experts are in MXFP4
-    _published("gpt-oss-20b", "gpt_oss", (64, 8), num_hidden_layers=24, num_local_experts=32, **_GPT_OSS),
-    _published("gpt-oss-120b", "gpt_oss", (64, 8), num_hidden_layers=36, num_local_experts=128, **_GPT_OSS),
-)  # fmt: skip
+    "gpt-oss-20b": _config("gpt_oss", (64, 8), num_hidden_layers=24, num_local_experts=32, **_GPT_OSS),
+    "gpt-oss-120b": _config("gpt_oss", (64, 8), num_hidden_layers=36, num_local_experts=128, **_GPT_OSS),
+}  # fmt: skip
+"""For each preset, what its published config says."""
+OTHER_DECODERS: tuple[Architecture, ...] = tuple(
+    [replace(OTHER_READERS[config["model_type"]](config), name=name) for name, config in PUBLISHED.items()]
+)

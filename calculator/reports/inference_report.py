@@ -111,6 +111,8 @@ def notes(setup: Setup, weights: str) -> list[str]:
             f"The name says that its weights are quantized ({name.quantization}): they count as {weights}; --weights "
             "counts others."
         )
+    elif name and weights == MXFP4:
+        found.append("Its experts are published in MXFP4, and count so; --weights counts others.")
     if method := quantization_of(setup.config):
         found.append(
             f"The config says that its weights are quantized ({method}): they count as {weights}; --weights counts "

@@ -62,6 +62,8 @@ def _gemma4(draw: Random, values: dict) -> dict:
 
 def _gemma4_text(draw: Random, values: dict) -> dict:
     own = _gemma4(draw, values) | {"hidden_size_per_layer_input": draw.choice([0, 8, 12])}
+    if not own["hidden_size_per_layer_input"]:  # transformers' code reads these inputs where layers share keys
+        own["num_kv_shared_layers"] = 0
     own |= {"vocab_size_per_layer_input": values["vocab_size"], "enable_moe_block": _coin(draw)}
     experts = {"num_experts": draw.randint(2, 5), "top_k_experts": 2, "moe_intermediate_size": 8 * draw.randint(1, 4)}
     return own | (experts if own["enable_moe_block"] else {})

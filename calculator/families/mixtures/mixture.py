@@ -192,7 +192,9 @@ def experts(
     back = t.new(rows, 8)
     t.tensor(rows, 8)  # the numbers of all rows, which are assigned to their places
     weighted = t.gathered(weighted, rows * width, back, "sorting tokens back")
-    total = t.summed(t.spread(weighted, "sorting tokens back"), c.batch * c.length * width, "experts")
+    if a.experts_per_token > 1:  # the gradient of a sum of one is no copy
+        weighted = t.spread(weighted, "sorting tokens back")
+    total = t.summed(weighted, c.batch * c.length * width, "experts")
     return t.cast(total, hidden.itemsize, "experts")
 
 

@@ -22,7 +22,7 @@ from calculator.step.setups import setup_from
 STEPS = RESULTS.parent / "memory" / "steps"
 """Recorded training steps: files of {kind: steps}. Each kind was drawn after its rules had been written."""
 FAMILIES = (("reference", "later"), ("decoders", "decoders"), ("pictures", "vit"), ("pictures", "diffusion"))
-"""File and kind of the steps in the table of families."""
+"""File and kind of the steps in the table of families, beside those of `families`, a kind for each model type."""
 SHARDINGS = {
     "none": "DDP",
     "zero-1": "DDP, ZeroRedundancyOptimizer (ZeRO-1)",
@@ -60,7 +60,7 @@ def accuracy_table() -> str:
 
 def family_table() -> str:
     """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
-    steps = [step for file, kind in FAMILIES for step in _steps(file, kind)]
+    steps = [step for file, kind in FAMILIES for step in _steps(file, kind)] + _steps("families")
     configs = [step["setup"]["config"] for step in steps]
     names = [config.get("model_type") or config["_class_name"] for config in configs]
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
@@ -208,6 +208,8 @@ def accuracy_counts() -> dict[str, int | str]:
         **{kind.replace("-", "_"): count for kind, count in found.items()},
         "steps": len(cases),
         "held_out": sum(case["held_out"] for case in cases),
+        "families": len(_steps("families")),
+        "of_each_family": len(_steps("families", "olmo2")),
         "sharded": len(_steps("several_gpus")),
         "divided_adapters": found["several-gpus-lora"] + found["several-gpus-encoders-lora"],
         **_redrawn(),

@@ -111,7 +111,10 @@ def test_published_bits_count_unless_others_are_asked_for(tmp_path, capsys):
         assert main(["inference", "--config", str(path), "--length", "4096", "--json", *more]) == 0
         return json.loads(capsys.readouterr().out)["weights"]
 
+    assert main(["inference", "openai/gpt-oss-20b", "--json"]) == 0
+    preset = json.loads(capsys.readouterr().out)
     model = from_config(GPT_OSS_20B)
+    assert preset["weights"] == stored_bytes(model, "mxfp4") and "MXFP4" in preset["notes"][-1]
     assert weights() == stored_bytes(model, "mxfp4") and weights("--weights", "bf16") == stored_bytes(model, "bf16")
     with pytest.raises(BadSetup):
         stored_bytes(from_config({"model_type": "olmo2"}), "mxfp4")

@@ -6,12 +6,16 @@ import pytest
 
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.flops import forward_flops
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import DECODER_READERS, DECODERS, cycle_of
+from calculator.models.other_decoders import OTHER_DECODERS, OTHER_READERS
+from calculator.models.other_decoders import PUBLISHED as CONFIGS
 from calculator.parts.parameters import count_parameters
 
 PUBLISHED = {
-    # released checkpoints, huggingface.co: meta-llama, mistralai, Qwen, HuggingFaceTB, microsoft, google, deepseek-ai
+    # released checkpoints, huggingface.co: meta-llama, mistralai, Qwen, HuggingFaceTB, microsoft, google, deepseek-ai,
+    # allenai, bigcode, openai
     "llama-2-7b": 6_738_415_616,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
@@ -26,11 +30,20 @@ PUBLISHED = {
     "smollm2-1.7b": 1_711_376_384,
     "phi-3-mini": 3_821_079_552,
     "phi-4": 14_659_507_200,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-1b": 999_885_952,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-7b": 7_298_617_344,
+    "starcoder2-3b": 3_030_371_328,
+    "starcoder2-7b": 7_173_923_840,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     # without the layer of multi-token prediction; the paper (arXiv:2412.19437) rounds it to 671B
     "deepseek-v3": 671_026_404_352,
 }
@@ -45,7 +58,8 @@ def _config(transformers, a):
     """The config of transformers for a preset."""
     kinds = {
         "llama": "llama", "mistral": "mistral", "qwen2.5": "qwen2", "qwen3": "qwen3", "smollm2": "llama",
-        "smollm3": "smollm3", "phi": "phi3", "gemma": "gemma3_text" if a.head_norms else "gemma2",
+        "smollm3": "smollm3", "phi": "phi3",
+        "gemma": "gemma3_text" if a.head_norms else "gemma2" if a.norms_after else "gemma",
     }  # fmt: skip
     kind = {"mixtral-8x7b": "mixtral", "qwen3-30b-a3b": "qwen3_moe", "deepseek-v3": "deepseek_v3"}.get(a.name)
     kind = kind or kinds[a.name.split("-")[0]]
@@ -86,7 +100,17 @@ def test_preset_equals_the_model_of_transformers(architecture):
     assert dataclasses.replace(read, name=architecture.name) == architecture
 
 
-@pytest.mark.parametrize("kind", DECODER_READERS)
+@pytest.mark.parametrize("architecture", OTHER_DECODERS, ids=lambda architecture: architecture.name)
+def test_another_preset_equals_the_model_of_transformers(architecture):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**CONFIGS[architecture.name])
+    assert count_parameters(architecture) == _count(transformers, config)
+    assert dataclasses.replace(from_config(config.to_dict()), name=architecture.name) == architecture
+
+
+# By its defaults, GLM-4.5 has 96 heads of 42 2/3 channels.
+@pytest.mark.parametrize("kind", [*DECODER_READERS, *(kind for kind in OTHER_READERS if kind != "glm4_moe")])
 def test_an_empty_config_is_the_default_model_of_transformers(kind):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -136,7 +160,13 @@ def test_kinds_of_layers_are_the_shortest_cycle():
     assert cycle_of(["full", "full", "sliding"]) == ("full", "full", "sliding")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gemma2", "deepseek_v3", "gpt2", "gptj"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama", "qwen3", "gemma", "gemma3_text", "gemma2", "deepseek_v3", "gpt2", "gptj", "olmo2", "starcoder2",
+        "cohere", "glm4_moe",
+    ],
+)  # fmt: skip
 def test_operations_equal_those_that_torch_counts(kind):
     """torch counts all pairs of tokens, also those that a mask hides; the rest is compared one to one."""
     torch = pytest.importorskip("torch")
@@ -153,7 +183,9 @@ def test_operations_equal_those_that_torch_counts(kind):
         values |= {"qk_nope_head_dim": 8, "v_head_dim": 12}
     else:
         values |= {"head_dim": 16}
-    if "gemma" in kind:
+    if kind in ("cohere", "glm4_moe"):
+        values |= {"use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 3}
+    if kind in ("gemma2", "gemma3_text"):
         values |= {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     config = transformers.AutoConfig.for_model(kind, **values, attn_implementation="eager")
     model, length = transformers.AutoModelForCausalLM.from_config(config), 19
@@ -185,3 +217,25 @@ def test_experts_are_the_published_share(name, active):
     one = dataclasses.replace(model, num_experts=model.experts_per_token)
     router = (model.num_experts - one.num_experts) * model.hidden_size * model.num_layers
     assert (count_parameters(one) + router) / 1e9 == pytest.approx(active, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["phi3", "llama", "qwen3", "olmo2", "lfm2"])
+def test_frequencies_for_long_sequences_are_counted(kind):
+    """transformers makes them in the first forward pass, whatever its length, and keeps them."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    scaling = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 8}
+    scaling |= dict.fromkeys(("short_factor", "long_factor"), [1.0] * 8)
+    values = {"vocab_size": 60, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 1, "pad_token_id": 0}
+    values |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    if kind == "qwen3":
+        values["head_dim"] = 16
+    if kind == "lfm2":
+        values["layer_types"] = ["full_attention"]
+    config = transformers.AutoConfig.for_model(kind, **values, rope_parameters=scaling)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model(torch.zeros(1, 4, dtype=torch.long))
+    rotary = model.model.rotary_emb if hasattr(model.model, "rotary_emb") else model.model.pos_emb
+    held = [*model.buffers(), rotary.long_inv_freq]
+    read = from_config(config.to_dict())
+    assert family_of(read).buffer_bytes(read, 4) == sum(-(-tensor.nbytes // 512) * 512 for tensor in held)

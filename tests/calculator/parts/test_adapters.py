@@ -255,7 +255,7 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "Mixtral, T5, Flux, Stable Diffusion 3 and ViT; dalle-2021 is of another family, so omit lora_rank": {
+    "Qwen2-MoE, Flux, Stable Diffusion 3 and ViT; dalle-2021 is of another family, so omit lora_rank": {
         "lora_rank": 8, "model": "dalle-2021"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},

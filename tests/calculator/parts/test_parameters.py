@@ -5,6 +5,7 @@ import pytest
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import DECODERS
 from calculator.models.diffusion_models import DIFFUSION_MODELS
+from calculator.models.other_decoders import OTHER_DECODERS
 from calculator.models.picture_models import PICTURE_MODELS
 from calculator.parts.parameters import count_parameters, parameters_by_part
 
@@ -133,7 +134,8 @@ def test_every_preset_equals_the_model_of_transformers():
         assert count_parameters(from_config(config_of_one)) == expected, architecture.name
         compared += 1
     # The run's own model is compared below, the others in test_decoders.py, test_pictures.py and test_diffusion.py.
-    assert compared == len(PRESETS) - 1 - len(DECODERS) - len(PICTURE_MODELS) - len(DIFFUSION_MODELS)
+    others = (*DECODERS, *OTHER_DECODERS)
+    assert compared == len(PRESETS) - 1 - len(others) - len(PICTURE_MODELS) - len(DIFFUSION_MODELS)
 
 
 def _depth_key(config) -> str:
