@@ -175,7 +175,7 @@ def test_which_models_fit_a_card():
     answer = asked("which models fit my 24 GB?")
     values = {name: text_of(value) for name, value in DEFAULTS.items()}
     assert (answer["opens"], answer["alone"], answer["values"]) == ("models", True, {"gpu": "cuda-24gb"} | values)
-    assert "LoRA: mistral-7b (7.25 B); QLoRA: qwen3-14b (14.8 B)" in answer["answer"]
+    assert "LoRA: olmo-2-7b (7.3 B); QLoRA: qwen3-14b (14.8 B)" in answer["answer"]
     for text in ("what can I fine-tune with 24GB?", "How big a model can I train on 24 gb", "largest llm for 24 gb"):
         assert asked(text)["answer"] == answer["answer"], text
     assert "name one, or its memory" in asked("which model should I train?")["error"]
@@ -247,7 +247,7 @@ def test_tokens_to_train_on_and_a_price_are_fields_of_that_table():
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("train a 7B model on 24GB", ("llama-2-7b", "qwen2.5-7b", "mistral-7b")),
+        ("train a 7B model on 24GB", ("gemma-7b", "llama-2-7b", "qwen2.5-7b")),
         ("Mistral Nemo 12B qlora", ("mistral-7b",)),
         ("Qwen 2.5 14B instruct lora 24gb", ("qwen",)),
         ("is 12 gb enough for codellama 13b?", ("llama",)),
