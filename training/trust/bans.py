@@ -1,8 +1,8 @@
-"""The ban list: whose tickets no longer hold before they end. The server signs it; each peer fetches it by itself.
+"""The ban list: members whose tickets are void before they end. The server signs it; each peer fetches it by itself.
 
-An entry is there only as long as its member may still hold a ticket, since the server gives them no other; so the list
-stays short. A version numbers its contents. While these stay the same, the server signs a short pulse in place of the
-list, which says that the list of this version still holds and that the server is there.
+An entry stays only as long as its member may still hold a ticket, since the server gives them no new ticket; so the
+list stays short. Each change of the list gets a new version number. While nothing changes, the server signs a short
+pulse in place of the list: it says that the list of this version is still valid, and that the server is running.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class BanList:
     issued: int = 0
     """Seconds since 1970, by the server's clock."""
     until: Mapping[str, int] = field(default_factory=dict)
-    """Account or peer id -> when its last ticket is over."""
+    """Account or peer id -> time at which its last ticket ends, in seconds since 1970."""
 
     def bars(self, ticket: Ticket) -> bool:
-        """Returns whether a ticket is void. One that was given after the ban list was signed is a new admission."""
+        """Returns whether this list makes a ticket void. A ticket issued after the list was signed is a new
+        admission."""
         return ticket.issued <= self.issued and (ticket.account in self.until or ticket.peer_id in self.until)
 
     def signed(self, key: MembershipKey) -> str:
-        """The list as it travels."""
+        """Signed text of the list, as the server sends it."""
         entries = (f"{name} {self.until[name]}" for name in sorted(self.until))
         body = "\n".join((LIST_HEAD, self.run_id, str(self.version), str(self.issued), *entries))
         return f"{body}\n{key.sign(body)}"
@@ -45,21 +46,23 @@ class BanList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulse:
-    """Message of the server that it was there, and that the list of a version held."""
+    """Message of the server at time `issued`: it is running, and the ban list of this version is still valid."""
 
     run_id: str
     version: int
     issued: int
 
     def signed(self, key: MembershipKey) -> str:
-        """The pulse as it travels."""
+        """Signed text of the pulse, as the server sends it."""
         body = "\n".join((PULSE_HEAD, self.run_id, str(self.version), str(self.issued)))
         return f"{body}\n{key.sign(body)}"
 
 
 def read_bans(text: str | bytes, public: str, run_id: str) -> BanList | Pulse | None:
-    """A ban list or a pulse from anybody; None if it is malformed, of another run, or the membership key has not
-    signed it."""
+    """Reads a ban list or a pulse from an untrusted source.
+
+    Returns None if the text is malformed, belongs to another run, or is not signed by the membership key.
+    """
     lines = split_lines(text, LARGEST_BANS_BYTES)
     if lines is None or len(lines) < 5 or lines[0] not in (LIST_HEAD, PULSE_HEAD):
         return None
@@ -75,7 +78,8 @@ def read_bans(text: str | bytes, public: str, run_id: str) -> BanList | Pulse | 
 
 
 def _read_entries(lines: list[str]) -> dict[str, int] | None:
-    """The entries, each once and in order, so that there is one way only to write a list."""
+    """Reads the entries of a ban list; None if they are malformed, repeated or out of order:
+    a list has only one spelling."""
     found = [_ENTRY.fullmatch(line) for line in lines]
     if len(found) > MOST_BANS or not all(found):
         return None

@@ -13,15 +13,15 @@ from training.trust.bans import BanList, Pulse
 from training.trust.ticket import ANY_LINEAGE, CLOCK_SECONDS, Ticket, read_ticket
 
 AWAY_SECONDS = 120.0
-"""The server is away if it has signed nothing that this peer knows for this time."""
+"""A peer takes the server for away when it has seen nothing signed by the server for this time."""
 RETURN_SECONDS = 600.0
-"""Tickets hold for this time after the server has come back as if it were away: all peers renew theirs first."""
+"""After the server has come back, tickets keep their grace for this time, in which all peers can renew theirs."""
 
 Fault = Literal["malformed", "other peer", "other run", "other lineage", "early", "expired", "banned"]
 
 
 class TicketRefused(ValueError):
-    """A ticket does not hold; `fault` says why, in a word for programs."""
+    """A ticket is not valid; `fault` names the reason in a word for programs."""
 
     def __init__(self, fault: Fault, told: str):
         super().__init__(told)
@@ -36,8 +36,8 @@ class Rules:
     """The membership key, from the recipe."""
     run_id: str
     lineages: frozenset[str] | None = None
-    """The lineage that this peer trains, and those that it has branched off: when a maintainer goes back to an earlier
-    epoch, tickets go on holding. None: any, for what does not depend on the weights, such as the DHT."""
+    """The lineage that this peer trains and its ancestors, so that tickets stay valid when a maintainer goes back to an
+    earlier epoch. None: any lineage, where the weights do not matter, such as in the DHT."""
     bans: BanList | None = None
     """The newest ban list that the peer knows."""
     server_since: float | None = None
@@ -75,16 +75,17 @@ def check_ticket(text: str | bytes, *, peer_id: str, rules: Rules, now: float) -
 
 
 def _end(ticket: Ticket, rules: Rules, now: float) -> int:
-    """Time at which a ticket is over: its grace counts only as long as its peer cannot have renewed it."""
+    """Time at which a ticket ends. Its grace is added only while the server is away,
+    or has been back for a short time."""
     could_renew = rules.server_since is not None and now - rules.server_since >= RETURN_SECONDS
     return ticket.expires if could_renew else ticket.ends
 
 
 @dataclass(slots=True)
 class ServerSight:
-    """Presence of the membership server, as this peer sees it by what the server has signed.
+    """Presence of the membership server, which a peer infers from the signatures that it sees.
 
-    That may come from the server itself, or through other peers: tickets, ban lists and pulses.
+    Tickets, ban lists and pulses come from the server itself or through other peers.
     """
 
     _first: float | None = field(default=None, init=False)
@@ -97,7 +98,7 @@ class ServerSight:
         self._newest = max(self._newest, issued)
 
     def since(self, now: float) -> float | None:
-        """See `Rules.server_since`."""
+        """Time for `Rules.server_since`: since when the server has been there without a gap; None if it is away."""
         return self._first if now - self._newest <= AWAY_SECONDS else None
 
 

@@ -24,10 +24,11 @@ from training.trust.server.policy import MOST_WORK_BITS
 from training.trust.ticket import ANY_LINEAGE, Ticket, read_ticket
 
 TICKET_SECONDS, BANS_SECONDS, WHOLE_SECONDS = 20.0, 5.0, 60.0
-"""Longest silence of the server, which for a ticket may have to ask the Hub, and limit of the whole time."""
+"""Longest silence of the server for a ticket, when it may have to ask the Hub, and for the ban list;
+longest whole request."""
 LARGEST_ANSWER_BYTES = 8192
 _ATTEMPTS = 3
-"""Tries, each with a fresh nonce: a nonce may end during the work, or with a restart of the server."""
+"""Attempts, each with a fresh nonce: a nonce may expire during the proof of work, or with a restart of the server."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ from training.section import Section
 
 
 class MembershipConfig(Section):
-    """Who may take part in the run: without this table all who know the run's address, with it members only, who have
-    a ticket of the membership server that `key` and `url` name."""
+    """People who may take part: without this table, all who know the run's address; with it, only members.
+
+    Members have a ticket of the membership server that `key` and `url` name.
+    """
 
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43}$")] | None = None
     """Public key of the membership server, which `membership` prints."""

@@ -28,10 +28,10 @@ _SIGNATURE = re.compile(r"[A-Za-z0-9_-]{86}")
 
 
 class MembershipKey:
-    """The private key.
+    """The private half of a membership key.
 
     Args:
-        secret: Its 32 bytes.
+        secret: The key's 32 bytes.
     """
 
     def __init__(self, secret: bytes):
@@ -41,7 +41,7 @@ class MembershipKey:
 
     @classmethod
     def begin(cls) -> MembershipKey:
-        """A new one."""
+        """Makes a new random key."""
         return cls(Ed25519PrivateKey.generate().private_bytes_raw())
 
     def sign(self, text: str) -> str:
@@ -49,12 +49,12 @@ class MembershipKey:
         return to_text(self._key.sign(text.encode()))
 
     def keep(self, path: Path) -> None:
-        """Writes it to a file that only this user can read."""
+        """Writes the key to a file that only this user can read."""
         write_secret(path, to_text(self._key.private_bytes_raw()))
 
 
 def open_key(path: Path) -> MembershipKey:
-    """The key in a file, which is made at the first start.
+    """Reads the key from a file; makes key and file if there is none.
 
     Raises:
         BadInput: If the file cannot be used, holds no key, or others can read it.
@@ -72,7 +72,7 @@ def open_key(path: Path) -> MembershipKey:
 
 
 def is_signed(text: str, signature: str, public: str) -> bool:
-    """Returns whether this is the signature of a text by the holder of a key."""
+    """Returns whether `signature` is that of `text` by the holder of the key `public`."""
     key = _public_key(public)
     raw = from_text(signature) if _SIGNATURE.fullmatch(signature) else None
     if key is None or raw is None:
@@ -85,7 +85,7 @@ def is_signed(text: str, signature: str, public: str) -> bool:
 
 
 def is_public_key(text: str) -> bool:
-    """Returns whether this is a membership key as recipes have it."""
+    """Returns whether a text is a public membership key in the form that recipes have."""
     return _public_key(text) is not None
 
 
@@ -93,7 +93,7 @@ def read_secret(path: Path) -> str:
     """The text of a file that holds a secret, without white space around it.
 
     Raises:
-        BadInput: If it cannot be read, or others than its owner can.
+        BadInput: If the file cannot be read, or if others than its owner can read it.
     """
     try:
         with path.open("rb") as file:
@@ -105,10 +105,10 @@ def read_secret(path: Path) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Writes a file that only this user can read, and its folder if need be.
+    """Writes a text to a file that only this user can read. Makes the file's folder if there is none.
 
     Raises:
-        BadInput: If it cannot be written.
+        BadInput: If the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,12 +122,12 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def to_text(raw: bytes) -> str:
-    """Bytes as letters, digits, "-" and "_"."""
+    """Encodes bytes as letters, digits, "-" and "_" (base64 without padding)."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def from_text(text: str) -> bytes | None:
-    """What `to_text` has written; None if it has not written this: each sequence of bytes has one text only."""
+    """Decodes a text of `to_text`. Returns None for any other text: each sequence of bytes has only one text."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars="-_", validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""A peer as a member of its run: the ticket that it holds and renews, and the ban list that it goes by."""
+"""A peer as a member of its run: the ticket that it holds and renews, and the ban list that it applies."""
 
 from __future__ import annotations
 
@@ -44,31 +44,32 @@ class Lineage(Protocol):
 
 
 class Processes(Protocol):
-    """The processes of this peer, which go by what the member knows; `training.swarm.node.admission.Admission`."""
+    """The processes of this peer, which check other peers' tickets;
+    `training.swarm.node.admission.Admission` is one."""
 
     def tell(
         self, *, own_ticket: str, lineages: Collection[str], bans: BanList | None, server_since: float | None
     ) -> None:
-        """Replaces what they know."""
+        """Gives all processes a new own ticket, lineages, ban list and presence of the server (see `check.Rules`)."""
 
 
 class Member:
-    """This peer as a member; in an open run there is nothing to hold, and all of its methods do nothing.
+    """This peer as a member of its run. In an open run there are no tickets, and all methods do nothing.
 
-    Making one gets the first ticket, with which this peer may meet others.
+    The constructor gets the first ticket, with which this peer may meet others.
 
     Args:
         run: The recipe.
-        identity: Of the peer.
-        credentials: What the volunteer may show.
-        processes: Told what this member hears; None in an open run.
-        state_dir: Keeps the ticket for the next start.
-        notices: Tells the volunteer what happens.
+        identity: Identity of the peer.
+        credentials: Credentials that the volunteer may show.
+        processes: Processes that get each new ticket and ban list; None in an open run.
+        state_dir: Folder that keeps the ticket and the ban list for the next start.
+        notices: Shows messages to the volunteer.
 
     Raises:
-        BadInput: If a credential is to be shown and there is none such on this machine.
+        BadInput: If a credential must be shown, and this machine has no such credential.
         RefusedByRun: If the server gives no ticket.
-        TrainingError: If the server does not answer, and no ticket of before still holds.
+        TrainingError: If the server does not answer, and no kept ticket is still valid.
     """
 
     def __init__(
@@ -84,20 +85,22 @@ class Member:
         self._file, self._bans_file = state_dir / TICKET_FILE, state_dir / BANS_FILE
         self._client, self._processes = None, processes
         self.resting = threading.Lock()
-        """Hold it while processes are forked: a lock that the renewing thread holds then is never released in them."""
+        """Lock to hold while processes are forked: otherwise a child may inherit a lock that the renewing thread never
+        releases."""
         self.text: str | None = None
-        """The ticket as it travels; None in an open run."""
+        """The ticket as the server sent it; None in an open run."""
         self.bans: BanList | None = None
-        """The newest ban list; None: there is none yet, or this peer never got it."""
+        """The newest ban list; None until this peer gets one."""
         self._has_heard = False
         """True if the list came from the server since this program began."""
         self.refusal: RefusedByRun | None = None
-        """Why the server has given no further ticket."""
+        """The server's refusal of a further ticket; None while it has not refused."""
         self._sight = ServerSight()
         self._lineage: Lineage | None = None
         self._ticket: Ticket | None = None
         self._due = (0.0, 0.0)
-        """Time of the next renewal, by each of the clocks of `_now`: the first that gets there counts."""
+        """Time of the next renewal by each of the two clocks of `_now`;
+        the ticket is renewed when either clock reaches it."""
         self._is_watched = self._has_warned = False
         if not run.membership.open:
             say = partial(notices.console.print, markup=False)
@@ -108,7 +111,7 @@ class Member:
 
     @property
     def ticket(self) -> Ticket | None:
-        """The ticket; None in an open run."""
+        """Contents of the current ticket; None in an open run."""
         return self._ticket
 
     @property
@@ -133,7 +136,7 @@ class Member:
         """Gets a ticket for the lineage that this peer trains, and keeps it renewed from now on.
 
         Raises:
-            RefusedByRun: If the server gives none.
+            RefusedByRun: If the server gives no ticket for it.
         """
         if self._client is None:
             return
@@ -148,7 +151,7 @@ class Member:
             threading.Thread(target=self._watch, daemon=True, name="membership").start()
 
     def until_refused(self, stop: StopRequest) -> MemberStop:
-        """A request to stop that is also made when the run no longer wants this peer."""
+        """Returns a request to stop that is also made when the server refuses this peer a further ticket."""
         return MemberStop(stop, self)
 
     def check(self) -> None:
@@ -166,7 +169,7 @@ class Member:
             time.sleep(BANS_EVERY_SECONDS)
 
     def _look(self) -> None:
-        """Asks for the ban list, and renews the ticket if it is time."""
+        """Fetches the ban list, and renews the ticket if it is due."""
         with suppress(TrainingError):  # `ServerSight` notices how long this lasts
             self._hear()
         if self.bans is not None and self.bans.bars(self._ticket):
@@ -177,10 +180,10 @@ class Member:
         self._tell()
 
     def _hear(self) -> None:
-        """Asks for the ban list.
+        """Fetches the ban list or a pulse, and keeps a new list in the state folder.
 
-        A server that was restored from a backup may begin at an older version again, so that a kept list gives way to
-        any that was signed later.
+        A server that was restored from a backup may number its lists from an older version on. So any list that was
+        signed later replaces a list from the state folder, whatever its version.
         """
         heard = self._client.bans(self.bans.version if self._has_heard else None)
         self._sight.note(heard.issued)
@@ -194,7 +197,7 @@ class Member:
                 write_whole(self._bans_file, self._client.bans_text.decode("ascii"))
 
     def _kept_bans(self) -> BanList | None:
-        """The list of before, if there is one that the membership key has signed."""
+        """Reads the ban list from the state folder; None if there is none that the membership key has signed."""
         try:
             with self._bans_file.open("rb") as file:
                 kept = read_bans(file.read(LARGEST_BANS_BYTES + 1), self._client.public_key, self._run_id)
@@ -203,7 +206,7 @@ class Member:
         return kept if isinstance(kept, BanList) else None
 
     def _try(self) -> None:
-        """Renews the ticket; a fault that may pass is shown once, and a refusal ends the membership."""
+        """Renews the ticket. Shows a temporary fault once; after a refusal, sets `refusal`."""
         try:
             self._renew()
         except RefusedByRun as error:
@@ -231,7 +234,7 @@ class Member:
         self._tell()
 
     def _tell(self) -> None:
-        """Lets all processes of this peer go by what it knows now."""
+        """Gives all processes of this peer the current ticket, lineages and ban list."""
         self._processes.tell(
             own_ticket=self.text,
             lineages=self._lineage.ids if self._lineage is not None else (),
@@ -240,7 +243,7 @@ class Member:
         )
 
     def _take_kept(self) -> bool:
-        """Takes up a kept ticket that still holds; returns whether there was one."""
+        """Uses the ticket from the state folder if it is still valid. Returns False if there is no such ticket."""
         try:
             with self._file.open("rb") as file:
                 text = file.read(LARGEST_TICKET_BYTES + 1)
@@ -259,13 +262,16 @@ class Member:
 
 
 def _now() -> tuple[float, float]:
-    """Time by the machine's clock, and by a steady one. The first alone would put a renewal off by as much as it was
-    ahead for a while, and the second stands still in some machines that sleep."""
+    """Time by the machine's clock and by a monotonic clock, in seconds.
+
+    The machine's clock may be ahead for a while and then be set back, which would delay a renewal. A monotonic clock
+    stops on some machines while they sleep.
+    """
     return time.time(), seconds_since_boot()
 
 
 class MemberStop:
-    """Asks a peer to stop, because its program is to stop or the run no longer wants it; as `StopRequest`."""
+    """Request to stop a peer, made by its program's `StopRequest` or by the server's refusal of a further ticket."""
 
     def __init__(self, stop: StopRequest, member: Member):
         self._stop, self._member = stop, member
@@ -276,10 +282,10 @@ class MemberStop:
         return self._stop.asked or self._member.refusal is not None
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps this long, or until the program is to stop; returns whether the peer is to stop."""
+        """Sleeps this long, or until the program is asked to stop. Returns whether the peer must stop."""
         self._stop.wait(seconds)
         return self.asked
 
     def listen(self) -> None:
-        """See `StopRequest.listen`."""
+        """Lets signals request the stop, see `StopRequest.listen`."""
         self._stop.listen()

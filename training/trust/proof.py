@@ -1,8 +1,8 @@
-"""Proofs for the membership server that a peer holds a peer id's key, and has done some work.
+"""Proofs for the membership server: a peer holds the key of its peer id, and has done a proof of work.
 
 A peer id is the hash of a public key (github.com/libp2p/specs, peer-ids/peer-ids.md). The server gives a nonce, and the
-peer signs it with its identity key, along with all that the request is about: an eavesdropper, or the server of another
-run, can make nothing else of the signature.
+peer signs it with its identity key, along with the whole request: an eavesdropper, or the server of another run, cannot
+use the signature for another request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 LARGEST_KEY_BYTES = 1200
-"""Largest public key as OpenSSH writes it; one of 4096 bits has 730."""
+"""Largest public key as OpenSSH writes it; a key of 4096 bits has 730 bytes."""
 LARGEST_PROOF_BYTES = 700
-"""Largest signature in base64; one of 4096 bits has 684."""
+"""Largest signature in base64; a signature by a key of 4096 bits has 684 bytes."""
 KEY_BITS = (2048, 3072, 4096)
 PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
 """The padding with which hivemind signs by a peer's key (hivemind/utils/crypto.py)."""
@@ -40,28 +40,28 @@ class Identity(Protocol):
     """Public key as OpenSSH writes it."""
 
     def sign(self, message: bytes) -> bytes:
-        """The signature in base64."""
+        """Signs a message; returns the signature in base64."""
 
 
 def proof_message(
     *, public: str, run_id: str, lineage: str, peer_id: str, nonce: str, credential: tuple[str, str]
 ) -> bytes:
-    """What a peer signs to get a ticket.
+    """Builds the message that a peer signs to get a ticket.
 
     Args:
-        public: The server's membership key.
-        run_id: The run.
-        lineage: The lineage that the ticket is for.
-        peer_id: The peer.
-        nonce: From the server.
-        credential: Its kind and its text; only their hash is part of the message.
+        public: Public half of the server's membership key.
+        run_id: Id of the run.
+        lineage: Id of the lineage that the ticket is for.
+        peer_id: Id of the peer.
+        nonce: Nonce from the server.
+        credential: Kind and text of the credential; only their hash is part of the message.
     """
     digest = hashlib.sha256("\n".join(credential).encode()).hexdigest()
     return "\n".join(("training-proof 1", public, run_id, lineage, peer_id, nonce, digest)).encode()
 
 
 def proven_peer_id(public_key: str, message: bytes, signature: str) -> str | None:
-    """The peer id of the key that has signed a message; None if the key or the signature is none."""
+    """Peer id of the key that has signed a message; None if the key is malformed or the signature is not valid."""
     if len(public_key) > LARGEST_KEY_BYTES or len(signature) > LARGEST_PROOF_BYTES:
         return None
     try:
@@ -83,7 +83,7 @@ def peer_id_of_key(key: rsa.RSAPublicKey) -> str:
 
 
 def find_work(nonce: str, peer_id: str, bits: int) -> str:
-    """An answer for which `has_worked` is true; takes 2^bits attempts on average."""
+    """Searches for an answer for which `has_worked` is true; takes 2^bits attempts on average."""
     begun = _begun(nonce, peer_id)
     most = 1 << (256 - bits)
     for number in itertools.count():
@@ -108,7 +108,7 @@ def _begun(nonce: str, peer_id: str) -> hashlib._Hash:
 
 
 def _varint(number: int) -> bytes:
-    """A length as protobuf writes it: seven bits in each byte, the lowest first."""
+    """Encodes a number as protobuf does: seven bits in each byte, the lowest first."""
     written = bytearray()
     while number >= 0x80:
         written.append(number & 0x7F | 0x80)

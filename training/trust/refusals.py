@@ -26,15 +26,15 @@ Reason = Literal[
 ]
 REASONS: frozenset[str] = frozenset(get_args(Reason))
 STATUS: dict[Reason, int] = {"too-fast": 429, "hub-away": 503, "busy": 503, "malformed": 422, "nonce-over": 409}
-"""HTTP status of those that are not 403."""
+"""HTTP status of the reasons whose status is not 403."""
 
 
 class Refusal(Exception):
-    """The server gives no ticket.
+    """Refusal of a ticket by the membership server.
 
     Args:
-        reason: See the module.
-        seconds: When to ask again, if that helps.
+        reason: One of `REASONS`.
+        seconds: Pause before the next request; 0 if a later request would be refused too.
     """
 
     def __init__(self, reason: Reason, *, seconds: float = 0.0):
@@ -44,7 +44,7 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
-        """Status code of HTTP."""
+        """HTTP status code of the refusal."""
         return STATUS.get(self.reason, 403)
 
 
@@ -53,12 +53,12 @@ def refuse(reason: str, seconds: int, organizations: str) -> NoReturn:
 
     Args:
         reason: One of `REASONS`.
-        seconds: When to ask again.
-        organizations: Names of those whose members the server admits.
+        seconds: Pause before the next request, as the server asks for it.
+        organizations: Names of the organizations whose members the server admits.
 
     Raises:
-        RefusedByRun: If it stays so until somebody does something.
-        TrainingError: If it may pass.
+        RefusedByRun: If the refusal lasts until the volunteer or a maintainer acts.
+        TrainingError: If a later attempt may succeed.
     """
     organizations = organizations or "none"
     match reason:

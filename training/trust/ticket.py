@@ -1,27 +1,27 @@
 """The ticket: a statement of the run's membership server that a peer may take part, for some hours.
 
-A server signs it, its peer shows it, and every other peer checks it without asking anybody (`training.trust.check`).
-It is nine lines of plain ASCII and a signature, with one way only to write each ticket.
+A server signs a ticket, its peer shows it, and every other peer checks it without asking anybody
+(`training.trust.check`). A ticket is nine lines of plain ASCII and a signature, and has only one spelling.
 
 What a ticket does not protect against:
 
 - **A member who does harm.** It says who somebody is, not that their gradients are honest. Robust averages, checks of
   work and bans are for that.
-- **A stolen identity key.** Whoever has a peer's `identity.key` is that peer. A ban, or the ticket's end, stops them.
-- **A stolen membership key.** Whoever has it signs tickets for anybody. Put a new key into the recipe, and start the
-  run's servers and peers again.
-- **Many identities of one person** in a run that is open to all: work for each identity makes them dear, not rare.
-  Such peers are of the class `open`, so that whoever weighs contributions may give them less weight. In an organization
-  or by invitation, whoever admits people decides.
-- **Another training of the same recipe.** The server signs the lineage that a member asks for. It keeps a ticket from
-  being shown where it does not belong, and no member from asking for another.
+- **A stolen identity key.** A thief of a peer's `identity.key` can act as that peer, until a ban or the ticket's end.
+- **A stolen membership key.** A thief of this key can sign tickets for anybody. Put a new key into the recipe, and
+  start the run's servers and peers again.
+- **Many identities of one person** in a run that is open to all: a proof of work makes each identity cost time, but not
+  rare. Such peers have the standing `open`, so that averages can give them less weight. In an organization or by
+  invitation, the people who admit members decide.
+- **Another training of the same recipe.** The server signs the lineage that a member asks for. So a ticket cannot be
+  shown in another training, but a member may ask for a ticket for that one too.
 - **A membership server that is dishonest.** It decides alone who is in. It sees a volunteer's Hugging Face token during
   a request; a token that may read nothing is enough.
 - **Traffic.** A ticket neither encrypts nor hides what peers send, nor limits what a member sends. It names its account
   and its peer to everybody who sees it.
 - **A late ban.** A peer that has not heard of a ban believes the ticket until it ends: at most `LONGEST_SECONDS`, as
   long as the server's maintainer allows, if the server is away.
-- **Wrong clocks.** Times are compared with the clock of whoever checks, give or take `CLOCK_SECONDS`.
+- **Wrong clocks.** Times are compared with the clock of the peer that checks, give or take `CLOCK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from training.trust.keys import MembershipKey, is_signed
 
 LARGEST_TICKET_BYTES = 1000
 LONGEST_SECONDS = 7 * 86_400
-"""Longest validity of a ticket, the time in which it holds while the server is away included."""
+"""Longest validity of a ticket, including its grace while the server is away."""
 CLOCK_SECONDS = 300
-"""Most by which clocks may differ."""
+"""Largest difference between the clocks of a peer and the server."""
 HEAD = "training-ticket 1"
 ANY_LINEAGE = "-"
-"""Stands for a lineage that the peer did not know yet. Such a ticket is good for meeting others, not for averaging."""
+"""Lineage in a ticket for a peer that does not know the run's lineage yet.
+The ticket admits it to the DHT, not to averaging."""
 
 Standing = Literal["vouched", "open"]
 """`vouched`: an organization, or a maintainer by an invitation, answers for the member. `open`: nobody does."""
@@ -58,7 +59,7 @@ _FIELDS = (RUN_ID, LINEAGE, ACCOUNT, PEER_ID, _STANDING, SECONDS, SECONDS, SECON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """See the module. Times are whole seconds since 1970 by the server's clock."""
+    """Statement of the membership server that a peer may take part. Times are whole seconds since 1970 by its clock."""
 
     run_id: str
     lineage: str = ANY_LINEAGE
@@ -66,21 +67,21 @@ class Ticket:
     account: str
     """Account, such as `hf:ada`, `invited:bo` or `open:PEER_ID`."""
     peer_id: str
-    """The libp2p peer that it was given to."""
+    """Id of the libp2p peer that may use the ticket."""
     standing: Standing
     issued: int
     expires: int
     """Time from which the peer renews it."""
     grace_seconds: int = 0
-    """Time for which it holds after that while the server is away."""
+    """Time after `expires` for which the ticket stays valid while the server is away."""
 
     @property
     def ends(self) -> int:
-        """Time at which it is over, whether or not the server is there."""
+        """Time at which the ticket ends even if the server is away."""
         return self.expires + self.grace_seconds
 
     def signed(self, key: MembershipKey) -> str:
-        """The ticket as it travels."""
+        """Signed text of the ticket, as the server sends it and peers show it."""
         body = self._body()
         return f"{body}\n{key.sign(body)}"
 
@@ -90,10 +91,10 @@ class Ticket:
 
 
 def read_ticket(text: str | bytes, public: str) -> Ticket | None:
-    """A ticket from anybody; None if it is malformed, or the membership key has not signed it.
+    """Reads a ticket from an untrusted source; None if it is malformed, or not signed by the membership key.
 
     Args:
-        text: As it came; nothing is done with more than `LARGEST_TICKET_BYTES`.
+        text: Text as it came; more than `LARGEST_TICKET_BYTES` are refused unread.
         public: The membership key of the recipe.
     """
     if not isinstance(text, str | bytes) or len(text) > LARGEST_TICKET_BYTES:
@@ -111,7 +112,7 @@ def _read_ticket(text: str | bytes, public: str) -> Ticket | None:
 
 
 def parse_ticket(text: str | bytes) -> tuple[Ticket, str, str] | None:
-    """The ticket, what is signed of it, and the signature, which is not checked; None if it is malformed."""
+    """Parses a ticket into its contents, the signed text and the signature, which is not checked; None if malformed."""
     lines = split_lines(text, LARGEST_TICKET_BYTES)
     if lines is None or len(lines) != len(_FIELDS) + 2 or lines[0] != HEAD:
         return None
@@ -136,7 +137,7 @@ def parse_ticket(text: str | bytes) -> tuple[Ticket, str, str] | None:
 
 
 def when(seconds: float) -> str:
-    """A time as people read it, in UTC.
+    """Formats a time for people, in UTC.
 
     >>> when(1_800_000_000)
     '2027-01-15 08:00'
@@ -145,7 +146,7 @@ def when(seconds: float) -> str:
 
 
 def split_lines(text: str | bytes, largest_bytes: int) -> list[str] | None:
-    """The lines of an ASCII text; None if it is too long, or no such text."""
+    """Splits an ASCII text into its lines; None if it is too long or not ASCII."""
     if not isinstance(text, str | bytes) or len(text) > largest_bytes:
         return None
     try:

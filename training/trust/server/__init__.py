@@ -1,1 +1,1 @@
-"""The membership server: who is admitted, the register of members, and its pages."""
+"""The membership server: admission, the register of members, and the maintainers' page."""

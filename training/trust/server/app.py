@@ -1,7 +1,7 @@
 """The membership server's HTTP: challenges, tickets, the ban list, and the maintainers' page.
 
-Whoever can reach it may send anything: bodies are bounded in size and time, requests are limited by address, and an
-answer repeats nothing of what came. TLS is the matter of a proxy in front of it.
+Strangers may send it anything, so bodies are bounded in size and time, requests are limited by address, and an answer
+repeats nothing of its request. A proxy in front of the server does TLS.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from training.trust.ticket import LINEAGE, PEER_ID
 
 LARGEST_BODY_BYTES = 8192
 BODY_SECONDS = 10.0
-"""Longest time until a body has come."""
+"""Longest time in which the body of a request must arrive."""
 BUSY_SECONDS = 5.0
-"""Pause that is asked for while another program, such as a backup, holds the register."""
+"""Pause that the server asks of clients while another program, such as a backup, locks the register."""
 LIMITS = {
     "/challenge": {"per_second": 0.5, "at_once": 30},
     "/tickets": {"per_second": 0.5, "at_once": 30},
     "/bans": {"per_second": 20, "at_once": 200},
     "/page": {"per_second": 0.2, "at_once": 10},
 }
-"""Requests by address: many volunteers may share one, and each asks for the ban list every few seconds. The last
-bounds how fast the page's token can be guessed."""
+"""Limits of requests from one address: many volunteers may share an address, and each asks for the ban list every few
+seconds. The last limit bounds how fast the page's token can be guessed."""
 HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; style-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -54,13 +54,13 @@ PeerId = Annotated[str, Field(pattern=rf"^{PEER_ID.pattern}$")]
 
 
 class Credential(BaseModel):
-    """What a peer shows to be admitted."""
+    """Credential by which a peer asks to be admitted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     kind: Kind
     text: Annotated[str, Field(max_length=512, pattern=r"^[!-~]*$")] = ""
-    """Token, code or answer."""
+    """Hugging Face token, invitation code, or answer to a proof of work."""
 
 
 class TicketRequest(BaseModel):
@@ -78,11 +78,11 @@ class TicketRequest(BaseModel):
 
 
 def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
-    """The server as an application.
+    """Builds the server's web application.
 
     Args:
-        desk: Gives the tickets.
-        page_token: Password of the maintainers' page; None: there is no page.
+        desk: Desk that gives the tickets.
+        page_token: Password of the maintainers' page; None: no page.
     """
     app = FastAPI(title="Membership server of a collaborative training run", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(RequestValidationError, _malformed)
@@ -121,7 +121,7 @@ def create_app(desk: Desk, *, page_token: str | None) -> FastAPI:
 
 
 def _malformed(_request: Request, _error: Exception) -> JSONResponse:
-    """Answers without what came, which FastAPI's own answer repeats: it may be a token."""
+    """Refuses a malformed request. FastAPI's own answer would repeat its contents, perhaps a token."""
     return JSONResponse({"refused": "malformed"}, status_code=422)
 
 
@@ -131,7 +131,7 @@ def _refused(_request: Request, refusal: Refusal) -> JSONResponse:
 
 
 def _busy(_request: Request, error: sqlite3.OperationalError) -> JSONResponse:
-    """Answers that the register is held; any other fault of it is one to be logged."""
+    """Answers 503 if another program locks the register. Raises any other fault of SQLite, which is then logged."""
     if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # above are kinds of these
         raise error
     return _refusal(Refusal("busy", seconds=BUSY_SECONDS))
@@ -154,7 +154,7 @@ def _has_token(request: Request, token: str) -> bool:
 
 
 class _Door:
-    """Bounds what may come in, and adds the headers of every answer."""
+    """ASGI middleware that bounds the size and time of requests, and adds headers to every answer."""
 
     def __init__(self, app: ASGIApp, limit: Callable[..., RateLimit] = RateLimit):
         self._app = app
@@ -187,7 +187,7 @@ class _Door:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None if it is too long or too slow, or the connection has ended."""
+    """Receives the whole body of a request; None if it is too long or too slow, or the connection has ended."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -205,7 +205,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _once(body: bytes) -> Receive:
-    """Gives a body that has already been received."""
+    """Returns an ASGI `receive` that gives an application a body that is already here."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

@@ -22,7 +22,7 @@ from training.trust.server.register import Entrant, Register
 from training.trust.ticket import ACCOUNT, Ticket
 
 NONCE_SECONDS = 600
-"""Validity of a nonce: enough for the work that an open run asks for."""
+"""Validity of a nonce: enough for the proof of work that an open run may demand."""
 PER_ACCOUNT = {"per_second": 1 / 30, "at_once": 20}
 """Tickets for one account: each of its peers asks for two when it starts, and then for two in an hour."""
 
@@ -40,16 +40,16 @@ class Request:
     lineage: str
     kind: Kind
     credential: str
-    """Token, code or answer."""
+    """Hugging Face token, invitation code, or answer to a proof of work."""
 
 
 class Desk:
-    """See the module.
+    """Issuer of tickets: checks proofs and credentials, and signs tickets and ban lists.
 
     Args:
-        register: The members.
-        key: Signs.
-        policy: Whom to admit.
+        register: Register of the members.
+        key: Membership key that signs.
+        policy: People whom the maintainer admits.
         clock: Seconds since 1970; a test passes its own.
     """
 
@@ -58,22 +58,23 @@ class Desk:
     ):
         self.register, self.key, self.policy = register, key, policy
         self.refused: Counter[Reason] = Counter()
-        """Refusals since its start, by reason."""
+        """Number of refusals since the server's start, by reason."""
         self._hub = Hub(policy.hub_endpoint, policy.organizations)
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         self._per_account = RateLimit(**PER_ACCOUNT)
 
     def nonce(self, peer_id: str) -> str:
-        """A nonce for a peer. Nothing is kept of it: its second half says that it came from here."""
+        """Makes a nonce for a peer. The server stores nothing:
+        the nonce's second half proves that this server made it."""
         begun = f"{int(self._clock())}.{secrets.token_hex(8)}"
         return f"{begun}.{self._seal(begun, peer_id)}"
 
     def give(self, asked: Request) -> str:
-        """A ticket, signed.
+        """Checks a request. Returns the signed ticket.
 
         Raises:
-            Refusal: If there is none for this request.
+            Refusal: If the proof or credential is not valid, or the peer may have no ticket.
         """
         try:
             self._check_proof(asked)
@@ -83,7 +84,7 @@ class Desk:
             raise
 
     def bans(self, known: int | None) -> str:
-        """The signed ban list; a pulse if the asker knows this version."""
+        """Returns the signed ban list, or a pulse if the version `known` is the current one."""
         bans = self.register.ban_list()
         return pulse_of(bans).signed(self.key) if bans.version == known else bans.signed(self.key)
 
@@ -165,5 +166,5 @@ class Desk:
 
 
 def pulse_of(bans: BanList) -> Pulse:
-    """What to say instead of a ban list to somebody who knows it."""
+    """Makes the pulse that is sent in place of a ban list to a peer that has this list."""
     return Pulse(run_id=bans.run_id, version=bans.version, issued=bans.issued)

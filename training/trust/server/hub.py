@@ -14,18 +14,18 @@ from training.trust.refusals import Refusal
 HUB_SECONDS = 10.0
 """Longest silence of the Hub."""
 MOST_WAITING = 8
-"""Questions that may wait for the Hub's answers."""
+"""Most requests that wait for the Hub at once; further requests are refused."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{8,512}")
 _REFUSED = (400, 401, 403)
 """Status codes by which the Hub refuses a token; by others it has a fault, or asks us to wait."""
 
 
 class Hub:
-    """Asks the Hub.
+    """Client of the Hugging Face Hub, which finds the account of a token.
 
     Args:
-        endpoint: Its address; a company's own, or a test's.
-        organizations: Names; a member of one of them may take part.
+        endpoint: Address of the Hub; a company or a test may have its own.
+        organizations: Names of organizations; a member of any of them may take part.
     """
 
     def __init__(self, endpoint: str, organizations: Sequence[str]):
@@ -35,10 +35,10 @@ class Hub:
         self._places = threading.BoundedSemaphore(MOST_WAITING)
 
     def member(self, token: str) -> tuple[str, str]:
-        """The user's name, which they can change, and the id that the Hub has given them.
+        """Returns the name of a token's user, which they can change, and the fixed id that the Hub has given them.
 
         Raises:
-            Refusal: If the Hub does not know the token or does not answer, or the user is in no such organization.
+            Refusal: If the Hub does not know the token or does not answer, or the user is in none of the organizations.
         """
         if not _TOKEN.fullmatch(token):  # of an empty one, the library might take this server's own in its place
             raise Refusal("token-refused")

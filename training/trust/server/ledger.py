@@ -17,7 +17,7 @@ from training.errors import BadInput, reason_of
 from training.trust.keys import OTHERS
 
 REGISTER_VERSION = 2
-"""Kept in SQLite's `user_version`."""
+"""Version of the register's tables, kept in SQLite's `user_version`."""
 REGISTER_FILE = "members.sqlite"
 LOCK_SECONDS = 5.0
 """Longest wait for another program's change; a peer waits longer for its ticket."""
@@ -47,20 +47,20 @@ CREATE TABLE audit (
 CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit BEGIN SELECT raise(ABORT, 'append only'); END;
 CREATE TRIGGER audit_is_not_deleted BEFORE DELETE ON audit BEGIN SELECT raise(ABORT, 'append only'); END
 """
-"""`shown_until`: when a member's credential must be shown again; NULL: never. `listed_until`: when the last ticket of
-somebody who was banned or removed is over."""
+"""Tables of the register. `shown_until`: time at which a member must show their credential again; NULL: never.
+`listed_until`: time at which the last ticket of a banned or removed member ends."""
 
 
 class Ledger:
-    """Opens the file, and makes it if need be.
+    """The register's SQLite file; the constructor opens it, and makes it if there is none and `run_id` is given.
 
     Args:
-        path: The file.
-        run_id: The run whose members these are; None: as the file says, which must exist.
+        path: Path of the file.
+        run_id: Run whose members the file lists; None: the run that the file names, which must exist then.
         clock: Seconds since 1970; a test passes its own.
 
     Raises:
-        BadInput: If the file is of another run, no register, or others can read it.
+        BadInput: If the file belongs to another run, is not a register, or can be read by other users.
     """
 
     def __init__(self, path: Path, *, run_id: str | None = None, clock: Callable[[], float] = time.time):
@@ -91,7 +91,7 @@ class Ledger:
         return int(self._clock())
 
     def _open(self, run_id: str | None) -> str:
-        """Makes the tables of a new file; returns the run of the members."""
+        """Makes the tables of a new file. Returns the id of the run whose members the file lists."""
         with self._connected() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
         with self._changing() as connection:
@@ -127,7 +127,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """All changes of the block, or none."""
+        """Runs a block in a transaction, which is undone if the block raises."""
         with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:

@@ -1,4 +1,4 @@
-"""Limits of requests: a bucket of permits for each address or account, which fills at a steady rate."""
+"""Limits of requests: each address or account has a number of permits, which grows back at a steady rate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 MOST_BUCKETS = 20_000
-"""Most buckets; the longest unused is forgotten, which bounds the memory."""
+"""Most addresses and accounts that are remembered; the longest unused one is forgotten, which bounds the memory."""
 _NETWORK_BITS = 64
-"""Bits of IPv6 that name a home's network; its machines share a bucket."""
+"""Leading bits of an IPv6 address that name a home's network; all machines of a network share their permits."""
 
 
 class RateLimit:
-    """Permits for many.
+    """Limit on the requests of each asker.
 
     Args:
         per_second: Permits that come back in a second.
-        at_once: Permits in a full bucket.
+        at_once: Most permits of an asker: requests that may come at once after a long pause.
         clock: Seconds from any start; a test passes its own.
     """
 
@@ -29,7 +29,7 @@ class RateLimit:
         self._guard = threading.Lock()
 
     def take(self, whose: str) -> float:
-        """Takes a permit; 0 if there was one, otherwise the seconds until there is one."""
+        """Takes a permit of the asker `whose`. Returns 0, or the seconds until the next permit if there is none."""
         now = self._clock()
         with self._guard:
             left, since = self._buckets.pop(whose, (float(self._at_once), now))
@@ -41,7 +41,8 @@ class RateLimit:
 
 
 def asker(address: str) -> str:
-    """Name of the asker for the limits: an address of IPv4, or a network of IPv6.
+    """Name under which requests from an address are limited:
+    the IPv4 address itself, or the network of an IPv6 address.
 
     >>> asker("203.0.113.7"), asker("2001:db8:1:2:3:4:5:6"), asker("testclient")
     ('203.0.113.7', '2001:db8:1:2::', 'testclient')

@@ -1,4 +1,4 @@
-"""What moderators do with the register of members: invite, remove, ban and unban, each noted in the audit log."""
+"""Moderators' changes to the register of members: invite, remove, ban and unban. The audit log notes each change."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from training.trust.server.register import Register, hash_of, renumber
 from training.trust.ticket import ACCOUNT, PEER_ID, when
 
 LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-"""Name of an invitation; the account of who takes it up has the same."""
+"""Form of an invitation's name, which the account of the invited member has too."""
 _CODE_BYTES = 15
-"""24 letters and digits, in groups of six. With 120 random bits nobody guesses one, so that a plain hash is enough."""
+"""Random bytes of an invitation's code, shown as 24 letters and digits in groups of six. Nobody guesses 120 random
+bits, so a plain hash of the code is safe to store."""
 
 
 class Moderation(Register):
-    """The register, with what moderators may change; works beside the running server."""
+    """The register with the moderators' changes; works while the server runs."""
 
     def invite(self, label: str, *, uses: int, seconds: int, who: str) -> str:
-        """Makes an invitation; returns its code, which is nowhere kept.
+        """Makes an invitation. Returns its code, of which the register keeps only a hash.
 
         Args:
-            label: The account of who takes it up is `invited:LABEL`; of several, `invited:LABEL.2` and so on.
-            uses: So many peers may take it up.
-            seconds: It is good for so long.
-            who: The moderator.
+            label: Name of the invitation. Its member gets the account `invited:LABEL`; with several uses,
+                `invited:LABEL.1`, `invited:LABEL.2` and so on.
+            uses: Number of peers that may use the invitation.
+            seconds: Validity of the invitation.
+            who: Name of the moderator, for the audit log.
 
         Raises:
             BadInput: If the name cannot be used.
@@ -46,7 +48,9 @@ class Moderation(Register):
         return code
 
     def remove(self, name: str, *, who: str) -> str:
-        """Ends a membership, or withdraws an invitation; returns whose. They may come back with a valid credential.
+        """Ends a membership, or withdraws an invitation. Returns the account or invitation.
+
+        A removed member may come back with a valid credential.
 
         Raises:
             BadInput: If there is no such member or invitation.
@@ -65,10 +69,10 @@ class Moderation(Register):
         return account
 
     def ban(self, name: str, *, reason: str, who: str) -> str:
-        """Bans an account with all its peers, or a peer that nobody knows; returns whose name is banned.
+        """Bans an account with all its peers, or the peer id of an unknown peer. Returns the banned name.
 
         Raises:
-            BadInput: If it is no name of an account or a peer.
+            BadInput: If `name` is not a name of an account or a peer.
         """
         with self._changing() as connection:
             account = self._account(connection, name, also_unknown=True)
@@ -77,10 +81,10 @@ class Moderation(Register):
         return account
 
     def unban(self, name: str, *, who: str) -> str:
-        """Lifts a ban; returns whose.
+        """Lifts a ban. Returns the account that is no longer banned.
 
         Raises:
-            BadInput: If nobody of this name is banned, or several are.
+            BadInput: If no banned account has this name, or several have it.
         """
         with self._changing() as connection:
             found = connection.execute(
@@ -97,7 +101,7 @@ class Moderation(Register):
         return account
 
     def _account(self, connection: sqlite3.Connection, name: str, *, also_unknown: bool = False) -> str:
-        """The account that a moderator means: by its name, with or without its kind, or by a peer id."""
+        """Finds the account that a moderator names by its name, with or without its kind, or by a peer id."""
         known = """SELECT account FROM members WHERE account = ?1 OR substr(account, instr(account, ':') + 1) = ?1
             UNION SELECT account FROM peers WHERE peer_id = ?1"""
         found = connection.execute(known, (name,)).fetchall()
@@ -116,7 +120,7 @@ class Moderation(Register):
 
 
 def _is_taken(connection: sqlite3.Connection, label: str) -> bool:
-    """Returns whether an invitation has this name, or an account that such an invitation has made."""
+    """Returns whether an invitation has this name, or an account of a member invited under it."""
     taken = """SELECT 1 FROM invitations WHERE label = ?1
         UNION SELECT 1 FROM (SELECT account FROM members UNION SELECT account FROM bans WHERE is_ban)
         WHERE account = 'invited:' || ?1 OR instr(account, 'invited:' || ?1 || '.') = 1"""
@@ -124,10 +128,10 @@ def _is_taken(connection: sqlite3.Connection, label: str) -> bool:
 
 
 def _only(name: str, found: list[sqlite3.Row]) -> str:
-    """The one account that a name may mean.
+    """Returns the account of the only row.
 
     Raises:
-        BadInput: If it may mean several.
+        BadInput: If the rows name several accounts.
     """
     if len(found) > 1:
         raise BadInput(f"{name!r} may be any of {', '.join(row['account'] for row in found)}; give one of these.")

@@ -1,6 +1,6 @@
 """The maintainers' page: members, invitations, bans and the audit log, rendered by the server without a script.
 
-It only shows; changes are made with `moderate`, so that a stolen password of the page admits nobody.
+The page changes nothing; moderators use `moderate`, so a stolen password of the page admits nobody.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 MOST_ROWS = 300
-"""Most rows of each table; a longer one says how many there are in all."""
+"""Most rows shown of each table; under a longer table stands the number of all its rows."""
 
 
 def members_page(desk: Desk) -> str:
-    """The page, as HTML. Names come from volunteers and from the Hub: the template escapes all that it shows."""
+    """Renders the page as HTML. Names come from volunteers and from the Hub, so the template escapes all values."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined
     )

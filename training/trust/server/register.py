@@ -1,4 +1,4 @@
-"""The register of members: accounts and their peers, whom the server admits, and who is banned."""
+"""The register of members: accounts, their peers, invitations and bans."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from training.trust.server.ledger import Ledger
 from training.trust.ticket import LONGEST_SECONDS, Standing
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
-"""An open member without a ticket for this time is forgotten: anybody can make many."""
+"""Time without a ticket after which an account of the standing `open` is deleted: anybody can make many accounts."""
 
 HUB_NAME = "hub:"
-"""Begins a Hub's id among the bans; accounts begin otherwise."""
+"""Prefix of a Hub user's id in the table of bans; no account begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,30 +23,32 @@ class Entrant:
     """Account and standing that a credential admits."""
 
     account: str = ""
-    """Empty: as the invitation says."""
+    """Name of the account; empty: the name that the invitation gives."""
     standing: Standing
     hub_id: str | None = None
-    """What the Hub calls the user for ever: a ban holds also if they change their name there."""
+    """The Hub's fixed id of the user: a ban still applies if they change their name there."""
     shown_until: int | None = None
-    """Time at which they must show their credential again; None: as it was, or never."""
+    """Time at which the member must show the credential again; None: keep the time that the register has, or never."""
     code: str | None = None
-    """Code of an invitation, which admits one."""
+    """Code of the invitation; None for other credentials."""
     renews: bool = False
-    """True if they have shown no credential, so they must be a member still."""
+    """True if the peer has shown no credential, so its account must still be a member."""
 
     @property
     def hub_name(self) -> str | None:
-        """Name of `hub_id` among the bans."""
+        """Name of `hub_id` in the table of bans; None without an id."""
         return None if self.hub_id is None else f"{HUB_NAME}{self.hub_id}"
 
 
 class Register(Ledger):
-    """What the server does with the file, see there; codes of invitations are stored hashed, tokens not at all."""
+    """The register's file (`Ledger`) with the server's reads and changes.
+    It stores hashes of invitations' codes, no tokens."""
 
     # -- for the server ------------------------------------------------------------------------------------------------
 
     def known(self, peer_id: str) -> dict | None:
-        """The member to whom a peer belongs: account, standing, and whether they must show their credential again."""
+        """Finds the member to whom a peer belongs: `account`, `standing` and `must_show`, whether they must show their
+        credential again. None if the peer is unknown."""
         rows = self._rows(
             """SELECT account, standing, coalesce(shown_until <= ?, 0) AS must_show
             FROM peers JOIN members USING (account) WHERE peer_id = ?""",
@@ -56,12 +58,12 @@ class Register(Ledger):
         return rows[0] if rows else None
 
     def admit(self, entrant: Entrant, peer_id: str, *, ticket_ends: int, most_peers: int) -> str:
-        """Makes somebody a member, or renews it, and notes that a peer of theirs gets a ticket; returns the account.
+        """Makes or renews a membership, and notes that a peer of the member gets a ticket. Returns the account.
 
         Args:
             entrant: Account and standing that the credential admits.
             peer_id: The peer, which has proven its id.
-            ticket_ends: When the ticket will be over.
+            ticket_ends: Time at which the ticket ends, its grace included.
             most_peers: Peers of one account that may have tickets at once.
 
         Raises:
@@ -92,7 +94,8 @@ class Register(Ledger):
         return account
 
     def ban_list(self) -> BanList:
-        """The ban list of now: those who may still hold a ticket. Of too many, those whose tickets last longest."""
+        """Current ban list: banned and removed names that may still hold a ticket. A list that would be too long has
+        only those whose tickets last longest."""
         now = self.now
         with self._connected() as connection:
             connection.execute("BEGIN")  # so that version and entries belong together
@@ -105,8 +108,11 @@ class Register(Ledger):
         return BanList(run_id=self.run_id, version=int(version), issued=now, until=until)
 
     def forget(self) -> None:
-        """Deletes what is over: peers that have long had no ticket, open members without any, invitations, and marks of
-        removal. The peer of an invited member stays: its key is their credential."""
+        """Deletes peers that have long had no ticket, open members without peers,
+        expired invitations and marks of removal.
+
+        The peer of an invited member stays: its key is their credential.
+        """
         now = self.now
         with self._changing() as connection:
             connection.execute(
@@ -122,7 +128,8 @@ class Register(Ledger):
     # -- to be shown ---------------------------------------------------------------------------------------------------
 
     def members(self) -> list[dict]:
-        """Members, the newest first: account, standing, joined, peers (their number), ticket_ends (of the last)."""
+        """Members, the newest first: account, standing, joined, peers (number),
+        ticket_ends (end of the last ticket)."""
         return self._rows(
             """SELECT account, standing, joined, count(peer_id) AS peers, coalesce(max(ticket_ends), 0) AS ticket_ends
             FROM members LEFT JOIN peers USING (account) GROUP BY account ORDER BY joined DESC, account"""
@@ -181,7 +188,7 @@ def _is_banned(connection: sqlite3.Connection, *names: str | None) -> bool:
 
 
 def _enter(connection: sqlite3.Connection, account: str, entrant: Entrant, now: int) -> None:
-    """Writes a new member, or what is new of a known one."""
+    """Adds a new member, or updates the Hub id and the time of the next check of a known member."""
     connection.execute(
         "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
         "shown_until = coalesce(excluded.shown_until, shown_until), hub_id = coalesce(excluded.hub_id, hub_id)",
@@ -190,7 +197,11 @@ def _enter(connection: sqlite3.Connection, account: str, entrant: Entrant, now: 
 
 
 def _redeem(connection: sqlite3.Connection, code: str, now: int) -> str:
-    """Uses an invitation up by one; the account that it makes."""
+    """Uses an invitation once. Returns the account that it admits.
+
+    Raises:
+        Refusal: If no invitation has the code, or it has expired or is used up.
+    """
     rows = connection.execute(
         "UPDATE invitations SET used = used + 1 WHERE code_hash = ? AND used < uses AND expires > ? "
         "RETURNING label, uses, used",
@@ -211,5 +222,5 @@ def renumber(connection: sqlite3.Connection, now: int) -> None:
 
 
 def hash_of(code: str) -> bytes:
-    """What is kept of an invitation's code."""
+    """Hash of an invitation's code, which the register keeps in its place."""
     return hashlib.sha256(code.strip().lower().encode()).digest()
