@@ -50,7 +50,7 @@ def test_what_is_left_out_is_counted_and_the_first_ones_are_named(call, tmp_path
     output = call("prepare", *flags, "--out", tmp_path / "shards").output
     assert "Left out of 14 pictures: 1 broken line, 1 missing file, 6 not in the captions.\n" in output
     assert "  broken line: captions.jsonl, line 7\n  missing file: none.png\n  not in the captions: " in output
-    assert re.search(r"not in the captions: (\S+\.png, ){2}\S+\.png and 3 more\n", output)
+    assert re.search(r"not in the captions: (\S+\.png; ){2}\S+\.png and 3 more\n", output)
     assert len((tmp_path / "shards" / "left-out.jsonl").read_text().splitlines()) == 8
 
 

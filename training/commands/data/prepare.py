@@ -250,7 +250,7 @@ def _tell_left_out(manifest: Manifest | TextManifest, out: Path, of: str) -> Non
     for reason, (count, names) in sorted(found.items()):
         # A text's list has only the first names; what is used in part, such as a list of captions, has no count.
         more = manifest.left_out.get(reason, count) - len(names)
-        print(f"  {reason}: {', '.join(names)}{f' and {more} more' if more else ''}")
+        print(f"  {reason}: {'; '.join(names)}{f' and {more} more' if more else ''}")
     if found:
         print(f"  {out / LEFT_OUT_FILE} names them.")
 

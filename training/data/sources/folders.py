@@ -41,7 +41,7 @@ METADATA = "metadata"
 LARGEST_NOTE_BYTES = 1 << 20
 """Largest size of a text or JSON beside a picture."""
 NOT_LISTED, ALONE = "not in the captions", "text without a picture"
-BROKEN_TEXT, BROKEN_TAR, NOT_UTF8 = "broken text", "broken tar", "name is not UTF-8"
+BROKEN_TEXT, BROKEN_TAR, NOT_UTF8, LINK = "broken text", "broken tar", "name is not UTF-8", "link in a tar"
 COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
@@ -156,9 +156,9 @@ class _Files:
         """Deletes the table."""
         self._table.close()
 
-    def add(self, name: str, offset: int = 0, size: int = 0) -> None:
-        """Adds a file, in the order in which rows are made of them."""
-        values = (os.fsencode(name), os.fsencode(_stem(name)), _kind(name), offset, size)
+    def add(self, name: str, offset: int = 0, size: int = 0, *, kind: str | None = None) -> None:
+        """Adds a file, in the order in which rows are made of them; its kind is that of its name if none is given."""
+        values = (os.fsencode(name), os.fsencode(_stem(name)), kind or _kind(name), offset, size)
         self._table.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", values)
 
     def use(self, name: str) -> None:
@@ -299,8 +299,8 @@ def _list_members(tar: Path, files: _Files) -> str | None:
     try:
         with tarfile.open(tar, "r:") as opened:  # parts of a compressed tar cannot be read alone
             for member in opened:
-                if member.isfile():
-                    files.add(member.name, member.offset_data, member.size)
+                if not member.isdir():
+                    files.add(member.name, member.offset_data, member.size, kind=None if member.isfile() else LINK)
             # `tarfile` takes a header in the middle that is broken, or missing, for the end, which is a block of zeros.
             opened.fileobj.seek(opened.offset)
             return None if opened.fileobj.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE) else BROKEN_TAR

@@ -7,6 +7,7 @@ import os
 import re
 import tarfile
 import tracemalloc
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from training.data.sources.folders import read_folder
+from training.data.sources.hub_rows import HubRows
 from training.data.sources.kinds import Keys, read_addresses, read_captions
 from training.data.sources.rows import Row, RowTable, reason_to_leave_out
 from training.data.sources.unused import Unusable
@@ -171,6 +173,19 @@ def test_tars_of_webdataset(tmp_path):
         "00000.tar/00/a.png",
         "00000.tar/00/e.png",
     ]
+
+
+def test_links_in_a_tar_are_named(tmp_path):
+    """Plain `tar` packs a file with two names once, and a link for the second."""
+    for name in ("1.png", "1.txt"):
+        (tmp_path / name).write_bytes(picture() if name == "1.png" else b"a cat")
+        os.link(tmp_path / name, tmp_path / f"2{name[1:]}")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("1.png", "1.txt", "2.png", "2.txt"):
+            tar.add(tmp_path / name, arcname=name)
+    rows = list(read_folder(tmp_path / "a.tar"))
+    assert usable(rows) == [("a.tar/1.png", "a cat")]
+    assert unusable(rows) == {"a.tar/2.png": "link in a tar", "a.tar/2.txt": "link in a tar"}
 
 
 def usable(rows):
@@ -369,6 +384,29 @@ def test_a_tar_that_breaks_in_the_middle_is_named(tmp_path, fault):
     *rows, last = read_folder(tmp_path)
     assert [row.file for row in rows] == ["a.tar/0.png", "a.tar/1.png"]
     assert last == Unusable(reason="broken tar", file="a.tar")
+
+
+class HubSetOf:
+    """A set of the hub with one file."""
+
+    features = None
+
+    def __init__(self, rows):
+        part = SimpleNamespace(split="train", name="train/0", rows=lambda skipped=0: iter(rows[skipped:]))
+        self.parts, self.column = (part,), lambda given, usual, **more: given
+
+
+def test_rows_of_the_hub_that_are_left_out_are_named(tmp_path):
+    captions = [["a cat", "a small cat"], [], "a dog", None, "x"]
+    found = HubSetOf([{"image": {"bytes": picture()}, "caption": caption} for caption in captions])
+    rows = HubRows(found, tmp_path, image_column="image", caption_column="caption")
+    ((_, batch),) = rows.batches("train", 10, seed="1", folder=tmp_path)
+    assert sorted((row.file, row.caption) for row in batch) == [("train/0/0", "a cat"), ("train/0/2", "a dog")]
+    assert rows.unused.counts == {"short caption": 3} and rows.read == 5
+    assert [(one["file"], one["reason"]) for one in rows.unusable()] == [
+        ("train/0/0", "more captions than the first, which is used"),
+        *[(f"train/0/{number}", "short caption") for number in (1, 3, 4)],
+    ]
 
 
 def test_lists_of_addresses_as_laions(tmp_path):
