@@ -1,4 +1,4 @@
-"""The weights that a volunteer keeps beside training and as it leaves, so that a run survives a power cut of all.
+"""Kept weights: a volunteer saves them during training and when it leaves, so that a run survives a power cut of all.
 
 STATE_DIR/kept/epoch-000040     a checkpoint (see `training.checkpoints`); at most one
 """
@@ -27,39 +27,40 @@ from training.swarm.state.master_weights import MasterWeights
 from training.tasks.task import TrainedModel
 
 MOST_PARAMETERS = 10**8
-"""Largest model whose weights are written at leaving: a peer that was asked to stop has ten seconds, in which it writes
-no more."""
+"""Number of parameters of the largest model whose weights are written when the volunteer leaves: a peer that was asked
+to stop has ten seconds, which do not suffice for more."""
 BYTES_A_PARAMETER = 12
-"""Bytes of weights and moments in float32; moments in 8 bit take less."""
+"""Bytes of a parameter's weights and moments in float32; moments in 8 bits take less."""
 MAY_DIFFER = "may_differ"
-"""Among a checkpoint's facts: whether others that left at the same epoch may have kept other weights or moments."""
+"""Key of a checkpoint's fact: whether others that left at this epoch may have kept other weights or moments."""
 FREE_SHARE = 0.5
 """Largest share of the free space that is used."""
 EVERY_SECONDS = 600.0
-"""Pause between two writings beside training; a power cut costs no more of the run's work than this."""
+"""Seconds between two writings during training; a power cut costs no more of the run's work than this."""
 WRITING_SHARE = 0.02
-"""Largest share of a peer's time in which it writes; on a slow disk, the pauses are longer for it."""
+"""Largest share of its time in which a peer writes; on a slow disk, the pauses are longer for this reason."""
 LEAVING_SECONDS = 5.0
-"""A peer that leaves waits so long for a writing that is under way."""
+"""Longest wait of a leaving peer for a writing under way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptWeights:
-    """Weights that one volunteer keeps."""
+    """Weights of the run in the folder of one volunteer, who keeps them."""
 
     folder: Path
     recipe_toml: str
-    """The recipe's text; empty: nothing is kept."""
+    """Text of the recipe; empty: no weights are kept."""
     shards: str
-    """Folder or URL of the shards that it trains on."""
+    """Folder or URL of the shards on which the volunteer trains."""
     codec_digest: str | None
     """Digest of the shards' codec; see `Checkpoint`."""
 
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
-        """Writes the weights unless they are known to differ from those of the others; None if they do, or there is no
-        room.
+        """Writes the weights and returns the checkpoint's path.
 
-        Holds the lock of the master weights while it copies them, not while it writes: training goes on beside it.
+        Returns None, and writes nothing, if they are known to differ from those of the others, or there is no room.
+
+        Holds the lock of the master weights while it copies them, but not while it writes: training goes on meanwhile.
         """
         master, alignment = optimizer.master, optimizer.alignment
         try:
@@ -93,12 +94,12 @@ class KeptWeights:
 
     @staticmethod
     def is_the_runs(optimizer: SwarmOptimizer) -> bool:
-        """Returns whether a peer's weights have an update and are those of the others, as far as it knows."""
+        """Returns True if a peer's weights have an update and equal those of the others, as far as the peer knows."""
         alignment = optimizer.alignment
         return optimizer.master.epoch > 0 and not (alignment.behind or alignment.drifted)
 
     def newest(self, lineage: Lineage) -> tuple[Path | None, int]:
-        """The checkpoint that was kept of a lineage, and its epoch; None and 0 if there is none."""
+        """Returns the kept checkpoint of a lineage, and its epoch; None and 0 if there is none."""
         path = latest_checkpoint(self.folder)
         try:
             is_of_it = path is not None and lineage.has(lineage_of(path), checkpoint_epoch(path))
@@ -107,7 +108,7 @@ class KeptWeights:
         return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
 
     def may_differ(self, path: Path) -> bool:
-        """Returns whether others that left at the same epoch may have kept other weights or moments."""
+        """Returns True if others that left at the checkpoint's epoch may have kept other weights or moments."""
         return bool(read_facts(path)["metrics"].get(MAY_DIFFER))
 
     def _has_room(self, parameters: int) -> bool:
@@ -116,13 +117,13 @@ class KeptWeights:
 
 
 class Keeping:
-    """Keeps a volunteer's weights again and again while it trains, and once more as it leaves.
+    """Keeps a volunteer's weights at intervals while it trains, and once more when it leaves.
 
     A thread writes; it begins after the first epoch, and then every `EVERY_SECONDS`.
 
     Args:
-        kept: What is written, and where.
-        clock: Seconds.
+        kept: Weights to write, and their folder.
+        clock: Returns seconds.
     """
 
     def __init__(self, kept: KeptWeights, *, clock: Callable[[], float] = time.monotonic):
@@ -131,8 +132,10 @@ class Keeping:
         self._writing: threading.Thread | None = None
 
     def look(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> None:
-        """Begins to write if it is time; call it when an epoch has ended. Weights that are not the run's are not
-        written, and the next call looks again."""
+        """Begins to write if it is time; call it when an epoch has ended.
+
+        Weights that are not the run's are not written, and the next call looks again.
+        """
         is_busy = self._writing is not None and self._writing.is_alive()
         if is_busy or self._clock() < self._due or not self._kept.is_the_runs(optimizer):
             return
@@ -142,14 +145,14 @@ class Keeping:
         self._writing.start()
 
     def leave(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> None:
-        """Writes the last weights, if that takes no longer than a peer that leaves has."""
+        """Writes the last weights, if that takes no longer than a leaving peer has."""
         self.finish(LEAVING_SECONDS)
         is_busy = self._writing is not None and self._writing.is_alive()
         if not is_busy and count_trained(model) <= MOST_PARAMETERS:
             self._kept.keep(optimizer, model, lineage)
 
     def finish(self, seconds: float | None = None) -> None:
-        """Waits for a writing that is under way, up to `seconds`."""
+        """Waits for a writing under way, up to `seconds`; None: without a limit."""
         if self._writing is not None:
             self._writing.join(seconds)
 
@@ -161,7 +164,8 @@ class Keeping:
 
 
 def _copies(master: MasterWeights, model: TrainedModel) -> dict[str, Tensor]:
-    """What `trained_state` of the model gives once it has the master weights; a shared weight is copied once."""
+    """Returns the result of the model's `trained_state` as if it had the master weights; a shared weight is copied
+    once."""
     masters = {id(own): copy for own, copy in zip(master.model_parameters, master.parameters, strict=True)}
     named = dict(model.named_parameters(remove_duplicate=False))
     copies: dict[int, Tensor] = {}

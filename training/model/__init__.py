@@ -1,1 +1,1 @@
-"""The model of the run: the text-to-image transformer, its sampling, and the image codecs."""
+"""Models of the run: the text-to-image transformer and its sampling, language models, and the image codecs."""

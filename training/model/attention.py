@@ -22,7 +22,7 @@ CONV_KERNEL_SIZE = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Image tokens `queries` attend to the image tokens `keys`, where `bias` (queries, keys) is 0 and not -inf."""
+    """Band of the image: tokens `queries` attend to tokens `keys` where `bias` (queries, keys) is 0 and not -inf."""
 
     queries: slice
     keys: slice
@@ -30,7 +30,7 @@ class Band:
 
 
 def allowed_pairs(kind: AttentionType, layout: Layout) -> Tensor:
-    """Returns which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this
+    """Computes which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this
     definition."""
     text, grid = layout.text_len, layout.grid
     allowed = torch.ones(layout.length, layout.length, dtype=torch.bool).tril()
@@ -53,7 +53,7 @@ class AttentionPattern:
     """One kind of attention mask, prepared for a layout.
 
     Args:
-        kind: Image tokens that attend to each other; text is causal, and the image attends to all of it.
+        kind: Kind of the mask between image tokens; text is causal, and the image attends to all of it.
         layout: Order of the tokens.
         reference: A tensor on the device and in the type in which attention is computed.
     """
@@ -76,12 +76,12 @@ class AttentionPattern:
 
     @property
     def axial(self) -> bool:
-        """Returns whether image tokens attend within lines of the grid."""
+        """Returns True if image tokens attend within lines of the grid."""
         return self.kind in ("row", "column")
 
     @property
     def score_count(self) -> int:
-        """Number of attention probabilities of one sample and head, including those computed but masked."""
+        """Number of attention probabilities of one sample and head, including the computed ones that are masked."""
         text, grid = self.layout.text_len, self.layout.grid
         if self.axial:
             image = self.layout.image_len * (text + grid)
@@ -90,17 +90,18 @@ class AttentionPattern:
         return text * text + image
 
     def image_order(self, image: Tensor) -> Tensor:
-        """A view of (..., G, G, H), rows first, with the lines along which this kind attends first."""
+        """Returns a view of the image (..., G, G, H), rows first, with the lines along which this kind attends
+        first."""
         return image.transpose(-3, -2) if self.kind == "column" else image
 
     def attend(self, text: Tensor, image: Tensor | None, text_key_bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Attention of text and image.
+        """Computes the attention of text and image.
 
         Args:
-            text: (3, B * N, X, H), queries (scaled), keys and values.
-            image: (3, B * N, I, H) in this kind's order, or None for text alone.
-            text_key_bias: (B * N, 1, X), -inf at padding; None if no text is masked. It applies to image queries, and
-                in `full` layers also to text queries, as in dalle-pytorch.
+            text: Queries (scaled), keys and values of the text, (3, B * N, X, H).
+            image: Queries, keys and values of the image, (3, B * N, I, H) in this kind's order; None for text alone.
+            text_key_bias: Bias of the text's keys, (B * N, 1, X), -inf at padding; None if no text is masked. It
+                applies to image queries, and in `full` layers also to text queries, as in dalle-pytorch.
 
         Returns:
             Output of text (B * N, X, H), of the image (B * N, I, H), then the probabilities that `backward` needs.
@@ -124,7 +125,7 @@ class AttentionPattern:
         grad_text: Tensor,
         grad_image: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Gradients for `text` and `image`, from those for the two outputs of `attend`."""
+        """Computes the gradients for `text` and `image` from those for the two outputs of `attend`."""
         query, key, value = text.unbind(0)
         text_weights, *image_weights = weights
         grads = torch.empty_like(text)
@@ -166,7 +167,8 @@ class AttentionPattern:
     def _backward_image(
         self, text: Tensor, image: Tensor, weights: tuple[Tensor, ...], grad_out: Tensor, grad_text: Tensor
     ) -> Tensor:
-        """The gradient of `image`; adds to `grad_text` what the text gets as keys and values of the image's queries."""
+        """Returns the gradient of `image`; adds to `grad_text` the gradient of the text as keys and values of image
+        queries."""
         query, key, value = image.unbind(0)
         text_len, grid = self.layout.text_len, self.layout.grid
         text_value = text[2].transpose(1, 2)
@@ -203,18 +205,18 @@ class AttentionPattern:
         return grads
 
     def _lines(self, tensor: Tensor) -> Tensor:
-        """(B * N, I, K) as (B * N * G, G, K): each line of the grid becomes an entry of the batch."""
+        """Folds (B * N, I, K) to (B * N * G, G, K): each line of the grid becomes an entry of the batch."""
         return tensor.view(tensor.shape[0] * self.layout.grid, self.layout.grid, tensor.shape[2])
 
     def _line_scores(self, scores: Tensor) -> Tensor:
-        """The part of scores (B * N, I, X + G) within lines: (B * N * G, G, G)."""
+        """Returns the part of scores (B * N, I, X + G) within lines: (B * N * G, G, G)."""
         return self._lines(scores)[:, :, self.layout.text_len :]
 
 
 def _bias(allowed: Tensor, reference: Tensor) -> Tensor:
     zeros = reference.new_zeros(allowed.shape)
     if reference.is_meta:
-        return zeros  # it has no numbers, and to find that out torch would load SymPy, which takes half a second
+        return zeros  # it has no numbers, and torch would load SymPy to find that out, which takes half a second
     return zeros.masked_fill_(~allowed.to(reference.device), float("-inf"))
 
 
@@ -224,5 +226,5 @@ def _band(allowed: Tensor, start: int, stop: int, first: int, grid: int, referen
 
 
 def _softmax_backward(grad: Tensor, probabilities: Tensor) -> Tensor:
-    # Private, but the kernel that autograd itself calls: one pass over the scores instead of three operations.
+    # Private, but it is the kernel that autograd itself calls: one pass over the scores where the formula takes three.
     return torch._softmax_backward_data(grad, probabilities, -1, probabilities.dtype)

@@ -1,4 +1,4 @@
-"""The two blocks of a layer with hand-written backward passes: pre-norm, token shift, body, layer scale.
+"""Attention and feed-forward blocks with hand-written backward passes: pre-norm, token shift, body, layer scale.
 
 With its own backward pass, a block keeps only what its gradient needs, writes in place where autograd would copy, and
 folds the layer scale into the output weights. `run_block` lets autograd use it; the reversible stack calls it directly.
@@ -23,12 +23,12 @@ class Block(Protocol):
     """A residual branch, whose output is added to the stream. Its weights begin with norm weight and norm bias."""
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The branch's output (B, T, D) and the tensors that `backward` needs."""
+        """Returns the branch's output (B, T, D) and the tensors that `backward` needs."""
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Gradients of `hidden` and of each weight, from the gradient of the output."""
+        """Computes the gradients of `hidden` and of each weight from the gradient of the output."""
 
 
 class FeedForwardBlock(Block):
@@ -81,17 +81,17 @@ class FeedForwardBlock(Block):
 
 
 class AttentionBlock(Block):
-    """Attention along one pattern, rotary on queries, keys and values.
+    """Attention along one pattern, with rotary embeddings on queries, keys and values.
 
     Weights: norm weight and bias (D), qkv weight (3NH, D), output weight (D, NH) and bias (D), scale (D).
 
     Args:
         pattern: Mask of the tokens that attend to each other.
         shift: Layout for the token shift, or None for no shift.
-        rotation: Complex (3, X + I, H / 2), see `rotation_table`.
-        num_heads: N.
-        text_key_bias: (B * N, 1, X), -inf at padding, or None.
-        dtype: Type in which to compute; that of the pattern and of `text_key_bias`.
+        rotation: Rotation factors, complex (3, X + I, H / 2); see `rotation_table`.
+        num_heads: N, number of heads.
+        text_key_bias: Bias of the text's keys, (B * N, 1, X), -inf at padding; None if no text is masked.
+        dtype: Type in which to compute, which the pattern and `text_key_bias` have.
     """
 
     def __init__(
@@ -144,11 +144,13 @@ class AttentionBlock(Block):
         return grad_hidden, (*norm_grads, grad_weight, *output_grads)
 
     def turned_text(self, saved: tuple[Tensor, ...]) -> Tensor:
-        """The rotated queries, keys and values of the text, (3, B * N, X, H), from what `forward` saved."""
+        """Returns the rotated queries, keys and values of the text, (3, B * N, X, H), from the saved tensors of
+        `forward`."""
         return saved[5]
 
     def _turn(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rotated queries, keys and values: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
+        """Rotates queries, keys and values. Returns text (3, B * N, X, H) and image (3, B * N, I, H) in the pattern's
+        order."""
         layout, batch = self.pattern.layout, qkv.shape[0]
         split = qkv.view(batch, qkv.shape[1], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         text = turned(split[..., : layout.text_len, :], self._text_turn).view(
@@ -162,7 +164,7 @@ class AttentionBlock(Block):
         return text, turned(image, turn).view(3, batch * self.num_heads, layout.image_len, split.shape[-1])
 
     def _turn_back(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
-        """The reverse of `_turn` for gradients: (B * T, 3NH)."""
+        """Reverses `_turn` for gradients; returns (B * T, 3NH)."""
         layout, (batch, length, _) = self.pattern.layout, like.shape
         qkv = text.new_empty(batch, length, 3, self.num_heads, text.shape[-1])
         split = qkv.permute(2, 0, 3, 1, 4)
@@ -181,7 +183,7 @@ class AttentionBlock(Block):
         return qkv.view(batch * length, -1)
 
     def _merge(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
-        """Outputs of all heads side by side: (B * T, NH)."""
+        """Puts the outputs of all heads side by side: (B * T, NH)."""
         batch, length, _ = like.shape
         merged = text.new_empty(batch, length, self.num_heads, text.shape[-1])
         for part, out in zip(self._parts(merged), (text, image), strict=False):
@@ -189,7 +191,7 @@ class AttentionBlock(Block):
         return merged.view(batch * length, -1)
 
     def _split(self, merged: Tensor, like: Tensor, has_image: bool) -> tuple[Tensor, Tensor | None]:
-        """The reverse of `_merge`."""
+        """Reverses `_merge`; returns the parts of text and image."""
         batch, length, _ = like.shape
         parts = self._parts(merged.view(batch, length, self.num_heads, -1))
         text = parts[0].contiguous().view(batch * self.num_heads, self.pattern.layout.text_len, -1)
@@ -198,7 +200,8 @@ class AttentionBlock(Block):
         return text, parts[1].contiguous().view(batch * self.num_heads, self.pattern.layout.image_len, -1)
 
     def _parts(self, merged: Tensor) -> tuple[Tensor, ...]:
-        """Views of (B, T, N, H): text (B, N, X, H) and, if there, image (B, N, G, G, H) in the pattern's order."""
+        """Returns views of (B, T, N, H): text (B, N, X, H) and, if there, image (B, N, G, G, H) in the pattern's
+        order."""
         layout = self.pattern.layout
         heads_first = merged.transpose(1, 2)
         text = heads_first[:, :, : layout.text_len]
@@ -209,7 +212,7 @@ class AttentionBlock(Block):
 
 
 def run_block(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """The block's output, differentiable (once) by autograd."""
+    """Returns the block's output, differentiable (once) by autograd."""
     return _BlockFunction.apply(block, hidden, *weights)
 
 
@@ -253,9 +256,9 @@ class _CheckpointedBlockFunction(torch.autograd.Function):
 
 
 def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
-    """scale * (inputs @ weight.T + bias), in the weight's type."""
-    # To scale the weight costs little, since it does not depend on the number of tokens; to scale the output would also
-    # keep the unscaled one for backward.
+    """Computes scale * (inputs @ weight.T + bias), in the weight's type."""
+    # Scaling the weight costs little, since its size does not depend on the number of tokens; to scale the output,
+    # backward would also need the unscaled output.
     scaled_weight = (weight * scale[:, None]).to(inputs.dtype)
     return torch.addmm((bias * scale).to(inputs.dtype), inputs, scaled_weight.t()).to(weight.dtype)
 
@@ -263,7 +266,7 @@ def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) 
 def _output_grads(
     grad: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of output weight, output bias and layer scale of `_scaled_output`."""
+    """Computes the gradients of output weight, output bias and layer scale of `_scaled_output`."""
     scaled_weight = weight_grad(grad, inputs, out=torch.empty_like(weight))
     scaled_bias = grad.sum(0, dtype=bias.dtype)
     # The output is scale * z with z = inputs @ weight.T + bias. The sum of grad * z over tokens follows from the two
@@ -273,8 +276,8 @@ def _output_grads(
 
 
 def weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
-    """grad.T @ inputs, written to `out` in its own type."""
-    # `mm` cannot write in another type than it computes in.
+    """Writes grad.T @ inputs to `out` in the type of `out`, and returns it."""
+    # `mm` cannot write in a type other than the one it computes in.
     if out.dtype == grad.dtype:
         return torch.mm(grad.t(), inputs, out=out)
     return out.copy_(grad.t() @ inputs)

@@ -1,7 +1,8 @@
-"""Converts state dictionaries of dalle-pytorch (1.6.6 and the 2021 run's fork of it) to ours, and back.
+"""Conversion of state dictionaries of dalle-pytorch (1.6.6 and the 2021 run's fork of it) to this project's, and back.
 
-dalle-pytorch repeats a shared matrix under the name of every layer that uses it; ours has it once. Its names include
-the wrappers around each module, which differ between versions, so they are matched without these.
+dalle-pytorch repeats a shared matrix under the name of every layer that uses it; this project has it once.
+dalle-pytorch's names include the wrappers around each module, which differ between versions, so names are matched
+without the wrappers.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _LAYER_NAME = re.compile(
 
 
 def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransformer) -> dict[str, Tensor]:
-    """Our state dictionary from dalle-pytorch's.
+    """Converts dalle-pytorch's state dictionary to this project's.
 
-    The weights of its VAE (`vae.`) and its table of rotary angles are ignored: ours computes the angles. Names may have
-    a prefix such as `module.`.
+    The weights of its VAE (`vae.`) and its table of rotary angles are ignored: this project computes the angles. Names
+    may have a prefix such as `module.`.
 
     Args:
-        state: dalle-pytorch's, for the same sizes and the same kind of stack (reversible or not).
+        state: State dictionary of dalle-pytorch, for equal sizes and the same kind of stack (reversible or not).
         model: A model of the recipe; only its names and shapes are read, so it may be on the meta device.
 
     Raises:
@@ -69,7 +70,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
         target = _our_name(name, model)
         if target not in ours:
             raise BadInput(f"{name} has no place in the model of this recipe; use the recipe that it was trained with.")
-        if tensor.squeeze().shape != ours[target].squeeze().shape:  # theirs have more axes of length 1
+        if tensor.squeeze().shape != ours[target].squeeze().shape:  # dalle-pytorch's tensors have more axes of length 1
             raise BadInput(
                 f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.",
                 cure="Use the recipe that the weights were trained with.",
@@ -79,7 +80,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
                 f"{name} is not a weight: it holds {_oddity(tensor)}.", cure="Give a file that holds only weights."
             )
         shaped = tensor.reshape(ours[target].shape)
-        # With the same address it is the same matrix under another name; its values need no comparison.
+        # With one address it is one matrix under another name; its values need no comparison.
         if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
             raise BadInput(
                 f"{name} differs from the layers that share {target} in this recipe (shared_groups).",
@@ -96,7 +97,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
 
 
 def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
-    """dalle-pytorch 1.6.6's state dictionary of a model, with shared weights under the name of every layer."""
+    """Converts a model to dalle-pytorch 1.6.6's state dictionary, with shared weights under the name of every layer."""
     config, ours = model.config, model.state_dict()
     state: dict[str, Tensor] = {}
     if config.rotary:
@@ -130,9 +131,9 @@ def _oddity(tensor: Tensor) -> str:
 
 
 def _our_name(name: str, model: TextToImageTransformer) -> str:
-    """Our name for one of dalle-pytorch's, or the name itself if we have none."""
+    """This project's name for one of dalle-pytorch's, or the name itself if there is no other."""
     config = model.config
-    name = re.sub(r"^image_pos_emb\.weights\.(\d)$", r"image_pos_emb.weights_\1", name)  # since its library's 0.3
+    name = re.sub(r"^image_pos_emb\.weights\.(\d)$", r"image_pos_emb.weights_\1", name)  # since its library 0.3
     outer = _OUTPUT | _embedding_names(config) | ({} if config.rotary else _LEARNED_POSITIONS)
     if name in outer:
         return outer[name]
@@ -156,7 +157,7 @@ def _embedding_names(config: ModelConfig) -> dict[str, str]:
 
 
 def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Removes what precedes `to_logits` from all names, such as `module.`."""
+    """Removes the prefix before `to_logits` from all names, such as `module.`."""
     for name in state:
         prefix, found, _ = name.partition("to_logits.1.weight")
         if found:

@@ -1,11 +1,11 @@
-"""Runs the model one token at a time, with caches for every mask and for the token shift.
+"""Decoder of image codes, one token at a time, with caches for every mask and for the token shift.
 
 Each layer's cache holds the keys and values to which a later token may still attend: all of the text, and the current
 row of the image (row layers) or all of it. For the token shift it holds the norm's outputs of the last grid row.
 
 Each token reads every weight for little arithmetic (see `training.model.kernels.product`) and runs some two hundred
-small
-operations in between, whose overhead would dominate; therefore views and buffers are prepared before the first token.
+small operations in between, whose overhead would dominate; therefore views and buffers are prepared before the first
+token.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from training.model.transformer import Branch, SharedAttention, SharedFeedForwar
 
 
 class _Weights(NamedTuple):
-    """One block's own and shared weights, prepared for single tokens."""
+    """Weights of one block, its own and the shared ones, prepared for single tokens."""
 
     norm: Tensor
     norm_bias: Tensor
     inputs: Product
-    """The product with the first matrix."""
+    """Product with the first matrix."""
     out: Product
-    """The product with the second matrix."""
+    """Product with the second matrix."""
     scale: Tensor
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The norm of (B, D)."""
+        """Applies the norm to (B, D)."""
         return torch.layer_norm(hidden, self.norm.shape, self.norm, self.norm_bias, NORM_EPS)
 
     def add(self, stream: Tensor, inputs: Tensor) -> Tensor:
-        """The stream (B, D) with the block's output added."""
+        """Returns the stream (B, D) plus the block's output."""
         return torch.addcmul(stream, self.out(inputs), self.scale)
 
 
 class _Layer(NamedTuple):
-    """A layer's weights, and its caches of earlier tokens."""
+    """Weights of a layer, and its caches of earlier tokens."""
 
     attention: _Weights
     seen: _AttentionCache
@@ -53,7 +53,7 @@ class _Layer(NamedTuple):
 
 
 class Decoder:
-    """A batch of images that are being sampled. The text is read at once; `step` takes the codes one by one."""
+    """Batch of images that are being sampled. The text is read at once; `step` takes the codes one by one."""
 
     def __init__(self, model: TextToImageTransformer, text: Tensor):
         self._model, self._position = model, 0
@@ -126,7 +126,7 @@ class Decoder:
         return self._logits((first + second) / 2 if self._reversible else first)
 
     def _logits(self, end: Tensor) -> Tensor:
-        """Logits of the next code, from the output of the last layer (B, D)."""
+        """Computes the logits of the next code from the output of the last layer (B, D)."""
         return self._image_logits(self._model.final_norm(end))
 
 
@@ -139,9 +139,9 @@ class _Token:
         self._turned = reference.new_empty(3, batch, heads, width)
         folded = self._turned.view(3, batch * heads, width)
         self.query = folded[0][:, None]
-        """(B * N, 1, H), scaled."""
+        """Queries (B * N, 1, H), scaled."""
         self.key_and_value = folded[1:]
-        """(2, B * N, H)."""
+        """Keys and values (2, B * N, H)."""
 
     def turn(self, qkv: Tensor, turn: Tensor) -> None:
         """Rotates the projected queries, keys and values, (B, 3NH), by the factors of the token's position."""
@@ -149,18 +149,20 @@ class _Token:
 
 
 class _ShiftCache:
-    """The shifted half of the norm's outputs of the last grid row, which is as far as the token shift reaches."""
+    """Cache for the token shift: the shifted half of the norm's outputs of the last grid row; the shift reaches no
+    farther."""
 
     def __init__(self, batch: int, grid: int, width: int, reference: Tensor):
         quarter = width // 4
         self._widths = (quarter, quarter, width - 2 * quarter)
         nothing = reference.new_zeros(batch, quarter)
         self._above, self._left = [nothing] * grid, [nothing] * (grid + 1)
-        """Channels of each column for the token below, or to the right. The last of `_left` stays 0: it is the
-        neighbour of the first column."""
+        """Channels of each column for the token below, and for the token to the right. The last entry of `_left` stays
+        0: it is the left neighbour of the first column."""
 
     def shift(self, normed: Tensor, column: int) -> Tensor:
-        """The norm's output (B, D) of one image token with its neighbours' channels; stores the token's own."""
+        """Returns the norm's output (B, D) of one image token with its neighbours' channels, and stores the token's
+        own."""
         above, left, rest = normed.split_with_sizes(self._widths, dim=1)
         shifted = torch.cat((self._above[column], self._left[column - 1], rest), dim=1)
         self._above[column], self._left[column] = above, left
@@ -168,18 +170,18 @@ class _ShiftCache:
 
 
 class _AttentionCache:
-    """Keys and values that image tokens of one layer attend to.
+    """Keys and values to which image tokens of one layer attend.
 
-    One line of memory holds what the current token attends to: the text, then the image tokens that its mask allows.
-    Row and full layers append to it token by token. Other layers also keep the whole image and copy the token's
+    One line of memory holds those to which the current token attends: the text, then the image tokens that its mask
+    allows. Row and full layers append to it token by token. Other layers also keep the whole image and copy the token's
     neighbourhood from it into the line.
 
     Args:
-        kind: The layer's mask.
-        model: The model of the layer.
+        kind: Kind of the layer's mask.
+        model: Model to which the layer belongs.
         keys: Keys of the text, (B * N, X, H).
-        values: Values of the text, in the same shape.
-        key_bias: -inf at padding, (B * N, 1, X), or None.
+        values: Values of the text, (B * N, X, H).
+        key_bias: Bias of the text's keys, (B * N, 1, X), -inf at padding; None if no text is masked.
     """
 
     def __init__(self, kind: str, model: TextToImageTransformer, keys: Tensor, values: Tensor, key_bias: Tensor | None):
@@ -196,7 +198,7 @@ class _AttentionCache:
         """Keys (transposed) and values of the text and the first n image tokens, for each n from 1."""
 
     def attend(self, token: _Token, row: int, column: int) -> Tensor:
-        """Attention of one image token, (B, NH); stores its key and value."""
+        """Computes the attention of one image token, (B, NH); stores its key and value."""
         # Stored before the scores are computed, since a token also attends to itself.
         if self._image is None:
             count = 1 + (column if self._is_row else row * self._grid + column)

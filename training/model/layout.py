@@ -1,4 +1,4 @@
-"""The order of a sample's tokens, text first, then the square of image tokens; and the token shift between them.
+"""Order of a sample's tokens, text first, then the square of image tokens; and the token shift between them.
 
 Legend of the model's files: B samples, T tokens, X text tokens with the bos, I image tokens, G side of their square,
 D hidden size, N heads, H head width, F feed-forward width, V vocabulary.
@@ -14,21 +14,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Order of the tokens: bos, text, then the image row by row."""
+    """Order of the tokens of a sample: bos, text, then the image row by row."""
 
     text_len: int
-    """X, text tokens with the bos."""
+    """X, number of text tokens with the bos."""
     grid: int
     """G, side of the square of image tokens."""
 
     @property
     def image_len(self) -> int:
-        """I, image tokens."""
+        """I, number of image tokens."""
         return self.grid**2
 
     @property
     def length(self) -> int:
-        """Tokens of the bos, the text and the whole image: one more than a forward pass needs as input."""
+        """Number of tokens of the bos, the text and the whole image: one more than a forward pass needs as input."""
         return self.text_len + self.image_len
 
 
@@ -39,7 +39,7 @@ def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
     the token above and the second quarter from the token to the left.
 
     Args:
-        hidden: (B, T, D) with T = X (text alone) or X + I.
+        hidden: Hidden states (B, T, D) with T = X (text alone) or X + I.
     """
     text, grid, quarter, half = _bounds(hidden, layout)
     shifted = torch.empty_like(hidden)
@@ -50,13 +50,13 @@ def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
         shifted[:, text : text + grid, :quarter] = 0
         shifted[:, text + grid :, :quarter] = hidden[:, text:-grid, :quarter]
         shifted[:, text + 1 :, quarter:half] = hidden[:, text:-1, quarter:half]
-        # In memory, the token before the first of a row is the last of the row above, which is not its left neighbour.
+        # In memory, the token before the first token of a row is the last token of the row above, not a left neighbour.
         shifted[:, text::grid, quarter:half] = 0
     return shifted
 
 
 def shift_tokens_backward(grad: Tensor, layout: Layout) -> Tensor:
-    """The gradient of `shift_tokens`' input, from that of its output."""
+    """Computes the gradient of `shift_tokens`' input from that of its output."""
     text, grid, quarter, half = _bounds(grad, layout)
     back = torch.empty_like(grad)
     back[:, :, half:] = grad[:, :, half:]

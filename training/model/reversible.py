@@ -1,8 +1,8 @@
 """Stacks of residual blocks, reversible (Gomez et al. 2017; Bruegger et al. 2019) or not.
 
-A reversible stack carries two streams, y1 = x1 + f(x2) and y2 = x2 + g(y1), and returns the mean of both. This is not
-the same function as an ordinary stack with the same weights. Backward recomputes each layer's input from its output, so
-that the memory for activations does not grow with the depth.
+A reversible stack carries two streams, y1 = x1 + f(x2) and y2 = x2 + g(y1), and returns the mean of both. This is
+another function than that of an ordinary stack with these weights. Backward recomputes each layer's input from its
+output, so that the memory for activations does not grow with the depth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.model.blocks import Block, run_block, run_block_again
 
 
 class Layer(NamedTuple):
-    """Attention and feed-forward of one layer, with the indices of their weights among the stack's."""
+    """Attention and feed-forward block of one layer, with the indices of their weights among the stack's."""
 
     attention: Block
     attention_weights: tuple[int, ...]
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
 
 
 def run_sequential(hidden: Tensor, layers: Sequence[Layer], weights: Sequence[Tensor], *, stored_layers: int) -> Tensor:
-    """An ordinary stack: each block adds to one stream. Arguments as for `run_reversible`.
+    """Runs an ordinary stack: each block adds to one stream. Arguments as for `run_reversible`.
 
     A layer whose activations are not stored keeps its two blocks' inputs (activation checkpointing).
     """
@@ -38,14 +38,14 @@ def run_sequential(hidden: Tensor, layers: Sequence[Layer], weights: Sequence[Te
 
 
 def run_reversible(hidden: Tensor, layers: Sequence[Layer], weights: Sequence[Tensor], *, stored_layers: int) -> Tensor:
-    """A reversible stack.
+    """Runs a reversible stack.
 
     Args:
-        hidden: (B, T, D), start of both streams.
+        hidden: Start of both streams, (B, T, D).
         layers: The layers in order.
         weights: All weights without duplicates; layers refer to them by index.
-        stored_layers: How many of the last layers keep their activations, which saves their second forward pass but
-            takes memory. The result is the same up to rounding.
+        stored_layers: Number of the last layers that keep their activations, which saves their second forward pass but
+            takes memory. The result does not depend on it, up to rounding.
     """
     return _ReversibleStack.apply(hidden, tuple(layers), stored_layers, *weights)
 
@@ -56,7 +56,7 @@ class _ReversibleStack(torch.autograd.Function):
         first = second = hidden
         stored: list[Tensor] = []
         counts: list[int] = []
-        # Without a backward to come, nothing is stored.
+        # If no backward follows, nothing is stored.
         split = max(0, len(layers) - stored_layers) if any(ctx.needs_input_grad) else len(layers)
         at_split = (first, second)
 
@@ -88,7 +88,7 @@ class _ReversibleStack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(weights)
 
         def through(block: Block, indices: tuple[int, ...], saved: Sequence[Tensor], gradient: Tensor) -> Tensor:
-            """Returns what `target += block(source)` adds to the gradient of the source."""
+            """Returns the gradient that `target += block(source)` adds to the source's."""
             grad_source, grad_weights = block.backward(gradient, tuple(saved), _pick(weights, indices))
             for index, value in zip(indices, grad_weights, strict=True):
                 # The layers of a group share weights, so their gradients are summed.
@@ -98,7 +98,7 @@ class _ReversibleStack(torch.autograd.Function):
         def step_back(
             block: Block, indices: tuple[int, ...], source: Tensor, target: Tensor, gradient: Tensor
         ) -> Tensor:
-            """Does the same as `through` for streams that were not stored: it reverses the addition first."""
+            """Does as `through` for streams that were not stored: it reverses the addition first."""
             out, saved = block.forward(source, _pick(weights, indices))
             target -= out
             return through(block, indices, saved, gradient)
@@ -109,7 +109,7 @@ class _ReversibleStack(torch.autograd.Function):
             del stored[len(stored) - count :]
             return saved
 
-        # The feed-forward first: it was added last.
+        # The feed-forward first: its output was added last.
         for layer in reversed(ctx.layers[ctx.split :]):
             grad_first += through(layer.feed_forward, layer.feed_forward_weights, pop_saved(), grad_second)
             grad_second += through(layer.attention, layer.attention_weights, pop_saved(), grad_first)

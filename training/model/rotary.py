@@ -1,7 +1,7 @@
 """Rotary position embeddings (Su et al. 2021) in three parts: position in the text, row and column of the image.
 
-The angles are those of dalle-pytorch 1.6.6, and computed in float32 as there: near 8192 radians, rounding changes the
-logits.
+The angles are those of dalle-pytorch 1.6.6, computed in float32 as there: near 8192 radians, rounding changes the
+results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from training.model.layout import Layout
 TEXT_THETA = 10_000.0
 """Base of the text frequencies (Su et al. 2021, section 3.2.2)."""
 IMAGE_TEXT_POSITION = 8192.0
-"""The position in the text that all image tokens have: far from any word."""
+"""Position in the text that all image tokens have: far from any word."""
 TEXT_IMAGE_POSITION = -10.0
 """Row and column that all text tokens have: far from the image, which spans -1 to 1."""
 HIGHEST_PIXEL_FREQUENCY = 5.0
@@ -24,11 +24,11 @@ HIGHEST_PIXEL_FREQUENCY = 5.0
 
 
 def rotary_angles(layout: Layout, head_dim: int) -> Tensor:
-    """The angles by which pairs of channels are rotated.
+    """Computes the angles by which pairs of channels are rotated.
 
     Returns:
-        float32 (X + I, P): for each position the P <= head_dim // 2 rotated pairs; text, row and column parts hold
-        a third each of P. Pair p is channels 2p and 2p + 1.
+        Angles in float32, (X + I, P): for each position the P <= head_dim // 2 rotated pairs; text, row and column
+        parts hold a third each of P. Pair p is channels 2p and 2p + 1.
     """
     part = head_dim // 3
     pairs = part // 2
@@ -48,18 +48,19 @@ def rotary_angles(layout: Layout, head_dim: int) -> Tensor:
 
 
 def rotation_table(angles: Tensor | None, layout: Layout, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Complex factors that rotate queries, keys and values, and also scale the queries by head_dim ** -0.5.
+    """Computes the complex factors that rotate queries, keys and values, and also scale the queries by head_dim **
+    -0.5.
 
     Args:
-        angles: From `rotary_angles`, or None for no rotation.
+        angles: Angles from `rotary_angles`; None for no rotation.
         layout: Order of the tokens.
-        head_dim: H.
+        head_dim: H, width of one head.
         dtype: Type of the channels to rotate, float32 or float64.
 
     Returns:
-        Complex (3, X + I, H / 2).
+        Factors, complex (3, X + I, H / 2).
     """
-    # Sine and cosine in float64: of angles near 8192, those in float32 would lose digits a second time.
+    # Sine and cosine in float64: those of angles near 8192 would lose digits a second time in float32.
     turns = torch.zeros(layout.length, head_dim // 2, dtype=torch.float64)
     if angles is not None:
         turns[:, : angles.shape[1]] = angles.double()

@@ -1,6 +1,6 @@
-"""Sampling of image codes, one by one.
+"""Sampling of image codes, one code at a time.
 
-Each sample has its own seed, so that its result is the same alone or in any batch, apart from rounding.
+Each sample has its own seed, so that its result does not depend on the batch, apart from rounding.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from training.model.decoder import Decoder
 from training.model.transformer import TextToImageTransformer
 
 LEAST_TEMPERATURE = 1e-6
-"""Ensures that logits divided by it are finite in 32 bits; at much higher temperatures only the likeliest code is drawn
-already."""
+"""Smallest temperature: logits divided by it are finite in 32 bits. At much higher temperatures only the likeliest code
+is drawn already."""
 Progress = Callable[[int, int], None]
-"""Called with the tokens drawn so far and their total."""
+"""Function called with the number of tokens drawn so far and their total."""
 
 
 def sample_codes(
@@ -35,13 +35,12 @@ def sample_codes(
     """Draws an image for each row of text.
 
     Args:
-        model: Any model of `build_model`; everything is computed on its device.
-        text: Token ids (B, text_seq_len), 0 is padding.
+        model: Model from `build_model`; all is computed on its device.
+        text: Token ids (B, text_seq_len), where 0 is padding.
         top_k: Number of the likeliest codes among which to draw; None: all. 1 always takes the likeliest.
-        top_p: Draw only among the likeliest codes that together reach this probability; None: all. Applied after
-            `top_k`.
-        temperature: Logits are divided by it.
-        seed: Sample b is drawn with seed + b, or with the b-th of a sequence.
+        top_p: Least joint probability of the likeliest codes among which to draw; None: all. Applied after `top_k`.
+        temperature: Number by which logits are divided.
+        seed: First seed, where sample b is drawn with seed + b; or a sequence with a seed for each sample.
         progress: Called after each token.
 
     Returns:
@@ -53,8 +52,8 @@ def sample_codes(
     check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
     batch, total = text.shape[0], model.config.image_seq_len
     seeds = _seeds(seed, batch)
-    # All random numbers of a sample before its first code, from its own generator on the CPU: neither the batch nor the
-    # device changes them.
+    # All random numbers of a sample before its first code, from its own generator on the CPU: they depend neither on
+    # the batch nor on the device.
     uniform = torch.stack([torch.rand(total, generator=torch.Generator().manual_seed(one)) for one in seeds])
     uniform = uniform.to(text.device)
     with torch.inference_mode(), torch.autocast(text.device.type, enabled=False):
@@ -68,15 +67,15 @@ def sample_codes(
                 progress(position + 1, total)
             if position + 1 < total:
                 logits = decoder.step(drawn)
-    # A normal tensor: one made in inference mode cannot be used where gradients are computed.
+    # A normal tensor: a tensor made in inference mode cannot be used where gradients are computed.
     return codes.clone()
 
 
 def _seeds(seed: int | Sequence[int], batch: int) -> list[int]:
-    """A seed for each sample; arguments as for `sample_codes`.
+    """Makes a seed for each sample; arguments as for `sample_codes`.
 
     Raises:
-        BadInput: If their number is wrong, or one is too large.
+        BadInput: If the number of seeds is wrong, or a seed is too large.
     """
     seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
     if len(seeds) != batch:
@@ -95,14 +94,14 @@ def check_seed(seed: int) -> None:
 def draw_codes(
     logits: Tensor, uniform: Tensor, *, top_k: int | None, top_p: float | None, temperature: float
 ) -> Tensor:
-    """One code per row, by inverting the cumulative distribution at a uniform number.
+    """Draws one code per row, by inverting the cumulative distribution at a uniform number.
 
     Args:
-        logits: (B, V).
-        uniform: (B,) in [0, 1).
+        logits: Logits of the codes, (B, V).
+        uniform: Uniform numbers in [0, 1), (B,).
 
     Returns:
-        (B,) codes.
+        Codes, (B,).
     """
     count = logits.shape[-1] if top_k is None else min(top_k, logits.shape[-1])
     if count == 1:
@@ -115,10 +114,10 @@ def draw_codes(
         weights = torch.softmax(values, dim=-1)
         if top_p is not None:
             before = weights.cumsum(-1) - weights
-            # The code that crosses the border is kept as well, so that at least one remains.
+            # The code that crosses the limit is kept as well, so that at least one code remains.
             weights = weights * (before < top_p)
     reached = weights.cumsum(-1)
-    # Times the total, which rounding and top-p move away from 1.
+    # Times the total, which is not exactly 1 after rounding and top-p.
     drawn = (reached <= uniform[:, None] * reached[:, -1:]).sum(-1, keepdim=True)
     # Rounding may lead one place too far, to a code of probability 0.
     last = (weights > 0).sum(-1, keepdim=True) - 1 if codes is not None else count - 1

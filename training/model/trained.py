@@ -1,4 +1,4 @@
-"""The part of a model that is trained: what peers exchange and checkpoints hold.
+"""Trained part of a model, which peers exchange and checkpoints hold.
 
 Usually that is the whole model. Beside adapters, the other parameters are frozen; every peer has them already.
 """
@@ -13,23 +13,24 @@ if TYPE_CHECKING:  # the site's builder, which has no torch, imports modules tha
 
 
 def trained_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Each parameter that is trained, once, in the model's order."""
+    """Yields each trained parameter once, in the model's order."""
     return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def count_trained(model: nn.Module) -> int:
-    """Values that are trained."""
+    """Number of values that are trained."""
     return sum(parameter.numel() for parameter in trained_parameters(model))
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dictionary of what is trained: whole, or that of the trained parameters alone if some are frozen."""
+    """State dictionary of the trained part: of the whole model, or of the trained parameters alone if some are
+    frozen."""
     names = _names(model)
     return {name: tensor for name, tensor in model.state_dict().items() if names is None or name in names}
 
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Loads what `trained_state` of an equal model has returned; frozen parameters stay as they are.
+    """Loads the result of an equal model's `trained_state`; frozen parameters do not change.
 
     Raises:
         RuntimeError: If `state` lacks a tensor, or has others than the model.

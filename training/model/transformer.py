@@ -1,4 +1,4 @@
-"""The text-to-image transformer of the run (paper, section 3.1): the function that dalle-pytorch 1.6.6 computes.
+"""Text-to-image transformer of the run (paper, section 3.1): the function that dalle-pytorch 1.6.6 computes.
 
 See `training.model.layout` for the legend of shapes.
 """
@@ -49,7 +49,7 @@ def initial_layer_scale(layer: int) -> float:
 
 
 class SharedAttention(nn.Module):
-    """The attention matrices that all layers of a group share."""
+    """Attention matrices that all layers of a group share."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -58,12 +58,12 @@ class SharedAttention(nn.Module):
         self.out = nn.Linear(inner_size, config.hidden_size)
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Weights in the order of `AttentionBlock`, between norm and scale."""
+        """Returns the weights in the order of `AttentionBlock`, between norm and scale."""
         return self.qkv.weight, self.out.weight, self.out.bias
 
 
 class SharedFeedForward(nn.Module):
-    """The feed-forward matrices that all layers of a group share."""
+    """Feed-forward matrices that all layers of a group share."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -72,12 +72,12 @@ class SharedFeedForward(nn.Module):
         self.out = nn.Linear(inner_size, config.hidden_size)
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Weights in the order of `FeedForwardBlock`, between norm and scale."""
+        """Returns the weights in the order of `FeedForwardBlock`, between norm and scale."""
         return self.inner.weight, self.inner.bias, self.out.weight, self.out.bias
 
 
 class Branch(nn.Module):
-    """The weights that each layer has for itself around a shared block: the norm before it and the scale after it."""
+    """Weights that each layer has for itself around a shared block: the norm before it and the scale after it."""
 
     def __init__(self, hidden_size: int, scale: float):
         super().__init__()
@@ -85,7 +85,7 @@ class Branch(nn.Module):
         self.scale = nn.Parameter(torch.full((hidden_size,), scale))
 
     def weights(self, shared: SharedAttention | SharedFeedForward) -> tuple[Tensor, ...]:
-        """The weights of one block, in its order."""
+        """Returns the weights of one block, in its order."""
         return self.norm.weight, self.norm.bias, *shared.weights(), self.scale
 
 
@@ -101,7 +101,7 @@ class TextToImageTransformer(nn.Module):
         self.config = config
         self.layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
         self.attention_kernels: Kernels | None = None
-        """Kernels of attention; None: those that `choose_kernels` chooses for the weights' device."""
+        """Kernels of attention; None: `choose_kernels` chooses them for the weights' device."""
         self.attention_kinds: tuple[AttentionType, ...] = (
             *islice(cycle(config.attention_cycle), config.num_layers - 1),
             config.last_attention,
@@ -128,25 +128,25 @@ class TextToImageTransformer(nn.Module):
         self._rotations: dict[tuple, Tensor] = {}
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The output layer, which the models of transformers tell by the same method; see `training.optim.groups`."""
+        """Returns the output layer; models of transformers have this method too; see `training.optim.groups`."""
         return self.output
 
     @property
     def text_rows(self) -> int:
-        """Vocabulary rows of text: the tokenizer's ids, then one padding id per position."""
+        """Number of vocabulary rows of text: the tokenizer's ids, then one padding id per position."""
         return self.config.text_vocab_size + self.config.text_seq_len
 
     def forward(self, text: Tensor, codes: Tensor, *, stored_layers: int | None = None) -> Losses:
-        """Losses of a micro-batch.
+        """Computes the losses of a micro-batch.
 
         Args:
-            text: Token ids (B, text_seq_len), 0 is padding.
+            text: Token ids (B, text_seq_len), where 0 is padding.
             codes: Image codes (B, I), row by row.
-            stored_layers: The number of layers, from the last, that keep their activations for backward (see
-                `stored_layers`); None: as many as fit `usual_activation_budget`.
+            stored_layers: Number of layers, counted from the last, that keep their activations for backward (see the
+                method `stored_layers`); None: as many as fit `usual_activation_budget`.
 
         Raises:
-            BadInput: If a shape is not the recipe's.
+            BadInput: If a shape does not fit the recipe.
         """
         self._check_input(text, codes)
         tied = TiedGradient() if self.config.tied_embeddings else None
@@ -165,7 +165,7 @@ class TextToImageTransformer(nn.Module):
         return Losses(loss=(text_loss + weight * image_loss) / (1 + weight), text_loss=text_loss, image_loss=image_loss)
 
     def logits(self, text: Tensor, codes: Tensor) -> Tensor:
-        """Logits (B, text_seq_len + I, V) of each next token, text rows before image rows.
+        """Computes the logits (B, text_seq_len + I, V) of each next token, text rows before image rows.
 
         Text positions cannot predict image codes, nor image positions text: those logits are `-finfo.max`.
         """
@@ -177,15 +177,16 @@ class TextToImageTransformer(nn.Module):
         return logits
 
     def hidden_states(self, text: Tensor, codes: Tensor | None, *, stored_layers: int | None = None) -> Tensor:
-        """The residual stream after the last layer, before the final norm.
+        """Computes the residual stream after the last layer, before the final norm.
 
         Args:
             text: Token ids (B, text_seq_len).
             codes: Image codes (B, I), or None for the text alone.
-            stored_layers: See `forward`.
+            stored_layers: Number of layers that keep their activations; see `forward`.
 
         Returns:
-            (B, X + I, D) or (B, X, D): bos, text, image. Its last position predicts nothing when the image is whole.
+            Hidden states (B, X + I, D) or (B, X, D): bos, text, image. The last one predicts nothing if the image is
+            whole.
         """
         self._check_input(text, codes)
         return self._run_layers(text, self.embed(text, codes), stored_layers)
@@ -202,8 +203,8 @@ class TextToImageTransformer(nn.Module):
         """Bytes that each layer keeps for backward if its activations are kept.
 
         Args:
-            micro_batch_size: B.
-            dtype: Type in which layers compute; None: as autocast is set now.
+            micro_batch_size: B, samples per forward pass.
+            dtype: Type in which layers compute; None: that of the current autocast.
         """
         config, length, dtype = self.config, self.layout.length, dtype or self._compute_dtype()
         inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * FEED_FORWARD_MULTIPLIER
@@ -222,19 +223,20 @@ class TextToImageTransformer(nn.Module):
         ]
 
     def text_ids(self, text: Tensor) -> Tensor:
-        """Vocabulary ids of the text: padding becomes `text_padding_id`, or text_vocab_size + i at position i."""
+        """Returns vocabulary ids of the text: padding becomes `text_padding_id`, or text_vocab_size + i at position
+        i."""
         padding = self.config.text_padding_id
         if not padding:
             padding = torch.arange(text.shape[1], device=text.device) + self.config.text_vocab_size
         return torch.where(text == 0, padding, text)
 
     def embed(self, text: Tensor, codes: Tensor | None, *, tied: TiedGradient | None = None) -> Tensor:
-        """Input of the first layer: bos (id 0), text and codes embedded.
+        """Computes the input of the first layer: embeddings of bos (id 0), text and codes.
 
         Args:
             text: Token ids (B, text_seq_len).
             codes: Image codes (B, I), or None for the text alone.
-            tied: Brings the gradient of the output matrix, if this is part of a training step.
+            tied: Receives the gradient of the output matrix in a training step; None: no training.
         """
         ids = functional.pad(self.text_ids(text), (1, 0))
         positions = None if self.config.rotary else self.text_positions
@@ -251,7 +253,7 @@ class TextToImageTransformer(nn.Module):
         return hidden if positions is None else hidden + positions
 
     def embed_codes(self, codes: Tensor, start: int) -> Tensor:
-        """Embeddings (B, n, D) of codes (B, n) whose positions in the image begin at `start`."""
+        """Computes embeddings (B, n, D) of codes (B, n) whose positions in the image begin at `start`."""
         hidden = functional.embedding(codes, self._embedding_tables()[1])
         if not self.config.rotary:
             hidden = hidden + self._image_positions()[start : start + codes.shape[1]]
@@ -261,15 +263,15 @@ class TextToImageTransformer(nn.Module):
         return (self.row_positions[:, None] + self.column_positions).flatten(0, 1)
 
     def text_logits(self, normed: Tensor) -> Tensor:
-        """Logits (..., text_rows) of the next text token."""
+        """Computes the logits (..., text_rows) of the next text token."""
         return functional.linear(normed, self.output.weight[: self.text_rows], self.output.bias[: self.text_rows])
 
     def image_logits(self, normed: Tensor) -> Tensor:
-        """Logits (..., image_vocab_size) of the next image code."""
+        """Computes the logits (..., image_vocab_size) of the next image code."""
         return functional.linear(normed, self.output.weight[self.text_rows :], self.output.bias[self.text_rows :])
 
     def layers(self, text: Tensor, dtype: torch.dtype) -> tuple[list[Layer], list[Tensor]]:
-        """The layers as the stacks run them, and the list of all weights without duplicates.
+        """Returns the layers as the stacks run them, and the list of all weights without duplicates.
 
         Args:
             text: Token ids (B, text_seq_len).
@@ -306,7 +308,7 @@ class TextToImageTransformer(nn.Module):
         return layers, weights
 
     def patterns(self, dtype: torch.dtype) -> dict[AttentionType, AttentionPattern]:
-        """The attention masks in use, on the weights' device."""
+        """Returns the attention masks in use, on the weights' device."""
         kernels = self.kernel_choice(dtype).kernels
         key = (self.final_norm.weight.device, dtype, kernels)
         if key not in self._patterns:
@@ -338,7 +340,7 @@ class TextToImageTransformer(nn.Module):
         return self._kernel_choices[key]
 
     def rotation(self) -> Tensor:
-        """The `rotation_table`, on the device and in the type of the weights."""
+        """Returns the `rotation_table`, on the device and in the type of the weights."""
         reference = self.final_norm.weight
         key = (reference.device, reference.dtype)
         if key not in self._rotations:
@@ -358,13 +360,13 @@ class TextToImageTransformer(nn.Module):
         """Counts the layers, from the last, that can keep their activations within a budget; see `activation_bytes`.
 
         Backward needs the activations. A layer that keeps its own saves a fourth of its time. The other layers are
-        computed again: reversible ones from their outputs, others from their inputs, which are kept (activation
+        computed again: reversible layers from their outputs, others from their inputs, which are kept (activation
         checkpointing).
 
         Args:
-            micro_batch_size: B.
+            micro_batch_size: B, samples per forward pass.
             activation_budget_bytes: Bytes that may be kept; None keeps all activations, 0 none.
-            dtype: The type in which layers compute; None: autocast's current one.
+            dtype: Type in which layers compute; None: that of the current autocast.
         """
         if activation_budget_bytes is None:
             return self.config.num_layers
@@ -372,7 +374,7 @@ class TextToImageTransformer(nn.Module):
         return sum(total <= activation_budget_bytes for total in totals)
 
     def _compute_dtype(self) -> torch.dtype:
-        """The weights' type, or a lower one under autocast."""
+        """Type of the weights, or a lower one under autocast."""
         reference = self.final_norm.weight
         if reference.device.type != "meta" and torch.is_autocast_enabled(reference.device.type):
             return torch.get_autocast_dtype(reference.device.type)
@@ -401,26 +403,26 @@ class TextToImageTransformer(nn.Module):
 
 
 def usual_activation_budget(config: ModelConfig) -> int | None:
-    """Default budget of activations; see `TextToImageTransformer.stored_layers`."""
+    """Default budget of activations in bytes, None for all; see `TextToImageTransformer.stored_layers`."""
     return KEPT_ACTIVATION_BYTES if config.reversible else None
 
 
 def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:
-    """The model with initial weights that depend only on the seed; the global random state does not change.
+    """Builds the model with initial weights that depend only on the seed; the global random state does not change.
 
     Matrices and biases are uniform within +-1 / sqrt(inputs), norms 1 and 0, as in dalle-pytorch 1.6.6.
 
     Raises:
         BadInput: If the recipe's sizes do not fit together.
     """
-    # No devices: the weights are made on the CPU, and to fork a GPU's state would initialize CUDA.
+    # No devices: the weights are made on the CPU, and forking a GPU's random state would initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TextToImageTransformer(config)
 
 
 def _groups(config: ModelConfig) -> list[int]:
-    """Layers use the shared groups in turn; the last layer has its own group."""
+    """Index of each layer's group: layers use the shared groups in turn, and the last layer has its own group."""
     last = config.num_layers - 1
     if config.shared_groups is None:
         return list(range(config.num_layers))

@@ -1,4 +1,4 @@
-"""The vocabulary's matrices at both ends: the embedding and the output head.
+"""Matrices of the vocabulary at both ends of the model: the embedding and the output head.
 
 The gradient of a large vocabulary is as large as its matrix. Here it is allocated only once: each part of the
 vocabulary writes its rows, and if both ends share a matrix, the embedding adds to what the output head wrote. Autograd
@@ -16,11 +16,11 @@ from torch.nn import functional
 from training.model.blocks import weight_grad
 
 CHUNK_BYTES = 8 << 20
-"""The softmax processes this many bytes of logits at a time, which stay in the CPU's cache."""
+"""Bytes of logits that the softmax processes at a time, so that they stay in the CPU's cache."""
 
 
 class TiedGradient:
-    """Brings the gradient of a shared matrix from the output, whose backward comes first, to the embedding."""
+    """Passes the gradient of a shared matrix from the output head, whose backward comes first, to the embedding."""
 
     def __init__(self):
         self._matrix: Tensor | None = None
@@ -30,13 +30,13 @@ class TiedGradient:
         self._matrix = matrix
 
     def take(self, like: Tensor) -> Tensor:
-        """The stored gradient, or zeros in the shape of the matrix."""
+        """Returns the stored gradient, or zeros in the shape of the matrix."""
         matrix, self._matrix = self._matrix, None
         return torch.zeros_like(like) if matrix is None else matrix
 
 
 def embed_tied(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
-    """Rows (B, T, D) of the matrix (V, D) that is also the output head's; give both the same `tied`."""
+    """Looks up rows (B, T, D) of the matrix (V, D) that is also the output head's; give both the same `tied`."""
     return _TiedEmbedding.apply(ids, weight, tied)
 
 
@@ -73,18 +73,18 @@ def output_losses(
     dtype: torch.dtype,
     tied: TiedGradient | None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross entropies of text and image tokens.
+    """Computes the mean cross entropies of text and image tokens.
 
     Args:
-        hidden: (B, T, D), the output of the last norm. Position i predicts token i of text and image; positions after
-            the last token predict nothing.
-        weight: (V, D), text rows before image rows.
-        bias: (V,).
+        hidden: Output of the last norm, (B, T, D). Position i predicts token i of text and image; positions after the
+            last token predict nothing.
+        weight: Output matrix (V, D), text rows before image rows.
+        bias: Bias (V,).
         text: Ids of the text's tokens, (B, X - 1).
         codes: Codes of the image's tokens, (B, I).
-        text_rows: The number of rows that belong to the text.
+        text_rows: Number of rows that belong to the text.
         dtype: Type in which logits are computed; they are normalized in the weights' type.
-        tied: The same object as for the embedding if they share the matrix, otherwise None.
+        tied: The embedding's `TiedGradient` if the two share the matrix, otherwise None.
 
     Returns:
         Two scalars, differentiable (once) by autograd.
@@ -129,7 +129,7 @@ class _OutputLosses(torch.autograd.Function):
             grad_hidden[:, part.tokens] = grad_inputs.view(ctx.shape[0], -1, ctx.shape[2])
             weight_grad(logits, inputs, out=grad_weight[part.rows])
         if ctx.tied is not None:
-            # The embedding, whose backward comes last, returns the sum; returned here as well, this part would count
+            # The embedding, whose backward comes last, returns the sum; if this part also returned it, it would count
             # twice.
             ctx.tied.leave(grad_weight)
             grad_weight = None
@@ -140,12 +140,12 @@ def exponentiate(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Replaces logits (n, V) in place by exp(logit - the row's largest), from which backward makes their gradient.
 
     Args:
-        logits: (n, V), overwritten.
-        labels: (n, 1), the row's right answer.
+        logits: Logits (n, V); overwritten.
+        labels: Index of each row's label, (n, 1).
 
     Returns:
-        The labels' logits less the largest, and the sums of the exponentials, (n, 1) each: the loss of a row is
-        log(sum) - the first.
+        Logits of the labels minus the largest logit, and the sums of the exponentials, (n, 1) each: the loss of a row
+        is log(sum) minus the first.
     """
     chosen, sums = logits.gather(1, labels), []
     for chunk, chosen_chunk in zip(_chunks(logits, logits), _chunks(chosen, logits), strict=True):

@@ -1,1 +1,1 @@
-"""Image codecs: pictures as grids of codebook entries."""
+"""Image codecs: they encode pictures as grids of codebook entries."""

@@ -32,21 +32,21 @@ WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"
 
 
 class ImageCodec(Protocol):
-    """The interface of all codecs. Both directions run without gradients and do not change the codec."""
+    """Interface of all codecs. Encoding and decoding run without gradients and do not change the codec."""
 
     config: CodecConfig
 
     def encode(self, pictures: Tensor) -> Tensor:
-        """Pictures (B, 3, S, S), float in [0, 1], to codes (B, G * G), int64 in [0, K), row by row."""
+        """Encodes pictures (B, 3, S, S), float in [0, 1], as codes (B, G * G), int64 in [0, K), row by row."""
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes (B, G * G) to pictures (B, 3, S, S), float in [0, 1]."""
+        """Decodes codes (B, G * G) to pictures (B, 3, S, S), float in [0, 1]."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights, by the names under which they are stored."""
+        """Returns all weights, by the names under which they are stored."""
 
     def to(self, device: torch.device) -> ImageCodec:
-        """The same codec, after its weights have moved to a device."""
+        """Moves the codec's weights to a device, and returns the codec."""
 
 
 def decoded_pixels(codec: ImageCodec, codes: Tensor) -> np.ndarray:
@@ -55,7 +55,7 @@ def decoded_pixels(codec: ImageCodec, codes: Tensor) -> np.ndarray:
 
 
 class _Residual(nn.Module):
-    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); initially x plus a constant."""
+    """Residual block x + 1x1(GELU(3x3(norm(x)))) of (B, W, G, G); initially it adds a constant."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -69,10 +69,10 @@ class _Residual(nn.Module):
 
 
 class SmallCodec(nn.Module):
-    """A convolutional VQ model that computes only on the token grid.
+    """Convolutional VQ model that computes only on the token grid.
 
-    The decoder draws each patch of f x f pixels as a soft stencil between two colours (as block truncation coding
-    does; Delp and Mitchell 1979), so that an outline learned in one colour serves all of them.
+    The decoder draws each patch of f x f pixels as a soft stencil between two colours (as block truncation coding does;
+    Delp and Mitchell 1979), so that an outline learned in one colour is used for all colours.
     """
 
     WIDTH, CODE_WIDTH, ENCODER_BLOCKS, DECODER_BLOCKS = 64, 8, 2, 3
@@ -103,7 +103,7 @@ class SmallCodec(nn.Module):
 
     @property
     def grid(self) -> int:
-        """G, tokens along a side."""
+        """G, the number of tokens along a side."""
         return self.config.image_size // self.config.downsampling
 
     @torch.inference_mode()
@@ -121,11 +121,11 @@ class SmallCodec(nn.Module):
         return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """The nearest codebook entries (n,) of vectors (n, C)."""
+        """Finds the nearest codebook entries (n,) of vectors (n, C)."""
         return torch.cdist(vectors, self.codebook).argmin(dim=1)
 
     def paint(self, vectors: Tensor) -> Tensor:
-        """Patches (B, 3, f * f, G, G) in [0, 1] from code vectors (B, C, G, G)."""
+        """Draws patches (B, 3, f * f, G, G) in [0, 1] from code vectors (B, C, G, G)."""
         pixels = self.config.downsampling**2
         features = torch.sigmoid(2 * self.decoder(vectors))
         stencil = features[:, None, :pixels]
@@ -137,8 +137,8 @@ class _CodebookTrainer:
     """Keeps each codebook entry at the running mean of the vectors assigned to it, and moves unused entries.
 
     Args:
-        codec: Its codebook is changed in place.
-        generator: Chooses initial and moved entries.
+        codec: Codec whose codebook is changed in place.
+        generator: Random generator for the choice of initial and moved entries.
         free_steps: Number of initial steps in which vectors are not quantized.
     """
 
@@ -154,13 +154,14 @@ class _CodebookTrainer:
         self.idle_steps = torch.zeros(len(codec.codebook))
 
     def quantize(self, encoded: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The decoder's input in this step from encoded patches (B, C, G, G), and the loss of their distance to codes.
+        """Returns the decoder's input in this step for encoded patches (B, C, G, G), and the loss of their distance to
+        codes.
 
         The gradient skips the quantization (straight-through estimator).
         """
         vectors = encoded.permute(0, 2, 3, 1).reshape(-1, self.codec.CODE_WIDTH)
         if step < self.free_steps:
-            # The last four batches: k-means needs more vectors than one batch has.
+            # The last four batches: k-means needs more vectors than one batch contains.
             self.recent = [*self.recent[-3:], vectors.detach()]
             return encoded, torch.zeros(())
         if step == self.free_steps:
@@ -191,7 +192,7 @@ class _CodebookTrainer:
         self._move(slice(None), centres)
 
     def update(self, vectors: Tensor, codes: Tensor) -> None:
-        """One step with vectors (n, C) that were assigned to codes (n,)."""
+        """Makes one step with vectors (n, C) that were assigned to codes (n,)."""
         used = torch.bincount(codes, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - self.DECAY)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, codes, vectors), 1 - self.DECAY)
@@ -226,7 +227,7 @@ def train_small_codec(
     vectors, and running means keep it there. A picture is chosen more often if its last reconstruction was poor.
 
     Args:
-        pictures: uint8, (n, 3, S, S).
+        pictures: Pictures to train on, uint8, (n, 3, S, S).
         config: Sizes of the codec.
         steps: Gradient steps. 1600 of 32 pictures take about a minute on two cores at S = 64.
         batch_size: Pictures per step.
@@ -304,16 +305,16 @@ def _edge_contrasts(pictures: Tensor) -> Tensor:
 
 
 def save_codec(codec: ImageCodec, folder: Path) -> str:
-    """Writes `codec.safetensors` and `codec.json` (kind, config, digest) into a folder; each whole or not at all.
+    """Writes `codec.safetensors` and `codec.json` (kind, config, digest) into a folder, each file atomically.
 
     Returns:
-        The digest; see `digest_of`.
+        Digest of the codec; see `digest_of`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = safetensors.torch.save(codec.tensors())
     digest = digest_of(weights)
     described = {"kind": codec.config.kind, "config": codec.config.model_dump(exclude={"weights"}), "digest": digest}
-    # The weights first: a killed program leaves no description without them.
+    # The weights first: a killed program leaves no description without its weights.
     write_whole(folder / WEIGHTS_FILE, weights)
     write_whole(folder / CONFIG_FILE, json.dumps(described, indent=2) + "\n")
     return digest
@@ -323,7 +324,7 @@ def codec_config(folder: Path) -> CodecConfig:
     """Reads the description of the codec in a folder that `save_codec` wrote.
 
     Raises:
-        BadInput: If it says nothing.
+        BadInput: If the folder has no valid description.
     """
     try:
         return CodecConfig(**json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["config"])
@@ -335,17 +336,17 @@ def codec_config(folder: Path) -> CodecConfig:
 
 
 def digest_of(weights: bytes) -> str:
-    """Identifies the codec, and thus the meaning of its codes: SHA-256 of the weights file, in hex."""
+    """Digest that identifies the codec, and thus the meaning of its codes: SHA-256 of the weights file, in hex."""
     return hashlib.sha256(weights).hexdigest()
 
 
 def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
-    """The codec in a folder, or a published VQ-GAN.
+    """Loads the codec in a folder, or a published VQ-GAN.
 
     Args:
         source: A folder that `save_codec` wrote, or the path of a file in it; for VQ-GAN also a checkpoint of
             taming-transformers (`.safetensors`, `.pt` or `.ckpt`).
-        config: The recipe's section; its sizes must be the codec's.
+        config: Codec section of the recipe; its sizes must be the codec's.
 
     Raises:
         BadInput: If files are missing, broken or of a codec other than the recipe's.
@@ -386,5 +387,5 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
 
 
 def _vqgan() -> ModuleType:
-    """The module of VQ-GAN, imported only when it is used."""
+    """Imports the module of VQ-GAN, only when it is used, and returns it."""
     return importlib.import_module("training.model.codecs.vqgan")

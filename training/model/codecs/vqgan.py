@@ -1,9 +1,9 @@
 """VQ-GAN with a Gumbel quantizer, the image codec of the 2021 run (Esser et al. 2021, arXiv:2012.09841).
 
-The run used `vqgan_gumbel_f8`: 8 pixels per token, 8192 entries. Encoder and decoder consist of diffusers' blocks;
+That run used `vqgan_gumbel_f8`: 8 pixels per token, 8192 entries. Encoder and decoder consist of diffusers' blocks;
 weights are read and written in the layout of taming-transformers, in which they are published. The sizes of the network
-follow from the weights. Encoding takes the likeliest entry. The published code samples one with Gumbel noise even
-outside of training, so that its codes differ between calls.
+follow from the weights. Encoding takes the likeliest entry. The published code samples an entry with Gumbel noise even
+outside of training, so its codes differ between calls.
 
 Letters as in `training.model.codecs.codec`; E width of an entry, Z width of the encoder's last map.
 """
@@ -26,37 +26,37 @@ from training.model.codecs.config import CodecConfig
 INSTALL = "pip install diffusers"
 
 PICTURES_TOGETHER = 8
-"""Pictures in one pass; one of 256 x 256 takes about 0.3 GB of working memory."""
+"""Number of pictures in one pass; a picture of 256 x 256 takes about 0.3 GB of working memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VqGanShape:
-    """Sizes of the network, as its weights have them."""
+    """Sizes of the network, as read from its weights."""
 
     widths: tuple[int, ...]
     """Channels of each level, the finest first; every level but the last halves the side."""
     blocks_per_level: int
-    """Residual blocks of an encoder level; a decoder level has one more."""
+    """Number of residual blocks of an encoder level; a decoder level has one more."""
     attention: tuple[bool, ...]
-    """True if a level has self-attention."""
+    """True for each level that has self-attention."""
     map_width: int
-    """Z."""
+    """Z, width of the encoder's last map."""
     entry_width: int
-    """E."""
+    """E, width of a codebook entry."""
     codebook_size: int
-    """K."""
+    """K, number of codebook entries."""
 
     @property
     def downsampling(self) -> int:
-        """f."""
+        """f, number of pixels per token along a side."""
         return 2 ** (len(self.widths) - 1)
 
 
 def read_shape(tensors: dict[str, Tensor]) -> VqGanShape:
-    """Sizes from weights in the layout of taming-transformers.
+    """Reads sizes from weights in the layout of taming-transformers.
 
     Raises:
-        BadInput: If they are not a Gumbel VQ-GAN's.
+        BadInput: If the weights are not those of a Gumbel VQ-GAN.
     """
     try:
         levels = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down."))
@@ -77,14 +77,14 @@ def read_shape(tensors: dict[str, Tensor]) -> VqGanShape:
 
 
 class VqGan(nn.Module):
-    """The codec; see `training.model.codecs.codec.ImageCodec`.
+    """VQ-GAN codec; see `training.model.codecs.codec.ImageCodec`.
 
     Args:
         shape: Sizes of the network.
-        config: The recipe's section; it must agree with the shape.
+        config: Codec section of the recipe; it must agree with the shape.
 
     Raises:
-        BadInput: If the two disagree, or diffusers is not installed.
+        BadInput: If shape and config disagree, or diffusers is not installed.
     """
 
     def __init__(self, shape: VqGanShape, config: CodecConfig):
@@ -124,7 +124,7 @@ class VqGan(nn.Module):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], config: CodecConfig) -> VqGan:
-        """A codec from weights in the layout of taming-transformers; those of its training losses are ignored.
+        """Makes a codec from weights in the layout of taming-transformers; weights of its training losses are ignored.
 
         Raises:
             BadInput: If weights are missing, unknown, or of another size.
@@ -141,7 +141,7 @@ class VqGan(nn.Module):
             )
         for name, tensor in tensors.items():
             target = own[names[name]]
-            if tensor.squeeze().shape != target.squeeze().shape:  # theirs have more axes of length 1
+            if tensor.squeeze().shape != target.squeeze().shape:  # published weights have more axes of length 1
                 raise BadInput(
                     f"The VQ-GAN's weight {name!r} has the shape {tuple(tensor.shape)}, not {tuple(target.shape)}.",
                     cure="Give the weights that the recipe's `[codec]` means.",
@@ -150,7 +150,8 @@ class VqGan(nn.Module):
         return codec.eval().requires_grad_(False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights in the layout of taming-transformers, where attention projections are 1x1 convolutions."""
+        """Returns all weights in the layout of taming-transformers, where attention projections are 1x1
+        convolutions."""
         published = {}
         for own_name, tensor in self.state_dict().items():
             name = published_name(own_name, self.shape)
@@ -177,7 +178,7 @@ class VqGan(nn.Module):
 
 
 def published_name(name: str, shape: VqGanShape) -> str:
-    """The name in taming-transformers of a weight of `VqGan`."""
+    """Name in taming-transformers of a weight of `VqGan`."""
     last = len(shape.widths) - 1
     if name.startswith(("scores.", "codebook.")):
         return name.replace("scores.", "quantize.proj.").replace("codebook.", "quantize.embed.")
@@ -196,10 +197,10 @@ def published_name(name: str, shape: VqGanShape) -> str:
 
 
 def load_vqgan(path: Path, config: CodecConfig) -> VqGan:
-    """A codec from a published checkpoint: safetensors, or a `.pt`/`.ckpt` that holds tensors only.
+    """Loads a codec from a published checkpoint: safetensors, or a `.pt`/`.ckpt` that holds tensors only.
 
     Raises:
-        BadInput: If it cannot be read safely, or belongs to another network.
+        BadInput: If the file cannot be read safely, or belongs to another network.
     """
     try:
         if path.suffix == ".safetensors":

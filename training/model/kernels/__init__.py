@@ -1,1 +1,1 @@
-"""The inner loops of the model, and the choice between them."""
+"""Inner loops of the model, and the choice between them."""

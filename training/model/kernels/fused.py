@@ -22,7 +22,7 @@ from training.model.config import AttentionType
 from training.model.layout import Layout
 
 ALIGNMENT = 16
-"""Alignment in values: PyTorch reads a mask directly if its rows begin at multiples of this, and otherwise copies it
+"""Multiple at which the rows of a mask begin, in values: PyTorch reads such a mask directly, and otherwise copies it
 first (sdp_utils.cpp, pad_bias)."""
 
 
@@ -33,20 +33,21 @@ class Piece:
     queries: slice
     """Image tokens of all bands."""
     keys: slice
-    """Image tokens to which the bands attend: windows at the same distance from each other as the bands."""
+    """Image tokens to which the bands attend: windows as far apart from each other as the bands."""
     bands: int
     mask: Tensor
-    """(1, 1, M, X + W): 0 or -inf, for the M tokens of a band and those to which it may attend, text first."""
+    """Mask (1, 1, M, X + W): 0 or -inf, for the M tokens of a band and those to which it may attend, text first."""
 
 
 class FusedPattern(AttentionPattern):
-    """Computes what `AttentionPattern` does by fused kernels; `backward` needs only the bias.
+    """`AttentionPattern` computed by fused kernels; `backward` needs only the bias.
 
     Args:
-        kind: See `AttentionPattern`.
-        layout: See `AttentionPattern`.
-        reference: See `AttentionPattern`.
-        num_heads: N; needed to separate samples, since a sample's padding mask is the same for all heads.
+        kind: Kind of the mask; see `AttentionPattern`.
+        layout: Order of the tokens.
+        reference: Tensor with the device and the type; see `AttentionPattern`.
+        num_heads: N, number of heads; needed to separate samples, since a sample's padding mask is the same for all
+            heads.
     """
 
     def __init__(self, kind: AttentionType, layout: Layout, reference: Tensor, num_heads: int):
@@ -60,7 +61,7 @@ class FusedPattern(AttentionPattern):
 
     @property
     def score_count(self) -> int:
-        """0: no probabilities are kept."""
+        """Always 0, since fused kernels keep no probabilities."""
         return 0
 
     def attend(self, text: Tensor, image: Tensor | None, text_key_bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -86,7 +87,7 @@ class FusedPattern(AttentionPattern):
     def _outputs(
         self, text: Tensor, image: Tensor | None, text_key_bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        bias = None if text_key_bias is None else text_key_bias[:: self._num_heads, None]  # one for all heads
+        bias = None if text_key_bias is None else text_key_bias[:: self._num_heads, None]  # one mask for all heads
         if self.kind == "full":
             return self._full(text, image, bias)
         query, key, value = self._by_heads(text, 1)
@@ -98,7 +99,7 @@ class FusedPattern(AttentionPattern):
         return text_out.reshape(text.shape[1:]), torch.cat(outs, dim=1) if len(outs) > 1 else outs[0]
 
     def _full(self, text: Tensor, image: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Everything as one causal sequence."""
+        """Computes all tokens as one causal sequence."""
         tokens = text if image is None else torch.cat([text, image], dim=2)
         query, key, value = self._by_heads(tokens, 1)
         length, mask = tokens.shape[2], None
@@ -109,7 +110,7 @@ class FusedPattern(AttentionPattern):
         return out[:, : self.layout.text_len], None if image is None else out[:, self.layout.text_len :]
 
     def _attend_piece(self, piece: Piece, text: Tensor, image: Tensor, bias: Tensor | None) -> Tensor:
-        """Output (B * N, bands * M, H) of the piece's queries."""
+        """Computes the output (B * N, bands * M, H) of the piece's queries."""
         band, window = piece.mask.shape[-2], piece.mask.shape[-1] - text.shape[2]
         words = text[1:, :, None].expand(-1, -1, piece.bands, -1, -1)
         seen = image[1:, :, piece.keys]
@@ -122,19 +123,19 @@ class FusedPattern(AttentionPattern):
         return out.reshape(image.shape[1], -1, image.shape[3])
 
     def _by_heads(self, tensor: Tensor, bands: int) -> Tensor:
-        """(n, B * N, ..., K, H) as (n, B, N * bands, K, H): to the kernel, bands are further heads."""
+        """Views (n, B * N, ..., K, H) as (n, B, N * bands, K, H): to the kernel, bands are further heads."""
         heads = self._num_heads * bands
         return tensor.reshape(tensor.shape[0], -1, heads, *tensor.shape[-2:])
 
 
 def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> Iterable[Piece]:
-    """The pieces of the image: neighbouring bands with equal masks are joined.
+    """Yields the pieces of the image: neighbouring bands with equal masks are joined.
 
     Args:
-        allowed: See `allowed_pairs`; in the order of the image's tokens.
+        allowed: Allowed pairs of tokens in the order of the image's tokens; see `allowed_pairs`.
         layout: Order of the tokens.
-        reach: Rows to which a row attends, including itself.
-        reference: As for `AttentionPattern`.
+        reach: Number of rows to which a row attends, including itself.
+        reference: Tensor with the device and the type; see `AttentionPattern`.
     """
     text, grid = layout.text_len, layout.grid
     rows = grid if grid <= DENSE_GRID else BAND_ROWS
@@ -144,7 +145,7 @@ def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> I
         keys = slice(max(0, start - reach + 1) * grid, queries.stop)
         mask = allowed[text:][queries]
         bands.append((queries, keys, torch.cat([mask[:, :text], mask[:, text:][:, keys]], dim=1)))
-    # Compared by value: in the middle of the image all bands have the same mask.
+    # Compared by value: in the middle of the image all bands have one mask.
     for _, alike in groupby(bands, key=lambda band: (band[2].shape, band[2].numpy().tobytes())):
         alike = list(alike)
         yield Piece(
@@ -156,7 +157,7 @@ def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> I
 
 
 def _windows(tensor: Tensor, size: int, step: int) -> Tensor:
-    """The windows along K of (n, B * N, K, H): (n, B * N, windows, size, H)."""
+    """Returns the windows along K of (n, B * N, K, H): (n, B * N, windows, size, H)."""
     return tensor.unfold(2, size, step).transpose(-1, -2)
 
 
@@ -166,7 +167,7 @@ def _mask(allowed: Tensor, reference: Tensor) -> Tensor:
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """The same mask, with rows that begin at multiples of `ALIGNMENT`."""
+    """Copies a mask, with rows that begin at multiples of `ALIGNMENT`."""
     length = mask.shape[-1]
     rows = mask.new_empty(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)[..., :length]
     return rows.copy_(mask)

@@ -1,4 +1,4 @@
-"""Chooses the kernels that compute a model on a device, by trials on synthetic samples before the first step."""
+"""Choice of the kernels that compute a model on a device, by trials on synthetic samples before the first step."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from training.model.kernels.fused import FusedPattern
 from training.model.layout import Layout
 
 Kernels = Literal["products", "fused"]
-"""Separate matrix products (`training.model.attention`), or fused kernels (`training.model.kernels.fused`)."""
+"""Kernels of attention: separate matrix products (`training.model.attention`), or fused ones
+(`training.model.kernels.fused`)."""
 
 FUSED_DEVICES = ("cuda",)
 """Types of devices on which fused kernels are tried. On a CPU they are not faster: a step of model S
 (benchmarks/model/model_cases.py) takes 1.04 times as long in float32, 1.13 times in bfloat16."""
 SAMPLES = 4
-"""Samples of a trial: with fewer, a GPU's time would be dominated by launching kernels."""
+"""Number of samples of a trial: with fewer, the launches of kernels would dominate a GPU's time."""
 AS_EXACT = 3.0
-"""The largest error of fused kernels, relative to that of separate products of the same type."""
+"""Largest accepted error of fused kernels, relative to that of separate products of the same type."""
 LEAST_ERROR = 1e-6
-"""A relative error below which no kernel counts as inexact."""
+"""Relative error below which no kernel counts as inexact."""
 AS_FAST = 1.1
-"""The largest time of fused kernels, relative to separate products, with which they are used: they take less memory."""
+"""Largest accepted time of fused kernels, relative to separate products; it is above 1 because they take less
+memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,20 +49,20 @@ def choose_kernels(
     num_heads: int,
     head_dim: int,
 ) -> KernelChoice:
-    """Chooses fused kernels on a GPU if they compute the same and are not slower; takes well below a second there.
+    """Chooses fused kernels on a GPU if they are as exact and not slower; takes well below a second there.
 
     Args:
         reference: A tensor on the device and of the type in which attention is computed.
-        kinds: The masks in use.
+        kinds: Kinds of masks in use.
         layout: Order of the tokens.
-        num_heads: N.
-        head_dim: H.
+        num_heads: N, number of heads.
+        head_dim: H, width of one head.
     """
     if reference.device.type not in FUSED_DEVICES:
         return KernelChoice(kernels="products", reason="fused kernels are faster only on GPUs")
     try:
         trials = [compare(reference, kind, layout, num_heads, head_dim) for kind in sorted(set(kinds))]
-    except RuntimeError as error:  # no such kernel for this card or type, or no memory
+    except RuntimeError as error:  # the card or type has no such kernel, or no memory is left
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         return KernelChoice(kernels="products", reason=f"the fused kernels fail here: {first_line}")
     return judge(trials)
@@ -68,7 +70,8 @@ def choose_kernels(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Attention of one kind, forward and backward, in both ways; relative errors against float64, and seconds."""
+    """Result of a trial of one kind of attention, forward and backward, by both kernels: errors relative to float64,
+    and seconds."""
 
     kind: AttentionType
     fused_error: float
@@ -78,7 +81,7 @@ class Trial:
 
 
 def judge(trials: Sequence[Trial]) -> KernelChoice:
-    """The kernels to use after a number of trials."""
+    """Chooses the kernels by a number of trials."""
     for trial in trials:
         if trial.fused_error > max(AS_EXACT * trial.products_error, LEAST_ERROR):
             errors = f"off by {trial.fused_error:.2g} where single products are off by {trial.products_error:.2g}"
@@ -91,29 +94,29 @@ def judge(trials: Sequence[Trial]) -> KernelChoice:
 
 
 def compare(reference: Tensor, kind: AttentionType, layout: Layout, num_heads: int, head_dim: int) -> Trial:
-    """Both ways on synthetic samples that end in padding."""
+    """Runs both kernels on synthetic samples that end in padding."""
     generator, folded = torch.Generator().manual_seed(0), SAMPLES * num_heads
     shapes = [(3, folded, layout.text_len, head_dim), (3, folded, layout.image_len, head_dim)]
-    # Drawn on the CPU, so that each device is judged with the same numbers.
+    # Drawn on the CPU, so that each device is judged with equal numbers.
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64).to(reference.device) for shape in shapes]
     grads = [torch.randn(shape[1:], generator=generator, dtype=torch.float64).to(reference.device) for shape in shapes]
     for part in exact:
         part[0] *= head_dim**-0.5
     padding = torch.zeros(folded, 1, layout.text_len, dtype=torch.float64, device=reference.device)
-    # Half of the text is padding, so that the way with a mask is tried too.
+    # Half of the text is padding, so that attention with a mask is tried too.
     padding[:, :, layout.text_len // 2 :] = float("-inf")
 
     def run(pattern: AttentionPattern, dtype: torch.dtype) -> tuple[Tensor, float]:
         text, image, grad_text, grad_image, bias = (part.to(dtype) for part in (*exact, *grads, padding))
         times = []
-        for _ in range(3):  # the first one loads the kernels
+        for _ in range(3):  # the first run loads the kernels
             began = _now(reference.device)
             text_out, image_out, *kept = pattern.attend(text, image, bias)
             back = pattern.backward(text, image, tuple(kept), grad_text, grad_image)
             times.append(_now(reference.device) - began)
         return torch.cat([part.double().flatten() for part in (text_out, image_out, *back)]), min(times[1:])
 
-    # Sampling may be the first to ask, in inference mode, whose tensors the fused kernels' backward refuses.
+    # Sampling may choose first, in inference mode, whose tensors the fused kernels' backward refuses.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(reference.device.type, enabled=False):
         true, _ = run(AttentionPattern(kind, layout, reference.double()), torch.float64)
         products, products_seconds = run(AttentionPattern(kind, layout, reference), reference.dtype)

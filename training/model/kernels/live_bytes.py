@@ -1,7 +1,7 @@
-"""Counts the bytes that a computation holds, without memory and without arithmetic.
+"""Count of the bytes that a computation holds, without memory and without arithmetic.
 
-Tensors are PyTorch's fake ones (`FakeTensorMode`): they have a shape, a type and a device, but no content. So the same
-code runs as in training, on models of any size, in the time that Python takes to go through it.
+Tensors are PyTorch's fake ones (`FakeTensorMode`): they have a shape, a type and a device, but no content. So the code
+of training runs unchanged, on models of any size, in the time that Python takes to go through it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from calculator.tape.autograd import allocated_bytes
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts within `with` the bytes of tensors that operations have returned and that still exist."""
+    """Context that counts the bytes of tensors that operations have returned and that still exist."""
 
     def __init__(self):
         super().__init__()
         self._sizes: dict[int, int] = {}
-        """Address of a storage -> its bytes."""
+        """Bytes of each storage, by its address."""
 
     def bytes_now(self) -> int:
-        """Bytes that exist now."""
+        """Number of bytes that exist now."""
         return sum(self._sizes.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -35,7 +35,7 @@ class LiveBytes(TorchDispatchMode):
         for one in returned if isinstance(returned, tuple | list) else [returned]:
             if isinstance(one, Tensor):
                 storage = one.untyped_storage()
-                # A view, or the result of an operation in place, has a storage that is known.
+                # A view, or the result of an operation in place, has a storage that is counted already.
                 if storage._cdata not in self._sizes:
                     self._sizes[storage._cdata] = allocated_bytes(storage.nbytes(), 1)
                     # PyTorch keeps a storage's Python object as long as the storage itself.
@@ -45,9 +45,9 @@ class LiveBytes(TorchDispatchMode):
 
 @contextmanager
 def fake_tensors(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Creates only fake tensors within this context; yields fake parameters and buffers of the module, by their names.
+    """Context that creates only fake tensors; yields fake parameters and buffers of the module, by their names.
 
-    Tensors that are tied in the module are tied in the result. The module itself does not change.
+    Tensors that are tied in the module are tied among the fake ones too. The module itself does not change.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         made: dict[int, Tensor] = {}

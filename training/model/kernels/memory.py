@@ -1,4 +1,4 @@
-"""glibc's allocator: keeps the memory that a step frees for the next one, and returns what only the start needed."""
+"""Settings of glibc's allocator: it keeps memory that a step frees for the next one, and returns that of the start."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-"""The most that glibc accepts (malloc/malloc.c, HEAP_MAX_SIZE / 2)."""
+"""Largest threshold that glibc accepts (malloc/malloc.c, HEAP_MAX_SIZE / 2)."""
 
 
 def keep_freed_memory() -> bool:
     """Tells glibc to keep freed memory for the rest of the process; does nothing on other systems.
 
-    A training step allocates and frees the same large buffers again and again. Each time the system provides a new
-    one, it clears it page by page, which takes a sixth of the time of a step of the demo. The price is memory: the
-    process stays as large as at its peak, and becomes larger than all that it uses at once, because blocks of other
-    sizes do not fill the free ones. The full model's step grows it by twice what it holds (benchmarks/README.md).
+    A training step allocates and frees large buffers, which have equal sizes in each step. Each time the system
+    provides a new buffer, it clears it page by page, which takes a sixth of the time of a step of the demo. The price
+    is memory: the process stays as large as at its peak, and becomes larger than all that it uses at once, because
+    blocks of other sizes do not fill the free ones. The full model's step grows it by twice what it holds
+    (benchmarks/README.md).
 
     Returns:
-        Whether it was set.
+        True if the allocator has accepted the setting.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -37,7 +38,7 @@ def give_back_freed_memory() -> bool:
     of what remains (benchmarks/memory/memory_on_host.py), and steps never need that much again.
 
     Returns:
-        Whether the C library was called.
+        True if the C library was called.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is None:

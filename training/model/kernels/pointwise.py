@@ -1,4 +1,4 @@
-"""The functions of a block between its matrix products: norm and token shift, rotation, gate, and their gradients.
+"""Functions of a block between its matrix products: norm and token shift, rotation, gate, and their gradients.
 
 All of them are limited by memory bandwidth.
 """
@@ -12,14 +12,15 @@ from torch.nn.functional import gelu
 from training.model.layout import Layout, shift_tokens, shift_tokens_backward
 
 NORM_EPS = 1e-5
-"""Added to the variance in layer norms (PyTorch's default, which dalle-pytorch uses)."""
+"""Term added to the variance in layer norms (PyTorch's default, which dalle-pytorch uses)."""
 
 
 def norm_and_shift(
     hidden: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's input to its first matrix, (B * T, D), and the norm's mean and 1 / deviation, for backward."""
-    # Unlike `layer_norm`, it returns the mean and 1 / deviation that it has computed.
+    """Computes the block's input to its first matrix, (B * T, D), and the norm's mean and 1 / deviation, for
+    backward."""
+    # Unlike `layer_norm`, it returns the mean and 1 / deviation too.
     normed, mean, inverse = torch.native_layer_norm(hidden, hidden.shape[-1:], weight, bias, NORM_EPS)
     normed = normed.to(dtype)
     if shift is not None:
@@ -30,7 +31,7 @@ def norm_and_shift(
 def norm_and_shift_backward(
     grad: Tensor, hidden: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input and of the norm's weight and bias, from that of `norm_and_shift`'s output, (B * T, D)."""
+    """Computes the gradients of the input and of the norm's weight and bias, from that of the output, (B * T, D)."""
     grad = grad.view_as(hidden)
     if shift is not None:
         grad = shift_tokens_backward(grad, shift)
@@ -40,7 +41,7 @@ def norm_and_shift_backward(
 
 
 def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
-    """Adjacent channels (..., H) times complex factors (..., H / 2); contiguous unless `out` is given."""
+    """Multiplies adjacent channels (..., H) by complex factors (..., H / 2); contiguous unless `out` is given."""
     if out is None:
         # Not `empty_like`, which would take over the strides of a transposed input; callers reshape the result.
         out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
@@ -52,13 +53,13 @@ def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def gated(values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-    """The gelu of the gates, and its product with the values."""
+    """Returns the gelu of the gates, and its product with the values."""
     gate = gelu(gates)
     return gate, values * gate
 
 
 def gated_backward(grad: Tensor, values: Tensor, gates: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of values and gates, from that of the product, which is overwritten."""
+    """Computes the gradients of values and gates, from that of the product, which is overwritten."""
     grad_gates = torch.ops.aten.gelu_backward(grad * values, gates)
     return grad.mul_(gate), grad_gates
 

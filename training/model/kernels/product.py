@@ -1,4 +1,4 @@
-"""Products of a matrix with one row or a few: sampling one token at a time spends most of its time on them.
+"""Product of a matrix with one row or a few: sampling one token at a time spends most of its time in such products.
 
 Such a product reads the whole matrix for little arithmetic. MKL, which PyTorch calls, reads it in blocks of rows, at a
 third of the memory's rate; product.c reads it sequentially.
@@ -23,18 +23,18 @@ SOURCE = Path(__file__).with_name("product.c")
 MOST_ROWS = 8
 """Most rows of the compiled product; with more, PyTorch's is faster (one thread, model S of benchmarks/model)."""
 MOST_THREADS = 2
-"""The loop uses one thread; if PyTorch may use more than this many, we assume that they are faster together."""
+"""Most threads of PyTorch at which the loop, which has one thread, is used; more are assumed to be faster together."""
 
 Product = Callable[[Tensor], Tensor]
 """Function from inputs (B, columns) to outputs (B, rows)."""
 
 
 def product_with(weight: Tensor, bias: Tensor | None, batch: int) -> Product:
-    """`inputs @ weight.T + bias`, prepared for repeated use without gradients.
+    """Makes the function `inputs @ weight.T + bias`, prepared for repeated use without gradients.
 
     Args:
-        weight: (rows, columns); neither it nor `bias` may change afterwards.
-        bias: (rows,) or None.
+        weight: Matrix (rows, columns); neither it nor `bias` may change afterwards.
+        bias: Vector (rows,); None: no bias.
         batch: B, the number of rows of the inputs.
     """
     on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
@@ -58,7 +58,7 @@ def _by_loop(loop: Callable, weight: Tensor, bias: Tensor | None, batch: int) ->
     bias = None if bias is None else bias.contiguous()
     matrix_at, bias_at = weight.data_ptr(), None if bias is None else bias.data_ptr()
 
-    # `_keep` holds the two tensors: the loop has only their addresses, and they could be freed.
+    # `_keep` holds the two tensors: the loop has only their addresses, and otherwise they could be freed.
     def product(inputs: Tensor, _keep: tuple = (weight, bias)) -> Tensor:
         inputs, out = inputs.contiguous(), inputs.new_empty(batch, rows)
         loop(matrix_at, bias_at, inputs.data_ptr(), out.data_ptr(), batch, rows, columns)
@@ -69,7 +69,7 @@ def _by_loop(loop: Callable, weight: Tensor, bias: Tensor | None, batch: int) ->
 
 @cache
 def _loop() -> Callable | None:
-    """The compiled loop, or None if it cannot be built; logs the reason once."""
+    """Returns the compiled loop, or None if it cannot be built; logs the reason once."""
     try:
         loop = compiled(SOURCE, cache_folder()).product
     except NotNative as reason:

@@ -1,1 +1,1 @@
-"""Causal language models by `transformers`: architecture, model with its loss, weights in folders."""
+"""Causal language models of `transformers`: architecture, model with its loss, and weights in folders."""

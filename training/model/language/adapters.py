@@ -1,8 +1,8 @@
 """LoRA: trained low-rank matrices beside the frozen linear layers of a language model (Hu et al. 2021).
 
-The library peft puts them there: y = W x + (alpha / r) B A x, with A (r, in) and B (out, r). B is zero at first, so
-that training begins with the frozen model's function. A is drawn here, from the run's seed, so that it is equal on all
-machines, whatever the version of peft. With `freeze_a` it is not trained either, and so is never sent.
+The library peft adds them: y = W x + (alpha / r) B A x, with A (r, in) and B (out, r). B is zero at first, so that
+training begins with the frozen model's function. A is drawn by this module, from the run's seed, so that it is equal on
+all machines, whatever the version of peft. With `freeze_a`, A is not trained either, and so is never sent.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FROZEN_DTYPES = {32: torch.float32, 16: torch.bfloat16, 4: torch.bfloat16}
-"""Type of frozen weights by `AdapterConfig.frozen_bits`; with 4, of those outside the layers' linear modules."""
+"""Type of frozen weights by `AdapterConfig.frozen_bits`; for 4, the type of those outside the layers' linear
+modules."""
 
 
 def frozen_dtype(adapter: AdapterConfig | None) -> torch.dtype:
-    """Type of the weights that are read: float32 if they are trained."""
+    """Type in which weights are read: float32 if they are trained."""
     return torch.float32 if adapter is None else FROZEN_DTYPES[adapter.frozen_bits]
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of weights by name: the same however they are divided into files."""
+    """SHA-256 of weights by name; it does not depend on how they are divided into files."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -50,7 +51,7 @@ def check_digest(adapter: AdapterConfig, found: str, *, named: str) -> None:
     """Compares the digest of the weights with the recipe's.
 
     Raises:
-        BadInput: If it is another one, or the recipe has none.
+        BadInput: If the digests differ, or the recipe has none.
     """
     if adapter.base_digest is None:
         raise BadInput(
@@ -69,7 +70,7 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
     """Freezes a model, in place, and puts adapters into it; those are float32.
 
     Args:
-        network: Its weights are as `frozen_dtype` says. On the meta device, adapters have shapes only.
+        network: Model whose weights have the type of `frozen_dtype`. On the meta device, adapters have shapes only.
         adapter: Adapters to add.
         seed: Seed of the adapters' first values.
 
@@ -77,9 +78,9 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
         peft's view of the network, which saves and merges adapters. `network` computes with them.
 
     Raises:
-        BadInput: If a target is no linear layer of the model.
+        BadInput: If a target is not a linear layer of the model.
     """
-    # On import, bitsandbytes tells of kernels for processors that are not installed; they would only be faster.
+    # On import, bitsandbytes reports missing kernels for processors that are not installed; they would only be faster.
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     from peft import LoraConfig, get_peft_model
 
@@ -104,7 +105,7 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
         # GPT-2's layers keep a transposed matrix.
         fan_in_fan_out=any(not isinstance(layer, nn.Linear) for layer in layers.values()),
     )
-    # peft draws first values, which `draw_adapters` replaces, and reads what transformers is going to rename.
+    # peft draws first values, which `draw_adapters` replaces, and reads names that transformers is going to change.
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         adapted = get_peft_model(network, config)
@@ -139,7 +140,7 @@ def allocate_adapters(network: nn.Module) -> None:
 
 
 def quantize(network: nn.Module) -> None:
-    """Quantizes 4-bit weights that are still whole: `to` does so when it moves a model, but not within the CPU."""
+    """Quantizes 4-bit weights that are not yet: `to` does so when it moves a model, but not within the CPU."""
     for module in network.modules():
         weight = getattr(module, "weight", None)
         if getattr(weight, "bnb_quantized", None) is False:
@@ -147,13 +148,13 @@ def quantize(network: nn.Module) -> None:
 
 
 def linear_layers(network: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear layers of a decoder without its output layer, by their names."""
+    """Finds the linear layers of a decoder without its output layer, by their names."""
     output = network.get_output_embeddings()
     return {name: module for name, module in network.named_modules() if multiplies(module) and module is not output}
 
 
 def _matrices(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """A and B of each adapter, in the model's order."""
+    """Yields A and B of each adapter, in the model's order."""
     from peft.tuners.lora import LoraLayer
 
     for module in network.modules():
@@ -163,7 +164,7 @@ def _matrices(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _check_rank(adapter: AdapterConfig, layers: Mapping[str, nn.Module]) -> None:
-    """Raises BadInput if a product of an adapter's matrices has fewer values than they have themselves."""
+    """Raises BadInput if a product of an adapter's matrices has fewer values than the two matrices."""
     for name, layer in layers.items():
         rows, columns = layer.weight.shape
         if adapter.rank > min(rows, columns):
@@ -183,7 +184,8 @@ def _check_quantizable(network: PreTrainedModel, layers: Mapping[str, nn.Module]
 
 
 def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
-    """Replaces linear layers by those of bitsandbytes, which quantize their weights to NF4 when they are moved."""
+    """Replaces linear layers by those of bitsandbytes, which quantize their weights to NF4 when the layers are
+    moved."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     for name, layer in layers.items():
@@ -195,7 +197,8 @@ def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Modu
         new.weight.module = new
         new.bias = layer.bias
         # Otherwise processors with AVX512-BF16 would pack the weights anew when nothing is trained, for a product that
-        # has no backward pass and takes only some widths: training after a look at the loss would be silently wrong.
+        # has no backward pass and takes only some widths: training after a computation of the loss alone would be
+        # silently wrong.
         new.support_avx512bf16_for_cpu = False
         network.set_submodule(name, new)
     # peft adds adapters for 4-bit layers only if the network has this mark.
@@ -206,9 +209,9 @@ def save_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path, *, b
     """Writes adapters in peft's format: adapter_config.json and adapter_model.safetensors.
 
     Args:
-        adapted: Result of `add_adapters`.
+        adapted: Model with adapters; the result of `add_adapters`.
         adapter: The recipe's adapter.
-        folder: Exists.
+        folder: Existing folder.
         base: Folder or hub id of the frozen weights.
     """
     from peft import get_peft_model_state_dict

@@ -1,7 +1,7 @@
-"""The `architecture` of a recipe: from a table of numbers to a configuration of `transformers`.
+"""Architecture of a recipe's language model: converts a table of settings to a configuration of `transformers`.
 
 A recipe may come from a stranger's address, and a `config.json` of `transformers` may also name code to run, files to
-load and kernels to download. So only families that are built into `transformers` and tested here are accepted, and of
+read and kernels to download. So only families that are built into `transformers` and tested here are accepted, and of
 their settings only those that describe the architecture.
 """
 
@@ -43,17 +43,17 @@ OLDER_NAMES = {
     "sliding_window_pattern",
     "partial_rotary_factor",
 }
-"""Settings of older `config.json` files that `transformers` still turns into today's."""
+"""Settings of older `config.json` files that `transformers` still converts to current ones."""
 SAID_OTHERWISE = {"model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 """Settings that any `config.json` has and that change nothing here; weights are always float32."""
 REFUSED_IF_SET = {"use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder"}
-"""Settings of these families that would make them something else than a decoder."""
+"""Settings of these families with which the model would not be a decoder."""
 UNSTEADY_ROPES = {"dynamic", "longrope"}
 """Rotary positions whose angles depend on the longest text so far: a document's loss would depend on its neighbours."""
 
 
 def read_architecture(table: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration that a recipe's `architecture` describes.
+    """Makes the configuration that a recipe's `architecture` describes.
 
     Raises:
         BadInput: If the family is unknown, or a setting is unknown, not allowed or impossible.
@@ -72,7 +72,7 @@ def read_architecture(table: dict[str, Any]) -> PreTrainedConfig:
 
 
 def read_config_json(table: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of published weights; settings that do not describe the architecture are left out.
+    """Makes the configuration of published weights; settings that do not describe the architecture are left out.
 
     Raises:
         BadInput: If the family is unknown, the weights are quantized, or a setting is impossible.
@@ -92,11 +92,11 @@ def check_agreement(table: dict[str, Any], config: PreTrainedConfig) -> None:
     """Compares a recipe's `architecture` with that of the weights with which training begins.
 
     Raises:
-        BadInput: If they differ in a setting that the recipe makes.
+        BadInput: If the two differ in a setting that the recipe contains.
     """
     asked = read_architecture(table)
     names = [asked.attribute_map.get(name, name) for name in table if name not in SAID_OTHERWISE]
-    # Older names are turned into this one.
+    # `transformers` converts older names to this one.
     names = ["rope_parameters" if name in OLDER_NAMES and not hasattr(asked, name) else name for name in names]
     for name in ("model_type", *names):
         ours, theirs = getattr(asked, name, None), getattr(config, name, None)
@@ -117,7 +117,7 @@ def check_length(config: PreTrainedConfig, block_length: int) -> None:
 
 
 def attention_of(config: PreTrainedConfig) -> str:
-    """The implementation of attention, by its name in `transformers`."""
+    """Name of the implementation of attention in `transformers`."""
     return "eager" if config.model_type in EAGER else "sdpa"
 
 
@@ -137,7 +137,7 @@ def _family(table: dict[str, Any]) -> str:
 
 
 def _known(family: str) -> set[str]:
-    """Settings of a family's own: not those that all classes of `transformers` share."""
+    """Returns the settings of one family, without those that all classes of `transformers` share."""
     from transformers import PreTrainedConfig
 
     kind = _config_class(family)
@@ -153,7 +153,7 @@ def _config_class(family: str) -> type[PreTrainedConfig]:
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Raises BadInput if a setting is anything but a number, a word, or (for rotary positions) a table of such."""
+    """Raises BadInput if a setting is not a number, a word, or (for rotary positions) a table of these."""
     if name in REFUSED_IF_SET and value:
         raise BadInput(f"model.architecture.{name} is {value!r}, which would not be a decoder; omit it in the recipe.")
     if name.startswith("rope") and isinstance(value, dict):
@@ -181,7 +181,7 @@ def _build(family: str, settings: dict[str, Any]) -> PreTrainedConfig:
         config = _config_class(family)(**settings)
         config.validate_rope() if hasattr(config, "validate_rope") else None
         layers = config.num_hidden_layers
-    except Exception as error:  # each class checks in its own way
+    except Exception as error:  # each class raises its own errors
         raise BadInput(
             f"transformers refuses this architecture of {family}: {first_line(error)}", cure="Change it in the recipe."
         ) from None

@@ -1,4 +1,4 @@
-"""The `[model]` and `[adapter]` of a recipe that trains a language model."""
+"""The `[model]` and `[adapter]` tables of a recipe that trains a language model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class LanguageModelConfig(Section):
     """A decoder that continues text, built by the library `transformers`."""
 
     architecture: dict[str, Any] | None = None
-    """The model as a Hugging Face `config.json` describes it, `model_type` among its fields. None: that of `from`."""
+    """Table of the model's settings as in a Hugging Face `config.json`, with `model_type`. None: the settings of
+    `from`."""
     pretrained: Annotated[str | None, Field(alias="from", min_length=1, max_length=500)] = None
-    """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
+    """Folder or hub id of the weights with which training begins. None: the weights are drawn from the seed."""
     block_length: Annotated[int, Field(ge=2)]
-    """T, tokens of a sample, each of which predicts the next; the shards are packed into blocks of this length.
-    Attention stays within a document where a block holds several."""
+    """T, number of tokens of a sample, each of which predicts the next; the shards are packed into blocks of this
+    length. Attention stays within a document where a block holds several."""
 
     @model_validator(mode="after")
     def _is_a_model(self) -> LanguageModelConfig:
@@ -29,32 +30,32 @@ class LanguageModelConfig(Section):
 
 
 class AdapterConfig(Section):
-    """What is trained in place of all weights: LoRA's adapters (Hu et al. 2021) beside the linear layers of weights
-    that stay as they are. Beside a frozen matrix W, two thin ones are trained, and W + (alpha / rank) B A computes.
-    Only they are exchanged, averaged and saved."""
+    """LoRA's adapters (Hu et al. 2021), which are trained in place of all weights, beside linear layers whose weights
+    do not change. Beside a frozen matrix W, two thin matrices A and B are trained, and the layer computes with W +
+    (alpha / rank) B A. Only A and B are exchanged, averaged and saved."""
 
     rank: Annotated[int, Field(gt=0, le=MOST_RANK)]
-    """Rows of A and columns of B."""
+    """Number of rows of A and of columns of B."""
     alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     """Scale of the adapters, divided by the rank; often one or two times the rank."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
-    """The linear layers beside which adapters stand, by their names in transformers, such as `["q_proj", "v_proj"]`,
-    or `all-linear`."""
+    """Names in transformers of the linear layers beside which adapters are added, such as `["q_proj", "v_proj"]`, or
+    `all-linear`."""
     freeze_a: bool = False
     """True if only B is trained, and A stays as it is drawn from the run's seed (LoRA-FA, Zhang et al. 2023; FFA-LoRA,
-    Sun et al. 2024). Peers then exchange less than half, keep fewer activations, and the average of their B is exactly
-    that of their updates B A, also after local updates."""
+    Sun et al. 2024). Peers then exchange less than half, keep fewer activations, and the average of their B gives
+    exactly the average of their updates B A, also after local updates."""
     frozen_bits: Literal[32, 16, 4] = 16
     """Bits of a frozen weight. With 16 (bfloat16) and 4, peers compute in 16 bits; with 4, linear layers are stored in
     NF4 (QLoRA, Dettmers et al. 2023), which is meant for CUDA and slow elsewhere."""
     base_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Digest of the frozen weights, so that all peers have the same beside their adapters. `join` without it says what
-    to enter here."""
+    """Digest of the frozen weights, so that all peers have equal ones beside their adapters. Without it, `join` prints
+    the digest to enter here."""
 
     @field_validator("targets", mode="before")
     @classmethod
     def _are_names(cls, targets: object) -> object:
-        # Said once: pydantic would list what is wrong with each of the two types.
+        # Reported once: pydantic would list the faults of each of the two types.
         names = targets if isinstance(targets, list | tuple) else []
         if targets != "all-linear" and (not names or not all(isinstance(name, str) and name for name in names)):
             raise ValueError('give "all-linear", or a list of names of linear layers such as ["q_proj", "v_proj"]')
@@ -66,7 +67,7 @@ class AdapterConfig(Section):
 
     @property
     def calculator_fields(self) -> dict[str, Any]:
-        """The adapters as fields of `calculator.step.setups.Setup`."""
+        """Returns the adapters as fields of `calculator.step.setups.Setup`."""
         return {
             "lora_rank": self.rank,
             "lora_targets": self.targets if isinstance(self.targets, str) else ",".join(self.targets),

@@ -1,6 +1,6 @@
 """Weights of a language model: drawn from a seed, read from a folder or the hub, and written to a folder.
 
-A folder is one that `transformers` reads: config.json and model.safetensors, or its parts and their index.
+A folder is as `transformers` reads it: config.json and model.safetensors, or its parts and their index.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 HEADER_BYTES = 32 << 20
-"""Allowance for headers and buffers in a repository's weights, in bytes."""
+"""Bytes that headers and buffers in a repository's weights may take."""
 
 
 def build_language_model(config: LanguageModelConfig, seed: int, adapter: AdapterConfig | None = None) -> LanguageModel:
-    """The model with its first weights, float32; the global random state does not change.
+    """Builds the model with its first weights, float32; the global random state does not change.
 
     Without `pretrained`, weights depend only on the seed. Under `torch.device("meta")`, nothing is allocated and no
     weights are read, only the configuration. With `adapter`, the weights are frozen, in the type that it says.
 
     Raises:
-        BadInput: If the architecture is unknown or impossible, the weights cannot be used, or they are not those beside
-            which the adapters are trained.
+        BadInput: If the architecture is unknown or impossible, or the weights cannot be used or are not those for which
+            the recipe's adapters are trained.
         TrainingError: If the hub cannot be reached.
     """
     on_paper = torch.empty(0).device.type == "meta"
-    # On paper, what the recipe says is enough, so that a plan needs no hub.
+    # For a plan, the recipe is enough, so that a plan needs no hub.
     from_recipe = config.pretrained is None or (on_paper and config.architecture is not None)
     source = None if from_recipe else find_source(config.pretrained)
     if source is None:
@@ -72,10 +72,10 @@ def build_language_model(config: LanguageModelConfig, seed: int, adapter: Adapte
 def export_folder(
     model: LanguageModel, folder: Path, *, tokenizer_file: Path | None, end_of_text: int | None = None
 ) -> None:
-    """Writes the model for `transformers.AutoModelForCausalLM.from_pretrained`: the whole folder or nothing.
+    """Writes the model for `transformers.AutoModelForCausalLM.from_pretrained`, atomically.
 
     Args:
-        model: The model; it stays as it is.
+        model: Model to write; it does not change.
         folder: Folder to write; an older one is replaced.
         tokenizer_file: The run's tokenizer.json, so that `AutoTokenizer` finds it.
         end_of_text: Id that ends a text in that tokenizer. Without it, the family's default would end texts.
@@ -87,7 +87,8 @@ def export_folder(
     if tokenizer_file is not None and not tokenizer_file.is_file():
         raise BadInput(f"There is no tokenizer {tokenizer_file}; give a tokenizer.json.")
     with whole_folder(folder) as draft:
-        # One file: it is easier to copy, and 50 GB, where `transformers` begins to part it, is beyond these models.
+        # One file: it is easier to copy, and these models have less than 50 GB, where `transformers` begins to split a
+        # file.
         with _without_bars():
             model.network.save_pretrained(draft, max_shard_size="1000GB")
         if end_of_text is not None:
@@ -98,9 +99,9 @@ def export_folder(
 
 
 def _write_ends(model: LanguageModel, draft: Path, end_of_text: int) -> None:
-    """Names the id that ends a text, and pads, in the files that `generate` of `transformers` reads.
+    """Writes the id that ends a text and pads to the files that `generate` of `transformers` reads.
 
-    Documents of a run begin with no token of their own, so the end of the last one begins the next, as in GPT-2.
+    Documents of a run begin with no token of their own: the end of one is also the beginning of the next, as in GPT-2.
     """
     ends = {"eos_token_id": end_of_text, "pad_token_id": end_of_text}
     if model.config.pretrained is None:
@@ -114,7 +115,7 @@ def _write_ends(model: LanguageModel, draft: Path, end_of_text: int) -> None:
 def _write_tokenizer_config(model: LanguageModel, draft: Path, end_of_text: int | None) -> None:
     from tokenizers import Tokenizer
 
-    # Without the class, `AutoTokenizer` would take that of the architecture, which may split texts otherwise.
+    # Without the class, `AutoTokenizer` would use that of the architecture, which may split texts differently.
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.seq_len}
     if end_of_text is not None:
         name = Tokenizer.from_file(str(draft / "tokenizer.json")).id_to_token(end_of_text)
@@ -129,8 +130,8 @@ def merged(model: LanguageModel, seed: int) -> LanguageModel:
     The sum is made in float32, and rounded to 16 bits if the frozen weights have no more.
 
     Args:
-        model: With adapters; it stays as it is.
-        seed: The recipe's.
+        model: Model with adapters; it does not change.
+        seed: Seed of the recipe.
     """
     precise = model.adapter.model_copy(update={"frozen_bits": 32})
     copied = build_language_model(model.config, seed, precise)
@@ -140,7 +141,7 @@ def merged(model: LanguageModel, seed: int) -> LanguageModel:
 
 
 def export_adapters(model: LanguageModel, folder: Path) -> None:
-    """Writes a model's adapters for `peft.PeftModel.from_pretrained`: the whole folder or nothing.
+    """Writes a model's adapters for `peft.PeftModel.from_pretrained`, atomically.
 
     Raises:
         OSError: If the disk cannot be written.
@@ -154,19 +155,19 @@ def _drawn(architecture: PreTrainedConfig, seed: int, dtype: torch.dtype) -> Pre
 
     # A copy: `transformers` notes its choices in the configuration.
     settings = {"dtype": dtype, "attn_implementation": attention_of(architecture)}
-    # No devices: weights are made on the CPU, and to fork a GPU's state would initialize CUDA.
+    # No devices: weights are made on the CPU, and forking a GPU's random state would initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             return AutoModelForCausalLM.from_config(copy.deepcopy(architecture), trust_remote_code=False, **settings)
-        except Exception as error:  # sizes that do not fit together fail in many ways
+        except Exception as error:  # sizes that do not fit together cause many kinds of errors
             raise BadInput(
                 f"PyTorch cannot build this architecture: {first_line(error)}", cure="Change its sizes in the recipe."
             ) from None
 
 
 def _most_bytes(architecture: PreTrainedConfig) -> int:
-    """Bytes that no file of float32 weights of this architecture exceeds, tied ones stored twice."""
+    """Bytes that no file of float32 weights of this architecture exceeds, with tied weights stored twice."""
     with torch.device("meta"):
         network = _drawn(architecture, 0, torch.float32)
     named = network.named_parameters(remove_duplicate=False)
@@ -192,7 +193,7 @@ def _loaded(
     dtype = frozen_dtype(adapter)
     settings = {"dtype": dtype, "attn_implementation": attention_of(architecture)}
     try:
-        # Tensors instead of the folder: of a folder, `transformers` also reads adapters, which name other folders.
+        # Tensors and not the folder: in a folder, `transformers` also reads adapters, which name other folders.
         with _without_bars():
             network, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)].from_pretrained(
                 None, config=copy.deepcopy(architecture), state_dict=tensors, output_loading_info=True, **settings
@@ -207,11 +208,11 @@ def _loaded(
             f"The weights of {named} lack {len(lacking)} tensors of its config.json, among them {lacking[0]}.",
             cure="Choose weights of a whole model.",
         )
-    # `transformers` does not tie a head that differs from the embeddings, and its config goes on saying that it does.
+    # `transformers` does not tie a head that differs from the embeddings, and its config still says that it does.
     head, embeddings = network.get_output_embeddings(), network.get_input_embeddings()
     network.config.tie_word_embeddings = head.weight is embeddings.weight
     for parameter in network.parameters():
-        # Files are mapped into memory: a copy stays as it is when the file changes.
+        # Files are mapped into memory: a copy does not change when the file changes.
         parameter.data = parameter.data.to(dtype, copy=True).contiguous()
     return network
 
@@ -230,7 +231,7 @@ def _check_numbers(tensors: dict[str, torch.Tensor], named: str) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hides the progress bars of `transformers`, which would stand between the trainer's lines."""
+    """Context that hides the progress bars of `transformers`, which would appear between the trainer's lines."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

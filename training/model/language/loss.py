@@ -1,6 +1,6 @@
-"""The loss of a language model over its vocabulary, piece by piece.
+"""Loss of a language model over its vocabulary, computed piece by piece.
 
-The logits (B, T, V) of a large vocabulary can take more memory than the rest of a step. Here they are made for one
+The logits (B, T, V) of a large vocabulary can take more memory than the rest of a step. Here they are computed for one
 piece of the tokens at a time. Forward already computes the gradients, because they need the piece's logits, which would
 otherwise be kept or computed twice (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, section 3.2).
 """
@@ -22,25 +22,25 @@ class Head:
     """Output layer: logits = softcap * tanh((hidden @ weight.T + bias) / softcap)."""
 
     weight: Tensor
-    """(V, D)."""
+    """Weight matrix (V, D)."""
     bias: Tensor | None = None
-    """(V,)."""
+    """Bias (V,); None: no bias."""
     softcap: float | None = None
-    """Bound of the logits (Gemma 2, arXiv:2408.00118, section 2); None: they are not bounded."""
+    """Bound of the logits (Gemma 2, arXiv:2408.00118, section 2); None: no bound."""
 
 
 def next_token_loss(hidden: Tensor, head: Head, labels: Tensor, counted: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Mean cross entropy in nats; 0 if no token counts.
 
     Args:
-        hidden: (n, D), the output of the last norm.
-        head: Makes the logits.
-        labels: (n,), the ids that follow.
-        counted: (n,) bool, the tokens over which the mean is taken.
+        hidden: Output of the last norm, (n, D).
+        head: Output layer, which makes the logits.
+        labels: Ids of the next tokens, (n,).
+        counted: True for tokens that enter the mean, bool (n,).
         dtype: Type in which products are computed; logits are normalized in the weight's type, float32 at least.
 
     Returns:
-        A scalar, differentiable once by hidden states, weight and bias.
+        Scalar, differentiable once by hidden states, weight and bias.
     """
     wanted = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (hidden, head.weight, head.bias)
@@ -64,14 +64,14 @@ class _NextTokenLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
-        # Divided only now, when `grad` brings the factor of the loss that keeps float16 from rounding to 0. In place: a
-        # copy would be as large as the matrix.
+        # Divided only now, when `grad` contains the loss scale that keeps float16 from rounding to 0. In place: a copy
+        # would be as large as the matrix.
         scaled = (None if one is None else one.mul_(grad / ctx.count) for one in ctx.saved_tensors)
         return *scaled, None, None, None, None, None
 
 
 class _Gradients:
-    """Output layer in the type of the products, and the gradients that the pieces fill; None where no gradient is
+    """Output layer in the type of the products, and the gradients to which the pieces add; None where no gradient is
     needed."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, needed: tuple):
@@ -79,12 +79,12 @@ class _Gradients:
         self.weight = torch.empty_like(weight) if needed[1] else None
         self.bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
         self.matrix, self.shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-        # A frozen head may be in 16 bits, in which no probability can be normalized.
+        # A frozen head may be in 16 bits, which are too inexact to normalize probabilities.
         self.precise = torch.promote_types(weight.dtype, torch.float32)
         self._logits: Tensor | None = None
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Logits (n, V) of a piece, in the weight's type; they are overwritten by those of the next one."""
+        """Computes the logits (n, V) of a piece, in the weight's type; the next piece's logits overwrite them."""
         if inputs.dtype != self.precise:
             return functional.linear(inputs, self.matrix, self.shift).to(self.precise)
         if self._logits is None:
@@ -97,7 +97,7 @@ class _Gradients:
         return torch.addmm(self.shift, inputs, self.matrix.t(), out=logits)
 
     def add(self, grad_logits: Tensor, inputs: Tensor, start: int) -> None:
-        """Adds the part of a piece whose first token has this number."""
+        """Adds a piece's part of the gradients; `start` is the number of the piece's first token."""
         if self.bias is not None:
             self.bias += grad_logits.sum(0)
         grad_logits = grad_logits.to(inputs.dtype)
@@ -106,7 +106,7 @@ class _Gradients:
         if self.weight is None:
             return
         if self.weight.dtype == inputs.dtype:
-            # With beta 0, `addmm` does not read what is in the memory.
+            # With beta 0, `addmm` does not read the old content of the memory.
             self.weight.addmm_(grad_logits.t(), inputs, beta=float(start > 0))
         elif start == 0:
             self.weight.copy_(grad_logits.t() @ inputs)
@@ -117,14 +117,14 @@ class _Gradients:
 def _piece(
     inputs: Tensor, grads: _Gradients, labels: Tensor, share: Tensor, softcap: float | None, start: int | None
 ) -> Tensor:
-    """The piece's part of the loss; adds its gradients if it has a start.
+    """Returns the piece's part of the loss; adds its part of the gradients unless `start` is None.
 
     Args:
         inputs: Hidden states (n, D) in the type of the products.
-        grads: The head, and where gradients go.
-        labels: (n, 1).
-        share: (n, 1), 1 for tokens that count, else 0.
-        softcap: See `Head`.
+        grads: Output layer, with the gradients to which the piece adds.
+        labels: Ids of the next tokens, (n, 1).
+        share: Weight of each token, (n, 1): 1 for tokens that count, else 0.
+        softcap: Bound of the logits; see `Head`.
         start: Number of the piece's first token; None: no gradient is wanted.
     """
     logits = grads.logits(inputs)
@@ -143,5 +143,6 @@ def _piece(
 
 
 def piece_tokens(weight: Tensor) -> int:
-    """Tokens of a piece: their logits take at most half as much memory as the gradient of the matrix (V, D)."""
+    """Number of tokens of a piece, whose logits take at most half as much memory as the gradient of the matrix (V,
+    D)."""
     return min(max(weight.shape[1] // 2, LEAST_PIECE), LARGEST_PIECE)

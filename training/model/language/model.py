@@ -1,11 +1,10 @@
-"""A causal language model of `transformers` as the swarm trains it: a decoder that predicts each next token of a block.
+"""Causal language model of `transformers` in the form that the swarm trains: it predicts each next token of a block.
 
 B: micro-batch, T: tokens of a block, D: hidden size, V: vocabulary, L: layers.
 
-A block holds pieces of several documents. The model computes for each of them what it would
-compute for that document alone: attention stays within it, positions begin at 0 with it, and its last token predicts
-nothing, because what follows belongs to another document. The beginning of a block counts as the beginning of a
-document.
+A block holds pieces of several documents. The model computes for each piece what it would compute for that document
+alone: attention stays within the document, positions begin at 0 with it, and its last token predicts nothing, because
+the next token belongs to another document. The beginning of a block counts as the beginning of a document.
 """
 
 from __future__ import annotations
@@ -55,23 +54,23 @@ class LanguageModel(nn.Module):
         adapter: AdapterConfig | None = None,
         adapted: PeftModel | None = None,
     ):
-        """A model of `transformers` with float32 weights, or with adapters beside frozen weights.
+        """Wraps a model of `transformers` with float32 weights, or with adapters beside frozen weights.
 
         Args:
-            config: The recipe's.
-            network: The model.
-            adapter: The recipe's.
-            adapted: What peft has made of the network.
+            config: Model section of the recipe.
+            network: Model of `transformers`.
+            adapter: Adapter section of the recipe; None: all weights are trained.
+            adapted: peft's view of the network; None: all weights are trained.
         """
         super().__init__()
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.config, self.adapter = config, adapter
-        # In a tuple: as a module of this one, it would give each weight a second name.
+        # In a tuple: as a submodule, it would give each weight a second name.
         self._adapted = (adapted,)
         self.network = network.train()
         self._kept_bytes: dict[torch.dtype, tuple[int, int]] = {}
-        """Type -> what the layers keep for one sample, and for each further one."""
+        """Bytes that the layers keep for one sample, and for each further sample, by type."""
         self._layers = tuple(one for one in network.modules() if isinstance(one, GradientCheckpointingLayer))
         for layer in self._layers:
             # Reentrant checkpoints would give the first layer no gradient: its input needs none.
@@ -79,40 +78,40 @@ class LanguageModel(nn.Module):
 
     @property
     def adapted(self) -> PeftModel | None:
-        """peft's view of the network; None if all weights are trained."""
+        """The network as peft wraps it; None if all weights are trained."""
         return self._adapted[0]
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, number of layers."""
         return len(self._layers)
 
     @property
     def seq_len(self) -> int:
-        """T, tokens of a block."""
+        """T, number of tokens of a block."""
         return self.config.block_length
 
     @property
     def vocab_size(self) -> int:
-        """V, the rows of the output matrix; it may have more than the tokenizer has ids."""
+        """V, number of rows of the output matrix; may be more than the tokenizer has ids."""
         return self._head().weight.shape[0]
 
     def forward(self, tokens: Tensor, starts: Tensor, *, stored_layers: int | None = None) -> LanguageLosses:
-        """Loss of a micro-batch.
+        """Computes the losses of a micro-batch.
 
         Args:
             tokens: Ids (B, T).
-            starts: Whether a document begins at this token, bool (B, T).
-            stored_layers: The number of layers, from the last, that keep their activations for backward; the others
+            starts: True where a document begins at a token, bool (B, T).
+            stored_layers: Number of layers, counted from the last, that keep their activations for backward; the others
                 are computed again from their inputs. None: all keep them.
 
         Raises:
-            BadInput: If a shape is not the recipe's.
+            BadInput: If a shape does not fit the recipe.
         """
         self._check_input(tokens, starts)
         hidden = self._hidden_states(tokens, starts, stored_layers=stored_layers)
         labels, counted = tokens.roll(-1, 1), ~starts.roll(-1, 1)
-        # The block's last token predicts nothing; `roll` has brought it the first one.
+        # The block's last token predicts nothing; `roll` has put the first token after it.
         counted[:, -1] = False
         loss = next_token_loss(
             hidden.flatten(0, 1), self._head(), labels.flatten(), counted.flatten(), dtype=self._compute_dtype()
@@ -120,11 +119,11 @@ class LanguageModel(nn.Module):
         return LanguageLosses(loss=loss)
 
     def logits(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
-        """Logits (B, t, V) of each next token.
+        """Computes the logits (B, t, V) of each next token.
 
         Args:
-            tokens: Ids (B, t), t at most T or what the architecture has positions for.
-            starts: As for `forward`; None: each row is one document.
+            tokens: Ids (B, t); t is at most T or the number of positions of the architecture.
+            starts: True where a document begins, as for `forward`; None: each row is one document.
         """
         return self._logits_of(self._hidden_states(tokens, starts))
 
@@ -139,16 +138,16 @@ class LanguageModel(nn.Module):
         seed: int = 0,
         stop_id: int | None = None,
     ) -> Iterator[int]:
-        """Draws the ids that continue a text, one by one, each as soon as it is known.
+        """Draws the ids that continue a text, and yields each as soon as it is known.
 
         Args:
-            ids: The text; at least one id.
-            new_tokens: The most ids to draw.
-            temperature: Logits are divided by it.
+            ids: Ids of the text; at least one.
+            new_tokens: Most ids to draw.
+            temperature: Number by which logits are divided.
             top_k: Number of the likeliest ids among which to draw; None: all. 1 always takes the likeliest.
-            top_p: Draw only among the likeliest ids that together reach this probability; None: all.
-            seed: Determines all draws.
-            stop_id: Ends the text; it is not given out.
+            top_p: Least joint probability of the likeliest ids among which to draw; None: all.
+            seed: Seed of all draws.
+            stop_id: Id that ends the text; it is not yielded. None: no such id.
 
         Raises:
             BadInput: If a setting is out of range, or the text with its continuation is longer than the model's
@@ -157,7 +156,7 @@ class LanguageModel(nn.Module):
         check_seed(seed)
         check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
         self._check_text(ids, new_tokens)
-        # All random numbers beforehand, on the CPU: the device does not change them.
+        # All random numbers beforehand, on the CPU, so that they do not depend on the device.
         uniform = torch.rand(new_tokens, generator=torch.Generator().manual_seed(seed))
         draw = partial(draw_codes, top_k=top_k, top_p=top_p, temperature=temperature)
         return self._continue(list(ids), uniform, draw, stop_id)
@@ -177,10 +176,10 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _next_logits(self, tokens: Tensor, cache) -> Tensor:
-        """Logits (1, V) after these ids and those that the cache has seen; enters the ids into the cache."""
+        """Computes the logits (1, V) after these ids and those in the cache; adds the ids to the cache."""
         if self.adapter is not None and self.adapter.frozen_bits == 4:
             quantize(self.network)
-        # Not around the whole loop: what a generator sets holds for its caller too.
+        # Not around the whole loop: a generator's context would also hold for its caller.
         was_training = self.network.training
         self.network.eval()
         try:
@@ -196,9 +195,9 @@ class LanguageModel(nn.Module):
         """Counts the layers, from the last, that can keep their activations within a budget; see `activation_bytes`.
 
         Args:
-            micro_batch_size: B.
-            activation_budget_bytes: None keeps all activations, 0 none.
-            dtype: Type in which layers compute; None: as autocast is set now.
+            micro_batch_size: B, samples per forward pass.
+            activation_budget_bytes: Bytes that may be kept; None keeps all activations, 0 none.
+            dtype: Type in which layers compute; None: that of the current autocast.
         """
         if activation_budget_bytes is None:
             return self.num_layers
@@ -208,24 +207,25 @@ class LanguageModel(nn.Module):
         return sum(total <= activation_budget_bytes for total in totals)
 
     def activation_bytes(self, micro_batch_size: int, dtype: torch.dtype | None = None) -> list[int]:
-        """Bytes that each layer keeps for backward beside its input if its activations are kept: their mean.
+        """Bytes that each layer keeps for backward in addition to its input if its activations are kept; the layers'
+        mean.
 
-        The first call for a type goes through the forward pass four times, without computing.
+        The first call for a type runs the forward pass four times, without computing.
 
         Args:
-            micro_batch_size: B.
-            dtype: Type in which layers compute; None: as autocast is set now.
+            micro_batch_size: B, samples per forward pass.
+            dtype: Type in which layers compute; None: that of the current autocast.
         """
         dtype = dtype or self._compute_dtype()
         if dtype not in self._kept_bytes:
             one, two = (self._kept_after_forward(samples, dtype) for samples in (1, 2))
             self._kept_bytes[dtype] = one, two - one
-        # Autocast's copies of weights do not become more with the samples.
+        # Autocast's copies of weights do not grow with the number of samples.
         first, another = self._kept_bytes[dtype]
         return [(first + (micro_batch_size - 1) * another) // self.num_layers] * self.num_layers
 
     def _kept_after_forward(self, samples: int, dtype: torch.dtype) -> int:
-        """Bytes that all layers together keep for backward, beside their inputs."""
+        """Bytes that all layers together keep for backward, in addition to their inputs."""
         kept = []
         for stored_layers in (self.num_layers, 0):
             with fake_tensors(self) as weights, torch.enable_grad(), LiveBytes() as live:
@@ -240,14 +240,14 @@ class LanguageModel(nn.Module):
         return kept[0] - kept[1]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """Kernels of attention in this type: those that `transformers` offers for the architecture."""
+        """Kernels of attention in this type, which `transformers` offers for the architecture."""
         if self.network.config._attn_implementation == "sdpa":
             return KernelChoice(kernels="fused", reason="PyTorch's scaled_dot_product_attention chooses among its own")
         reason = f"transformers has no fused attention for {self.network.config.model_type}"
         return KernelChoice(kernels="products", reason=reason)
 
     def example(self, samples: int) -> tuple[Tensor, Tensor]:
-        """Made-up tokens and starts (samples, T) on the weights' device, with two documents in each block."""
+        """Makes synthetic tokens and starts (samples, T) on the weights' device, with two documents in each block."""
         generator, shape = torch.Generator().manual_seed(0), (samples, self.seq_len)
         tokens = torch.randint(self.vocab_size, shape, generator=generator)
         starts = torch.zeros(shape, dtype=torch.bool)
@@ -256,7 +256,7 @@ class LanguageModel(nn.Module):
         return tokens.to(device), starts.to(device)
 
     def _hidden_states(self, tokens: Tensor, starts: Tensor | None, *, stored_layers: int | None = None) -> Tensor:
-        """The output (B, t, D) of the last norm; arguments as for `forward` and `logits`."""
+        """Computes the output (B, t, D) of the last norm; arguments as for `forward` and `logits`."""
         if self.adapter is not None and self.adapter.frozen_bits == 4:
             quantize(self.network)
         recomputed = 0 if stored_layers is None else max(0, self.num_layers - stored_layers)
@@ -278,7 +278,7 @@ class LanguageModel(nn.Module):
         return Head(weight=output.weight, bias=output.bias, softcap=softcap)
 
     def _compute_dtype(self) -> torch.dtype:
-        """The weights' type, or a lower one under autocast."""
+        """Type of the weights, or a lower one under autocast."""
         weight = self._head().weight
         if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):
             return torch.get_autocast_dtype(weight.device.type)
@@ -319,5 +319,5 @@ def document_positions(starts: Tensor) -> Tensor:
 
 
 def most_positions(network_config) -> int | None:
-    """The longest text that an architecture has positions for; None: any."""
+    """Longest text for which an architecture has positions; None: no limit."""
     return getattr(network_config, "max_position_embeddings", None)

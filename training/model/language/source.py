@@ -1,6 +1,6 @@
-"""Finds a language model's weights in a folder, or in a repository of the Hugging Face Hub.
+"""Source of a language model's weights: a folder, or a repository of the Hugging Face Hub.
 
-Both hold what `transformers` saves: config.json and model.safetensors, or its parts and their index.
+Both have the files that `transformers` saves: config.json and model.safetensors, or its parts and their index.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from training.errors import BadInput, TrainingError, first_line, reason_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 LARGEST_BYTES = {CONFIG: 1 << 20, INDEX: 1 << 26}
-"""Most bytes of the small files; the index of a model of 671 billion parameters has 9 million."""
+"""Most bytes of each small file; the index of a model of 671 billion parameters has 9 million."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-"""Owner and name, and a revision if wanted."""
+"""Pattern of a repository's id: owner and name, and optionally a revision."""
 
 
 def find_source(name: str) -> WeightSource:
-    """A folder if there is one of this name, otherwise a repository of the hub.
+    """Finds the source of a name: the folder if it exists, otherwise a repository of the hub.
 
     Raises:
-        BadInput: If it is neither.
+        BadInput: If the name is neither a folder nor the form of a hub id.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -42,7 +42,7 @@ class WeightSource:
     """Folder or repository of weights. Small files are read before large ones."""
 
     def path(self, name: str) -> Path | None:
-        """Path of a file on this machine; None if the source has no such file."""
+        """Path of a file on this machine, downloaded if needed; None if the source has no such file."""
         raise NotImplementedError
 
     def __init__(self, name: object):
@@ -52,7 +52,7 @@ class WeightSource:
         """Reads config.json.
 
         Raises:
-            BadInput: If there is none, or nothing that can be read.
+            BadInput: If config.json is missing or cannot be read.
         """
         table = self._read_json(CONFIG)
         if table is None:
@@ -60,17 +60,17 @@ class WeightSource:
         return table
 
     def bytes_to_fetch(self, names: Sequence[str]) -> int:
-        """Bytes of files that are not on this machine yet; 0 of those that are missing."""
+        """Bytes of files that are not on this machine yet; missing files count 0."""
         return 0
 
     def weight_files(self, most_bytes: int) -> list[Path]:
-        """The safetensors files, all on this machine.
+        """Returns the safetensors files, all on this machine.
 
         Args:
-            most_bytes: The most bytes that all together may have, if they have to be fetched.
+            most_bytes: Most bytes of all files together, if they have to be fetched.
 
         Raises:
-            BadInput: If there are none, or they are too large.
+            BadInput: If there are no such files, or they are too large.
             TrainingError: If they cannot be fetched.
         """
         index = self._read_json(INDEX)
@@ -104,7 +104,7 @@ class WeightSource:
             return None
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:  # the last of a table in a table and so on
+        except (OSError, ValueError, RecursionError) as error:  # RecursionError if tables are nested too deeply
             raise BadInput(f"{name} of {self._name} cannot be read: {reason_of(error)}. Get the file again.") from None
         if not isinstance(table, dict):
             raise BadInput(f"{name} of {self._name} is not a table; get the file again.")
@@ -139,7 +139,8 @@ class _Repository(WeightSource):
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
         repository = self._repository
-        # What was fetched once stays, so that a restart needs no hub, and weights do not change in mid-run. The cache
+        # Files that were fetched once stay, so that a restart needs no hub, and weights do not change in mid-run. The
+        # cache
         # also remembers which files the hub does not have.
         cached = try_to_load_from_cache(repository, name, revision=self._revision)
         if cached is not None:
