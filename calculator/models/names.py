@@ -80,7 +80,7 @@ SAME_SIZES = {
     "gemma-3-4b": ("medgemma-4b",),
     "gpt-oss-20b": ("gpt-oss-safeguard-20b",),
     "gpt-oss-120b": ("gpt-oss-safeguard-120b",),
-    "gpt2": ("dialogpt-small",),
+    "gpt2": ("dialogpt-small", "gpt2-small"),
     "gpt2-medium": ("dialogpt-medium",),
     "gpt2-large": ("dialogpt-large",),
     "llama-2-7b": ("llama-7b", "vicuna-7b-v1.5"),

@@ -20,13 +20,13 @@ WAYS = {
     "whole": "all weights trained",
     "lora": "LoRA",
     "qlora": "QLoRA",
-    "bf16": "text in 16 bits",
-    "nf4": "text in 4 bits",
+    "bf16": "generating in 16 bits",
+    "nf4": "generating in 4 bits",
 }
 """Ways to use a model, and their titles."""
 ADAPTERS = {"lora": 16, "qlora": 4}
 """Bits of the frozen weights beside which adapters are trained."""
-FITS, TIGHT, NOT, UNCOUNTED = "fits", "tight", "does not fit", "–"
+FITS, TIGHT, NOT, UNCOUNTED = "fits", "tight", "no", "–"
 
 
 def models_on(device: Device, settings: dict[str, object]) -> list[dict[str, str]]:
@@ -37,8 +37,8 @@ def models_on(device: Device, settings: dict[str, object]) -> list[dict[str, str
         settings: Keys of a setup, of which each model takes those that apply to it.
 
     Returns:
-        For each model its `name`, its `size` in words, and for each of `WAYS` "fits", "tight", "does not fit", or "–"
-        if it is not counted.
+        For each model its `name`, its `size` in words, and for each of `WAYS` "fits", "tight", "no", or "–" if it is
+        not counted.
     """
     return _models_on(device, tuple(settings.items()))
 
@@ -83,9 +83,10 @@ def _row(architecture: Architecture, device: Device, settings: dict[str, object]
 
 def _trained(setup: Setup, settings: dict[str, object], device: Device) -> str:
     try:
-        return verdict(with_applicable(setup, settings), device).standing
+        judged = verdict(with_applicable(setup, settings), device)
     except BadSetup:
         return UNCOUNTED
+    return judged.standing if judged.fits else NOT
 
 
 def _generated(architecture: Architecture, device: Device, weights: str, length: int) -> str:

@@ -10,6 +10,7 @@ from calculator.choose.devices import Device, device_named
 from calculator.choose.inference import InferenceMemory, inference_memory, largest_batch, longest_context
 from calculator.choose.stored import can_be_stored
 from calculator.choose.techniques import FORWARD_SHARE
+from calculator.errors import BadSetup
 from calculator.models.architectures import PRESETS, Architecture
 from calculator.page.advised import FREE, as_texts
 from calculator.page.fitting import largest_in_words, models_on, with_applicable
@@ -110,7 +111,11 @@ def _counted(found: Question, setup: Setup) -> dict:
         answer = f"1 is enough: it fits one {device.title}."
         return _answer(found, answer, assumed(found, one), values={**found.setup, "gpus": 1})
     changes, how = fit.dividing(one)
-    gpus = fit.fewest_gpus(one, device)
+    try:
+        gpus = fit.fewest_gpus(one, device)
+    except BadSetup as error:
+        answer = f"It does not fit one {device.title}, and a way to divide it is not counted. {error}"
+        return _answer(found, answer, assumed(found, one), values=found.setup)
     rest = assumed(found, replace(one, gpus=gpus or fit.MORE_GPUS[-1], **changes))
     if gpus is None:
         answer = f"No number of the {device.title}, up to {fit.MORE_GPUS[-1]}, has room for it ({how})."
@@ -204,7 +209,11 @@ def _generated(found: Question) -> dict:
     if found.gpu:
         answer = f"{answer} {_on_device(found, architecture, memory, fields, device_named(found.gpu))}"
     shown = {k: v for k, v in fields.items() if k != "batch" or v != 1}
-    return _answer(found, answer, values={"model": architecture.name}, opens="generate", fields=shown, alone=True)
+    named = {"length": "sequence_length" in found.setup, "weights": "weights" in found.stored}
+    usual = {"length": f"{show_count(fields['length'])} tokens", "weights": "weights in 16 bits"}
+    parts = [words for name, words in usual.items() if not named[name]]
+    rest = f"Not named, so the table begins with {' and '.join(parts)}." if parts else ""
+    return _answer(found, answer, rest, values={"model": architecture.name}, opens="generate", fields=shown, alone=True)
 
 
 def _weights(architecture: Architecture, kind: str) -> str:

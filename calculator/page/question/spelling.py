@@ -14,6 +14,8 @@ GAP = r"[\s_-]*"
 NUMBER = r"(\d{1,7})"
 CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*[a-z]{0,2}\d{1,4}"
 """Pattern of a word that may name a GPU."""
+SERIES = r"(?:[1-5]0[5-9]0|16[56]0|[4-9]000|7900)"
+"""Pattern of the numbers by which people name cards: 2x3090 are two of them, and no picture."""
 COUNTS = {"(?:a )?pair of|two|dual": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
 EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\w.])"
 """Pattern of 8-bit Muon, which is not counted; its words alone would mean Muon and 8-bit AdamW."""
@@ -26,6 +28,7 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?:^|(?<=\s))--?(?=[a-z])", "| "),  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
     (r"(?<![\w.])(\d{1,4})\s*[x*]\s*(?=\d+k?\s*tok)", r"batch \1 "),
     (rf"(?<![\w.])(\d{{1,3}})\s*(?!{XL})[x*]\s*(?=[a-z]|\d+\s*g)", r"\1 x "),
+    (rf"(?<![\w.])(\d{{1,2}})\s*[x*]\s*(?={SERIES}(?!\w))", r"\1 x "),
     (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix|g(?:i?b|igs?)?(?!\w)))", r" \1 gpus "),
     *((rf"(?<!\w)(?:{words})\s+(?={CARD})", f"{count} x ") for words, count in COUNTS.items()),
     (r"(?<!\w)(?!l40s)([a-z]{0,2}\d{1,4})s(?!\w)", r"\1"),

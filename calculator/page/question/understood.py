@@ -95,7 +95,10 @@ def understood(text: str) -> Question:
     if kind == MODELS and (model is None or others):
         return _about_models(text, card, without_gpu, generating)
     if model is None:
-        raise BadSetup(no_model(text))
+        found = _about_models(text, card, without_gpu, generating) if card.name else None
+        if found is None or found.ignored:  # without other words, a GPU asks for the models that fit it
+            raise BadSetup(no_model(text))
+        return found
     if kind == MODELS:  # which of its settings, then
         kind = FIT
     rest = check_version(model, text, without_gpu)
@@ -233,7 +236,8 @@ def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
 def _run(text: str) -> tuple[dict[str, str], str]:
     """Returns the tokens to train on and the price of a GPU for an hour that a text names, and the rest of the text."""
     run: dict[str, str] = {}
-    if found := re.search(TOKENS, text):
+    found = re.search(TOKENS, text)
+    if found and not re.search(r"context|window|length|seq", text):
         run["billions"] = f"{float(found[1]) * BILLIONS[found[2][0]]:g}"
         text = without(text, found)
     if found := re.search(PRICE, text):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calculator.choose.techniques import LORA_RANK
-from calculator.page.question.spelling import GAP, NUMBER
+from calculator.page.question.spelling import GAP, NUMBER, SERIES
 
 IS = r"[\s_:=-]*"
 """Pattern between a number's name and the number."""
@@ -90,7 +90,7 @@ NUMBERS = (
         rf"(\d{{1,3}}){GAP}(?:(?:concurrent|parallel|simultaneous){GAP})?(?:samples?|sequences?|users?|requests?)(?!\w)",
     ),
     ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
-    ("image_size", rf"{NUMBER}{GAP}x{GAP}\d+(?!\w)"),
+    ("image_size", rf"{NUMBER}{GAP}x{GAP}(?!{SERIES}(?!\w))\d+(?!\w)"),
     ("image_size", rf"(?:image|picture|resolution)s?(?:{GAP}size)?(?:{GAP}of)?{IS}{NUMBER}(?![\w.])"),
     ("target_length", rf"(?:target|decoder)(?:{GAP}(?:len(?:gth)?|tokens?))*(?:{GAP}of)?{IS}{NUMBER}(?![\w.])"),
     ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|toks?|context|ctx|seq(?:uence)?(?:{GAP}len(?:gth)?)?)(?!\w)"),

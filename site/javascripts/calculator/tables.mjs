@@ -59,7 +59,7 @@ function rowOf(values, columns) {
 }
 
 /** Texts that are a verdict, which a mark makes visible at a glance. */
-const STANDINGS = ["fits", "tight", "does not fit"];
+const STANDINGS = ["fits", "tight", "does not fit", "no"];
 
 function cellOf(text) {
   const cell = document.createElement("td");

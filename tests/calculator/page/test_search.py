@@ -105,6 +105,8 @@ QUERIES = {
     "llama 8b on 2 x 24 gb": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
     "llama 8b 4 * 80 g": ("llama-3.1-8b", {"gpus": 4}, "cuda-80gb"),
     "llama 8b 3090 x 2 gpus": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
+    "llama 8b 2x3090": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
+    "gpt-2 small from scratch t4": ("gpt2", {"precision": "amp-fp16"}, "t4"),
     "llama 8b two 3090s": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
     "llama 8b dual rtx 4090": ("llama-3.1-8b", {"gpus": 2}, "rtx-4090"),
     "llama 8b 24gb x 2": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
