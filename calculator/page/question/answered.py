@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from calculator.choose import fit
-from calculator.choose.devices import Device, device_named
+from calculator.choose.devices import Device, device_named, smallest_first
 from calculator.choose.inference import InferenceMemory, inference_memory, largest_batch, longest_context
 from calculator.choose.stored import can_be_stored
 from calculator.choose.techniques import FORWARD_SHARE
@@ -98,10 +98,23 @@ def _trained(found: Question, defaults: Mapping[str, object]) -> dict:
         return _counted(found, setup)
     if found.kind in (LENGTH, BATCH):
         return _largest(found, setup, rest)
+    answer = ""
     if not found.gpu:
-        rest = f"{rest} No GPU is named: the table below says which have room.".strip()
+        answer = _smallest(setup)
+        rest = f"{rest} No GPU is named: the table below has all of them.".strip()
     opens = "gpus" if found.kind == GPUS or not found.gpu else ""
-    return _answer(found, "", rest, values=found.setup, opens=opens, fields=found.run)
+    return _answer(found, answer, rest, values=found.setup, opens=opens, fields=found.run)
+
+
+def _smallest(setup: Setup) -> str:
+    """A sentence on the smallest GPU that a setup fits with room to spare."""
+    each = f" on each of {setup.gpus} GPUs" if setup.gpus > 1 else ""
+    need = f"{setup.model} needs {show_bytes(estimate(setup).gpu.total)}{each}, without CUDA itself."
+    verdicts = ((one, fit.verdict(setup, one)) for one in smallest_first() if not one.unified)
+    smallest = next((one.title for one, judged in verdicts if judged.standing == "fits"), None)
+    if smallest is None:
+        return f"{need} No listed GPU has room for it."
+    return f"{need} The smallest listed GPU with room for it is the {smallest}."
 
 
 def _counted(found: Question, setup: Setup) -> dict:

@@ -150,9 +150,7 @@ def _groups(catalogue: dict) -> list[dict]:
                     _options(CHECKPOINTING),
                     "Keeps the blocks' inputs and recomputes the rest.",
                 ),
-                _number(
-                    "shared_groups", "Layer groups", "Number of groups; the layers of a group share their weights."
-                ),
+                _number("shared_groups", "Layer groups", "The layers of a group share their weights."),
                 _number("lora_rank", "LoRA, rank", "Trains adapters of this rank and freezes the model."),
                 _choice("base_bits", "Frozen weights", _options(BASE_BITS)),
                 _choice(

@@ -241,6 +241,12 @@ def test_which_gpu_how_long_and_what_it_costs_are_in_the_table_of_gpus(text):
     answer = asked(text)
     assert (answer["opens"], answer["alone"]) == ("gpus", False)
     assert ("No GPU is named" in answer["said"]) == (answer["values"]["gpu"] == "")
+    assert ("The smallest listed GPU with room for it is the" in answer["answer"]) == (answer["values"]["gpu"] == "")
+
+
+def test_the_smallest_gpu_is_named_where_none_is():
+    assert "room for it is the Tesla T4 (Colab)" in asked("how much VRAM does llama 3.1 8b qlora need?")["answer"]
+    assert "No listed GPU has room" in asked("memory to train gpt3-175b")["answer"]
 
 
 def test_tokens_to_train_on_and_a_price_are_fields_of_that_table():
