@@ -149,7 +149,10 @@ function listen(page) {
 
 function listenToForm(page) {
   const { element } = page.form;
-  element.addEventListener("input", ({ target }) => target.dataset.kind && changed(page, target));
+  element.addEventListener("input", ({ target }) => {
+    if (target.name === "model") modelChanged(page, target);
+    else if (target.dataset.kind) changed(page, target);
+  });
   element.addEventListener("change", () => (page.typing = null));
   element.addEventListener("submit", (event) => event.preventDefault());
   element.addEventListener("reset", (event) => {

@@ -650,7 +650,7 @@ def test_a_length_beyond_what_the_next_model_accepts_is_shortened_and_that_is_sa
 def test_while_python_starts_the_old_verdict_and_advice_are_grey(open_page):
     page = open_page("404.html")
     held = []
-    page.route("**/runtime/**", held.append)
+    page.route("**/runtime/**", lambda route: held.append(route))
     page.goto(page.url.replace("404.html", "calculator/?model=gpt2"))
     expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "computing")
     for old in (".verdict-line", ".advice", ".bars", ".tables"):
