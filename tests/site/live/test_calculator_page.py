@@ -656,9 +656,7 @@ def test_while_python_starts_the_old_verdict_and_advice_are_grey(open_page):
     for old in (".verdict-line", ".advice", ".bars", ".tables"):
         assert page.locator(old).evaluate("part => getComputedStyle(part).filter") == "grayscale(1)"
     expect(message(page)).to_have_text("Starting Python in your browser …")
-    page.unroute_all()
-    for route in held:
-        route.continue_()
+    page.unroute_all()  # what was held goes on
     shows(page, {**DEFAULT, "model": "gpt2"})
     assert page.locator(".verdict-line").evaluate("part => getComputedStyle(part).filter") == "none"
 
