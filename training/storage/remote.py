@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -525,10 +526,22 @@ class Store(_Remote):
         self._files, self._root = file_system(self._address)
 
     def _pieces(self, name: str, start: int, length: int, seconds: float) -> Iterator[bytes]:
+        found: Future[bytes] = Future()
+
+        def read() -> None:
+            try:
+                found.set_result(self._files.cat_file(f"{self._root}/{name}", start=start, end=start + length))
+            except BaseException as error:
+                found.set_exception(error)
+
+        # No library bounds the whole time of a read. A thread that is given up must not keep the program from ending.
+        threading.Thread(target=read, daemon=True, name="store").start()
         try:
-            yield self._files.cat_file(f"{self._root}/{name}", start=start, end=start + length)
+            yield found.result(max(seconds, 1.0))
         except FileNotFoundError:
             raise MissingError(f"{self._address}/{name} is not there") from None
+        except TimeoutError:
+            raise Unanswered(f"it has not arrived within {max(seconds, 1.0):.0f} s") from None
 
 
 def file_system(address: str) -> tuple[AbstractFileSystem, str]:

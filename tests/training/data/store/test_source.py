@@ -152,6 +152,16 @@ def test_pauses_grow_to_a_limit_and_differ():
     assert len({one[0] for one in rounds}) == 20
 
 
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch):
+    """Its library would wait for ever."""
+    monkeypatch.setattr(source_module, "GRACE_SECONDS", 0.1)
+    source, over = open_source("memory://set"), threading.Event()
+    monkeypatch.setattr(type(source._files), "cat_file", lambda *_, **more: over.wait(60))
+    with pytest.raises(UnreachableError, match="has not arrived within"):
+        source.read_all("manifest.json", limit=100)
+    over.set()
+
+
 def test_addresses_of_no_known_kind_are_one_sentence():
     with pytest.raises(BadInput, match="nothing://set"):
         open_source("nothing://set")
