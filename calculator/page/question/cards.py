@@ -56,7 +56,7 @@ HOST_MEMORY = (
 class Card:
     """The GPU that a text names."""
 
-    name: str = ""
+    name: str
     """Name of a listed GPU, or of a card by its memory; empty: the text names none."""
     in_float16: bool = False
     """True if it has no bfloat16."""
