@@ -1,1 +1,1 @@
-"""What the world sees of a run: its history, the live API, checkpoints and pictures."""
+"""Publication of a run: its history, the live API, copies of checkpoints, and pictures."""

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint: what it is, with numbers from the run's history, and what it is not."""
+"""The model card of a checkpoint: a description with numbers from the run's history, and the model's limits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from training.recipe import RunConfig
 MOST_NAMES = 50
 """Volunteers that the card names; it counts the others."""
 MARKUP = "\\`*_[]<>|#!~&"
-"""Signs of Markdown, and of HTML and its named characters."""
+"""Characters with a meaning in Markdown or HTML."""
 
 
 def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
-    """Markdown with a YAML header, as model hubs read it.
+    """Writes the card as Markdown with a YAML header, as model hubs read it.
 
-    It names no licence: who owns the weights is for the run's maintainers to say, and depends on its data.
+    The card names no licence: the run's maintainers decide on it, and the rights to the data limit their choice.
 
     Args:
-        checkpoint: Its folder.
-        run: Its recipe.
-        history: Of the run.
+        checkpoint: Folder of the checkpoint.
+        run: Recipe of the run.
+        history: History of the run.
     """
     facts, words = read_facts(checkpoint), card_words(run)
     header = {
@@ -103,12 +103,12 @@ def _day(seconds: float) -> str:
 
 
 def _plain(text: str, signs: str = MARKUP) -> str:
-    """Text of others in one line, without what Markdown or HTML would take for markup.
+    """Puts a stranger's text into one line, and escapes markup of Markdown and HTML.
 
     Args:
-        text: Theirs.
-        signs: That are escaped. In the text of a stranger it is all that Markdown lets escape: addresses become links,
-            and a number or a hyphen at the beginning a list.
+        text: The text.
+        signs: Characters to escape. A stranger's text needs all punctuation, since Markdown makes links of addresses,
+            and a list of a number or a hyphen at the beginning.
     """
     line = " ".join(text.split())
     return "".join(f"\\{sign}" if sign in signs else sign for sign in line)

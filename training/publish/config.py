@@ -7,4 +7,4 @@ from training.generate.config import PromptsConfig
 
 
 class MonitorConfig(PromptsConfig, CheckpointsConfig):
-    """What the monitor keeps and shows."""
+    """Prompts that the monitor shows, and checkpoints that it keeps and copies."""

@@ -9,11 +9,11 @@ from pathlib import Path
 _RECIPE = "/recipe.toml"
 """Path at which a monitor serves the recipe."""
 INITIAL_PEERS = "{initial_peers}"
-"""Stands in a join command for the addresses while they are not known yet."""
+"""Placeholder in a join command for the addresses, until they are known."""
 
 
 MEMBERS_FLAGS = "--invitation CODE"
-"""What each volunteer of a run for members only adds, with a code of their own."""
+"""Flag that each volunteer of a members-only run adds to the join command, with their own code."""
 
 
 def join_command(
@@ -23,7 +23,7 @@ def join_command(
     python: Sequence[str] = ("python", "-m", "training"),
     members_only: bool = False,
 ) -> str:
-    """The command to paste into a terminal to join.
+    """Builds the command that a volunteer pastes into a terminal to join.
 
     Args:
         url: Address of the run's monitor, which serves the recipe.
@@ -39,7 +39,7 @@ def join_command(
 
 
 def site_of(recipe: str) -> str | None:
-    """The run's site, if a recipe is named by its address there; otherwise None.
+    """Address of the run's site, if `recipe` is the address of a recipe on it; otherwise None.
 
     >>> site_of("https://run.example/recipe.toml"), site_of("demo")
     ('https://run.example', None)
@@ -51,11 +51,11 @@ def site_of(recipe: str) -> str | None:
 def command_for(
     role: str, recipe: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
 ) -> str:
-    """The command to paste into a terminal to start a role that needs a recipe and a peer.
+    """Builds the command that starts a role with a recipe and the addresses of peers.
 
     Args:
-        role: The command's name.
-        recipe: A name, a TOML file or a URL.
+        role: Name of the role's command, such as `monitor`.
+        recipe: Name, TOML file or URL of the recipe.
         initial_peers: See `join_command`.
         python: See `join_command`.
 
@@ -70,7 +70,7 @@ def command_for(
 
 
 def initial_peers_flags(initial_peers: Sequence[str]) -> str:
-    """The flags that name the addresses.
+    """Builds the flags that name the peers through which a newcomer connects.
 
     >>> initial_peers_flags(["/ip4/203.0.113.7/tcp/31337/p2p/Qm1", "/ip4/203.0.113.8/tcp/31338/p2p/Qm2"])
     '--initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1 --initial-peers /ip4/203.0.113.8/tcp/31338/p2p/Qm2'

@@ -1,4 +1,5 @@
-"""Keeps a run: takes checkpoints from the peers' state as the run progresses, and has the fixed prompts drawn."""
+"""Keeps checkpoints of a run's state, which it downloads from peers,
+and lets each checkpoint draw the fixed prompts."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ from training.swarm.run.lineage import Lineage
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
 LAST_DOWNLOAD_SECONDS = 2.0
-"""Longest time for a last checkpoint when the monitor is stopped."""
+"""Longest download of a last checkpoint when the monitor is stopped."""
 RETRY_SECONDS = 3.0
 """Pause after a failed download or drawing."""
 LONGEST_RETRY_SECONDS = 60.0
-"""After states that are not good, the pauses double up to this: each attempt costs volunteers an upload."""
+"""Longest pause after refused states, up to which pauses double: each attempt costs volunteers an upload."""
 REMINDER_SECONDS = 300.0
-"""A repeated warning is shown once in this time."""
+"""Interval at which a repeated warning is shown."""
 
 
 def codec_of_run(run: RunConfig, shards: str, run_dir: Path) -> str | None:
-    """Digest of the codec whose tokens the run trains on; None, after a warning, if it cannot be found out.
+    """Finds the digest of the codec whose tokens the run trains on. Returns None, after a warning, if it is not found.
 
     Raises:
         BadInput: If the run's latest checkpoint was trained on the tokens of another codec than the shards'.
@@ -53,13 +54,13 @@ class Keeper:
     """A thread that takes checkpoints and draws pictures when they are due; `look` wakes it.
 
     Args:
-        run: The run.
-        recipe_toml: Its recipe, which goes into each checkpoint.
-        run_dir: Gets `checkpoints/`, `pictures/`, `backups/` of the history and the drawing process's log.
+        run: Recipe of the run.
+        recipe_toml: Text of the recipe, which goes into each checkpoint.
+        run_dir: Folder for `checkpoints/`, `pictures/`, `backups/` of the history and the drawing process's log.
         shards: Folder or URL of the shards, for the codec and the tokenizer.
-        codec_digest: Of the codec whose tokens the run trains on, from `codec_of_run`.
+        codec_digest: Digest of the codec whose tokens the run trains on, from `codec_of_run`.
         dht: A running DHT node.
-        history: Says how far the run is, and is told of checkpoints and pictures.
+        history: The run's history, which has its epochs and gets an entry for each checkpoint and its pictures.
         events: The monitor's event log.
         pusher: Copies checkpoints elsewhere.
     """
@@ -98,7 +99,7 @@ class Keeper:
         self._warned: tuple[str, float] = ("", 0.0)
         self._seen: tuple | None = None
         self.loss_fault: str | None = None
-        """What was wrong with the run's loss at the last look; None: nothing."""
+        """Fault of the run's loss at the last look, as a sentence; None if there was none."""
 
     @property
     def parameters(self) -> int:
@@ -110,7 +111,8 @@ class Keeper:
         return self._saver.saved_epoch()
 
     def enter(self, lineage: Lineage) -> None:
-        """Makes checkpoints only of states of this lineage from now on, and sets aside later ones of what it has left.
+        """Keeps only states of this lineage from now on, and sets aside later checkpoints of a lineage that the run has
+        left.
 
         Call it before `start`.
 
@@ -132,7 +134,7 @@ class Keeper:
         self._news.set()
 
     def finish(self) -> None:
-        """Takes a last checkpoint if the peers are quick enough, and ends the thread and the drawing."""
+        """Takes a last checkpoint within `LAST_DOWNLOAD_SECONDS` if it can, and ends the thread and the drawing."""
         self._stopping.set()
         self._news.set()
         # First, because the thread may be waiting for a drawing.
@@ -198,9 +200,10 @@ class Keeper:
         return last["epoch"] if last is not None else 0
 
     def _due(self, done_epoch: int, every: int) -> int | None:
-        """The oldest epoch to keep next, if the volunteers report that the run has reached it; it was not kept yet.
+        """The next multiple of `every` after the kept epoch, if volunteers report that the run has reached it;
+        otherwise None.
 
-        It goes by what is kept, not by the newest report: a false one must not keep the run's states from being kept.
+        It depends on the kept epoch and not on the newest report: a false report must not prevent checkpoints.
         """
         wanted = min((done_epoch // every + 1) * every, self._run.schedule.total_epochs)
         return wanted if done_epoch < wanted <= self._epoch() else None

@@ -19,10 +19,10 @@ from training.errors import TrainingError
 from training.publish.showcase import Shown
 
 NICENESS = 15
-"""Niceness of the process, which yields to volunteers on the same machine; 19 is the most."""
+"""Niceness of the process, so that a volunteer on the same machine has priority; the largest is 19."""
 
 DRAW_SECONDS = 600.0
-"""A drawing that takes longer is aborted."""
+"""Longest time of a drawing before it is aborted."""
 
 
 class PictureDrawer:
@@ -30,7 +30,7 @@ class PictureDrawer:
 
     Args:
         shards: Folder or URL of the prepared shards: tokenizer and codec are read from there.
-        log: The process's error output is appended here.
+        log: File to which the process's error output is appended.
     """
 
     def __init__(self, shards: str, log: BinaryIO):
@@ -39,9 +39,9 @@ class PictureDrawer:
         self._process: subprocess.Popen | None = None
 
     def draw(self, checkpoint: Path, folder: Path, *, seconds: float = DRAW_SECONDS) -> list[Shown]:
-        """Draws the checkpoint's prompts into `folder/NAME/NUMBER.png`, or continues them, and judges what it can.
+        """Draws the checkpoint's prompts into `folder/NAME/NUMBER.png`, or continues them, and judges the results.
 
-        NAME is the checkpoint's epoch; in a branch its lineage follows, so that pictures of before stay.
+        NAME is the checkpoint's epoch. In a later branch the lineage follows, so that earlier pictures stay.
 
         Raises:
             TrainingError: If the drawing fails, takes longer than `seconds`, or `close` is called meanwhile.

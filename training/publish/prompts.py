@@ -1,4 +1,4 @@
-"""Draws or continues the fixed prompts of a run's recipe with a checkpoint, and judges what comes of them."""
+"""Draws or continues the fixed prompts of a run's recipe with a checkpoint, and judges the results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from training.storage.whole import whole_file
 
 
 def show(checkpoint: Path, shards: str, folder: Path) -> list[Shown]:
-    """Shows what the model makes of each prompt of the recipe, always with the same seeds.
+    """Draws or continues each prompt of the recipe, always with the same seeds, and judges the results.
 
     Args:
-        checkpoint: Its folder.
+        checkpoint: Folder of the checkpoint.
         shards: Folder or address of the run's shards.
-        folder: Gets the pictures, below a folder named after the checkpoint.
+        folder: Folder in which the pictures go into a new folder named after the checkpoint.
     """
     loaded = load_checkpoint(checkpoint)
     if loaded.config.kind == "text":
@@ -49,7 +49,7 @@ def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Show
 
 
 def _judged_picture(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
-    """Judges whether shape and colour are right; None if the judge does not know the prompt's words."""
+    """Judges whether (shape, colour) are right; each is None if the judge does not know the prompt's words."""
     try:
         verdict = judge(pixels, prompt)
     except BadInput:
@@ -68,7 +68,7 @@ def _continue(loaded: Checkpoint, shards: str) -> list[Shown]:
 
 
 def _judged_text(prompt: str, text: str) -> bool | None:
-    """Judges whether a text is right; None if the judge does not know its words."""
+    """Judges whether a text is right; None if the judge does not know the prompt's words."""
     try:
         return judge_story(prompt, text).good
     except BadInput:

@@ -1,4 +1,4 @@
-"""What people see of a run's model: texts and pictures that it makes, and the words of its card."""
+"""Public view of a run's model: the texts and pictures that it makes, and the words of its model card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.recipe import LanguageRun, RunConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What a model has made of a prompt, a picture or a text, and what a judge says of it."""
+    """Picture or text that a model has made of a prompt, with the judge's verdict."""
 
     prompt: str
     file: str | None = None
@@ -21,23 +21,23 @@ class Shown:
     text: str | None = None
     """The model's continuation of the prompt."""
     good: bool | None = None
-    """True if the text is right; None if no judge knows."""
+    """True if the text is right; None for a picture, or if the judge does not know the prompt's words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardWords:
-    """What a model card says that depends on what is trained."""
+    """Words of a model card that depend on the kind of model."""
 
     pipeline_tag: str
-    """Model hubs' name of the task."""
+    """Name of the task on model hubs, such as `text-generation`."""
     weights: str
-    """What the checkpoint holds, after "Weights of"."""
+    """Contents of the checkpoint, as the words after "Weights of"."""
     needs: str
-    """A sentence on what else is needed to use it."""
+    """Sentence on other files that are needed to use the checkpoint."""
     knows: str
-    """What the model has seen, after "The model knows"."""
+    """Data that the model has seen, as the words after "The model knows"."""
     makes: str
-    """What it does, after "nobody has filtered what it"."""
+    """Verb for the model's output, as the word after "nobody has filtered what it"."""
     loss_unit: str
     base: str | None = None
     """Hub id of the weights with which training began, or beside which adapters are trained."""

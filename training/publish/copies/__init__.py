@@ -1,1 +1,1 @@
-"""Copies of checkpoints and shards in other places: folders, object storage, the Hugging Face Hub."""
+"""Copies of checkpoints and shards to other places: folders, object storage, the Hugging Face Hub."""

@@ -1,7 +1,7 @@
 """Copies prepared shards to a data set of the Hugging Face Hub.
 
-Files go there in commits of a few each, the manifest with the last one, so that nobody reads half a set. The hub tells
-the digest of each file that it has: if the work is interrupted, the next call sends only what is not there yet.
+Each commit has a few files, and the last commit has the manifest, so nobody reads half a set. The hub lists the digest
+of each file that it has: after an interruption, the next call sends only the missing files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ REPOSITORY = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)/?")
 
 
 class HubPush:
-    """Copies one folder.
+    """Copy of one folder of shards to a data set of the hub.
 
     Args:
-        folder: That `prepare` has made.
+        folder: Folder that `prepare` has made.
         address: `hf://OWNER/NAME`; `hf://datasets/OWNER/NAME` is the same.
-        progress: Called with the files done.
+        progress: Called with a word for the work, the files done, and the number of files.
 
     Raises:
         BadInput: If the address names no repository, or the folder has no shards.
@@ -49,7 +49,7 @@ class HubPush:
         self._hub = HfApi()  # reads HF_TOKEN and HF_ENDPOINT
 
     def run(self, *, replace: bool) -> int:
-        """Sends what is not there yet; how many files that were.
+        """Sends the missing files. Returns their number.
 
         Raises:
             BadInput: If the hub refuses, other shards are there that may not be replaced, or the folder is damaged.
@@ -86,7 +86,7 @@ class HubPush:
         return done
 
     def _names(self) -> list[str]:
-        """All files, the manifest last."""
+        """Names of all files of the folder, the manifest last."""
         others = {path.name for path in self._folder.iterdir()} - {*self._manifest.files, MANIFEST_FILE}
         return [*self._manifest.files, *sorted(others), MANIFEST_FILE]
 
@@ -102,12 +102,12 @@ class HubPush:
             yield batch
 
     def _listed(self) -> dict[str, str]:
-        """The digest of each file that is there: SHA-256 of a large one, and of a small one the one that Git has."""
+        """Lists the hub's digest of each file: SHA-256 of a large file, Git's digest of a small file."""
         listed = self._ask("list_repo_tree")
         return {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in listed if hasattr(one, "blob_id")}
 
     def _digest(self, name: str, there: str | None) -> str | None:
-        """A file's digest, in the kind of the one that is there."""
+        """Digest of a local file, of the same kind as the hub's digest `there`; empty if the hub lacks the file."""
         if there is not None and len(there) == 64:
             entry = self._manifest.files.get(name)
             return entry.sha256 if entry else hashlib.sha256((self._folder / name).read_bytes()).hexdigest()

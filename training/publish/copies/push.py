@@ -1,8 +1,8 @@
 """Copies a run's checkpoints to another place, in the background: a folder, object storage, or the Hugging Face Hub.
 
-Nothing waits for it: neither training, nor the next checkpoint, nor the end of the monitor. What fails is tried again,
-with the newest checkpoint of that time. Other places than the Hub, which keeps every commit, hold the checkpoints that
-the recipe keeps, as the monitor's own folder does.
+Nothing waits for a copy: neither training, nor the next checkpoint, nor the end of the monitor. After a failure, the
+next attempt copies the checkpoint that is newest then. The Hub keeps every commit; other places keep as many
+checkpoints as the monitor's own folder does by the recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.storage.remote import file_system
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 900.0
-"""Pause after a failure, which doubles with each further one, and the longest."""
+"""Pause after a failure, which doubles with each further failure, and the longest pause."""
 CARD_FILE = "README.md"
 
 
@@ -34,7 +34,7 @@ class Target(Protocol):
     """A place to which checkpoints are copied."""
 
     def put(self, checkpoint: Path, card: str) -> None:
-        """Copies a checkpoint's folder and the model card. Whoever reads meanwhile finds no half checkpoint."""
+        """Copies a checkpoint's folder and the model card. A reader never finds half a checkpoint."""
 
 
 class Pusher:
@@ -42,11 +42,11 @@ class Pusher:
 
     Args:
         target: From `open_target`.
-        address: Its address, for messages.
+        address: Address of the target, for messages.
         checkpoints: The run's folder of checkpoints.
-        card: Gives the model card of a checkpoint.
+        card: Makes the model card of a checkpoint.
         events: The monitor's event log.
-        first_pause_seconds: After a failure.
+        first_pause_seconds: Pause after a first failure.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Pusher:
         self._news.set()
 
     def finish(self) -> None:
-        """Says nothing any more: the monitor ends, and with it the thread. The next monitor copies what is missing."""
+        """Ends the messages, because the monitor ends. The thread ends with the program;
+        the next monitor copies what is missing."""
         with self._guard:
             self._is_over = True
 
@@ -116,14 +117,14 @@ class Pusher:
 
 
 def open_target(address: str, settings: MonitorConfig) -> Target:
-    """The place that an address names.
+    """Returns the target for an address, without a connection to it.
 
     Args:
         address: A folder, `hf://OWNER/NAME`, or an address that fsspec knows, such as `s3://BUCKET/PATH`.
-        settings: Which checkpoints are kept there.
+        settings: Settings that say which checkpoints the target keeps.
 
     Raises:
-        BadInput: If it names none, or a library for it is not installed. Nothing is sent yet.
+        BadInput: If the address names no place, or a library for it is not installed.
     """
     scheme = urlsplit(address).scheme if "://" in address else ""
     if not scheme:
@@ -162,7 +163,8 @@ class _Storage:
         self._files, self._root = file_system(address)
 
     def put(self, checkpoint: Path, card: str) -> None:
-        """The facts come last: without them a folder is no checkpoint."""
+        """Copies a checkpoint. The file of facts goes last: readers take no folder without this file for a
+        checkpoint."""
         folder = f"{self._root}/{checkpoint.name}"
         names = sorted((file.name for file in checkpoint.iterdir()), key=lambda name: (name == FACTS_FILE, name))
         with suppress(FileNotFoundError):  # of an upload of the same epoch; while its files change it is not whole
@@ -197,7 +199,7 @@ class _Storage:
 
 
 class _Hub:
-    """A model repository of the Hugging Face Hub: each checkpoint is one commit, so nobody sees a half one."""
+    """A model repository of the Hugging Face Hub: each checkpoint is one commit, so nobody sees half a checkpoint."""
 
     def __init__(self, address: str):
         self._name = address.removeprefix("hf://").strip("/")

@@ -1,7 +1,7 @@
 """Copies prepared shards to another place: a folder, storage that fsspec knows, such as `s3://`, or the hub.
 
-The manifest goes last, so that nobody reads half a set. Until then, a mark at the target says which set is on its way.
-If the work is interrupted, the next call finds the mark and sends only what is not there yet.
+The manifest goes last, so nobody reads half a set. Until then, a file at the target identifies the unfinished set.
+After an interruption, the next call finds this file and sends only the missing files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 MARK_FILE = "unfinished"
-"""At the target: SHA-256 of the manifest of the set that is on its way."""
+"""Name of a file at the target with the SHA-256 of the manifest of a set that is not complete there."""
 
 
 def push_set(
@@ -34,13 +34,13 @@ def push_set(
     """Copies a folder of shards.
 
     Args:
-        folder: That `prepare` has made.
+        folder: Folder that `prepare` has made.
         address: A folder, `hf://OWNER/NAME` for a data set of the hub, or an address that fsspec knows.
-        replace: Whether other shards that are there may be replaced.
-        progress: Called with the files done.
+        replace: Whether other shards at the target may be replaced.
+        progress: Called with a word for the work, the files done, and the number of files.
 
     Returns:
-        How many files were sent; 0 if all were there.
+        Number of files that were sent; 0 if the target had all.
 
     Raises:
         BadInput: If the address names no place, or holds other shards, or the folder is damaged.
@@ -86,9 +86,9 @@ class _Push:
         return sent + 1
 
     def _begin(self, there: bytes | None) -> None:
-        """Marks the target, from which an older set is gone by then: its manifest first, so that nobody reads it.
+        """Deletes an older set at the target, its manifest first so that nobody reads it, and writes the mark.
 
-        A file of the older set may have the size of one in this set, and would be taken for it after an interruption.
+        After an interruption, a file of the older set with the size of a new file would be taken for that file.
         """
         older = manifest_or_none(there, source=self._address)
         if there is not None:
@@ -106,7 +106,7 @@ class _Push:
         self._try(name, lambda: self._files.put_file(str(path), self._at(name)))
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each file that is there."""
+        """Sizes in bytes of the files at the target, by name."""
 
         def listed() -> list[dict[str, Any]]:
             try:

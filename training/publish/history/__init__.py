@@ -1,1 +1,1 @@
-"""The history of a run, and what follows from it."""
+"""The history of a run: its file, branches, credit for volunteers, backups, and the state of the run."""

@@ -1,6 +1,6 @@
 """Backups of a run's history, made by SQLite while the monitor goes on writing.
 
-Copying the file would not do: what was written last lies in a second file beside it, and a copy may be torn.
+A plain copy of the file would lack the newest changes, which SQLite keeps in a second file, and may be inconsistent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def back_up(history: Path, file: Path) -> None:
 
     Raises:
         BadInput: If there is no history.
-        TrainingError: If it is damaged, or the copy cannot be written.
+        TrainingError: If the history is damaged, or the copy cannot be written.
     """
     if not history.is_file():
         raise BadInput(f"There is no history at {history}; give the folder of a run that has been monitored.")
@@ -43,11 +43,12 @@ def back_up(history: Path, file: Path) -> None:
 
 
 def back_up_run(run_dir: Path, epoch: int) -> Path:
-    """Backs up the history of a run to `run_dir/backups/history-EPOCH.sqlite`, and deletes older backups,
-    and what backups have left that were killed.
+    """Backs up the history of a run to `run_dir/backups/history-EPOCH.sqlite`. Returns that path.
+
+    Deletes older backups beyond the `KEPT` newest, and unfinished files of backups that were killed.
 
     Raises:
-        TrainingError: If it cannot be done; the older backups are then still there.
+        TrainingError: If the backup fails; the older backups are then still there.
     """
     file = run_dir / _FOLDER / f"history-{epoch:06d}.sqlite"
     with suppress(OSError):
@@ -60,5 +61,5 @@ def back_up_run(run_dir: Path, epoch: int) -> Path:
 
 
 def backups(run_dir: Path) -> list[Path]:
-    """A run's backups, oldest first by the time when they were made: a run may have gone back to an earlier epoch."""
+    """Lists a run's backups, oldest first by their time, since a run may go back to an earlier epoch."""
     return sorted((run_dir / _FOLDER).glob("history-*.sqlite"), key=lambda file: (file.stat().st_mtime_ns, file.name))

@@ -1,7 +1,7 @@
-"""Drops what banned peers have claimed of epochs that the run has gone back from, after a maintainer undid an attack.
+"""Drops banned peers' reports of epochs that the run has dropped, after a maintainer undid an attack.
 
-Others keep their credit for such epochs, which they have computed. A banned peer keeps what it has reported of the
-epochs that the run goes on from, and nothing else.
+Other peers keep their credit for such epochs, which they have computed. A banned peer keeps only its reports of epochs
+on which the run's current branch builds.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _OF_PEER = "FROM reports WHERE name = ? AND peer_id = ?"
 
 
 def drop_claims(connection: sqlite3.Connection, branches: Branches, peer_ids: Collection[str]) -> dict[str, int]:
-    """Drops their reports of these epochs, and the samples that they have claimed since.
+    """Drops peers' reports of epochs that the run has dropped, and the samples that they have claimed since.
 
     Args:
-        connection: In a transaction.
-        branches: Of the history.
+        connection: Connection to the history, in a transaction.
+        branches: Branches of the history.
         peer_ids: The peers that are banned.
 
     Returns:
-        The samples that were dropped, of each name; empty if there was nothing to drop.
+        Number of dropped samples by name; empty if there was nothing to drop.
     """
     dropped: dict[str, int] = {}
     for peer in connection.execute("SELECT name, peer_id, samples FROM peers").fetchall():
@@ -37,7 +37,7 @@ def drop_claims(connection: sqlite3.Connection, branches: Branches, peer_ids: Co
 
 
 def _left_epochs(connection: sqlite3.Connection, branches: Branches, key: tuple[str, str]) -> list[tuple[int, int]]:
-    """The epochs that a peer has reported and the run has gone back from, with their branches."""
+    """Lists (branch, epoch) for each epoch that a peer has reported and the run has dropped."""
     newest = connection.execute(f"SELECT branch, max(epoch) {_OF_PEER} GROUP BY branch", key).fetchall()
     if all(branches.holder(branches.current, epoch) == branch for branch, epoch in newest):
         return []  # almost always, and known without a look at each epoch
@@ -46,7 +46,7 @@ def _left_epochs(connection: sqlite3.Connection, branches: Branches, key: tuple[
 
 
 def _lower(connection: sqlite3.Connection, key: tuple[str, str], before: int) -> int:
-    """Leaves a peer the samples of the reports that it still has; returns how many it loses."""
+    """Lowers a peer's total to the samples of its remaining reports. Returns how many samples it loses."""
     kept, last = connection.execute(f"SELECT coalesce(sum(samples), 0), max(epoch) {_OF_PEER}", key).fetchone()
     kept = min(kept, before)
     connection.execute(
@@ -59,7 +59,8 @@ def _lower(connection: sqlite3.Connection, key: tuple[str, str], before: int) ->
 
 
 def _sum_up_again(connection: sqlite3.Connection, branch: int, epoch: int) -> None:
-    """The loss and the samples of an epoch, without a report that was dropped; without any, the epoch goes as well."""
+    """Computes the loss and the samples of an epoch again from its remaining reports;
+    deletes an epoch without reports."""
     samples, loss = connection.execute(
         "SELECT sum(samples), sum(loss * samples) / sum(samples) FROM reports WHERE branch = ? AND epoch = ?",
         (branch, epoch),

@@ -1,8 +1,8 @@
-"""Credits volunteers with samples: with no more than the epochs that they report can have had.
+"""Credits volunteers with samples, but with no more than the epochs that they report can have had.
 
-A peer's totals are what it says of itself. It is believed for the epochs that its record lists, for the one under way,
-and for those that no monitor has watched; in each of them, for twice the samples that end an epoch for all peers
-together (`MOST_BATCHES`).
+A peer reports its own totals. We believe them for the epochs that its record lists, for the current epoch, and for
+epochs that no monitor has watched: for each epoch, at most twice the samples that end an epoch for all peers together
+(`MOST_BATCHES`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ EPOCHS_BEFORE_ALL = 64
 
 
 def with_believed_epochs(record: PeerRecord, target_batch_size: int | None) -> PeerRecord:
-    """A record in which no epoch has more samples than one peer can have in it.
+    """Returns a record whose epochs have at most as many samples as one peer can have in an epoch.
 
     Args:
-        record: A peer's, as it came.
+        record: Record of a peer, as it came.
         target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
     """
     if target_batch_size is None:
@@ -42,15 +42,15 @@ def believed_totals(
     unwatched: int,
     told: Collection[int],
 ) -> tuple[int, int]:
-    """The totals that a peer is believed to have: of the epochs that it has ended, and with the one under way.
+    """Believed totals of a peer's samples: without those of the current epoch, and with them.
 
     Args:
-        record: A peer's, with believed epochs.
-        target_batch_size: See above.
-        since_epoch: Its last epoch that is counted; None: none is.
-        since_samples: Its total then.
-        unwatched: Epochs since then, before those that its record lists, of which no other peer has told.
-        told: Epochs that are counted for it already, such as before it was started again.
+        record: Record of a peer, from `with_believed_epochs`.
+        target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
+        since_epoch: Last epoch of the peer that the history has counted; None if it has counted none.
+        since_samples: The peer's total at the end of that epoch.
+        unwatched: Number of later epochs, before those that the record lists, that no other peer has reported.
+        told: Epochs already counted for the peer, such as those from before a restart.
     """
     if target_batch_size is None:
         return record.samples, record.samples

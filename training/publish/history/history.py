@@ -96,7 +96,7 @@ class HistoryReader:
             return [dict(row) for row in connection.execute(query, named)]
 
     def run_value(self, key: str) -> str | None:
-        """What `History.set_run_value` stored, or None."""
+        """Value that `History.set_run_value` stored under a key; None if there is none."""
         rows = self._rows("SELECT value FROM run WHERE key = ?", key)
         return rows[0]["value"] if rows else None
 
@@ -149,7 +149,7 @@ class HistoryReader:
         return branches
 
     def epoch_losses(self, last: int, *, until: int | None = None) -> list[float]:
-        """The losses of the last epochs, oldest first; each is the median of what its volunteers reported.
+        """Losses of the last epochs, oldest first; each is the median of the volunteers' reports.
 
         Args:
             last: Number of epochs; there may be fewer.
@@ -254,7 +254,7 @@ class HistoryReader:
         return rows
 
     def snapshots(self) -> list[dict]:
-        """What the model made of the fixed prompts, oldest first: epoch, time, pictures.
+        """Pictures or texts that the model made of the fixed prompts, oldest first: epoch, time, pictures.
 
         A picture has prompt, file, shape, colour; a text has prompt, text, good (see `Shown`).
         """
@@ -274,7 +274,7 @@ class HistoryReader:
 
 
 class History(HistoryReader):
-    """The writing side. A lock file ensures one writer at a time.
+    """History that can be written; a lock file ensures one writer at a time.
 
     Args:
         path: The SQLite file; created, with its folder, if it does not exist.
@@ -351,7 +351,7 @@ class History(HistoryReader):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: on an exception, none of it is written.
+        """Runs a block in a transaction, which is undone if the block raises.
 
         Raises:
             TrainingError: If the file cannot be written, such as on a full disk; the next transaction may succeed.
@@ -373,7 +373,7 @@ class History(HistoryReader):
                     self._connection.execute("ROLLBACK")
 
     def set_run_value(self, key: str, value: str) -> None:
-        """Stores what readers need to know of the run, such as its recipe."""
+        """Stores a value for readers under a key, such as the run's recipe."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
@@ -686,7 +686,7 @@ def _ended_at(record: PeerRecord, by_its_clock: float, now: float) -> float:
 
 
 def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, loss: float, samples: int) -> bool:
-    """Returns whether a branch has this very record: when a peer does an epoch again, its loss differs."""
+    """Returns whether the history has this report of an epoch already. A repeated epoch has another loss."""
     query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
     return connection.execute(query, (epoch, record.name, record.peer_id, loss, samples)).fetchone() is not None
 
@@ -723,7 +723,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def _has_digest(known: dict[str, str], recipe_digest: str) -> bool:
-    """Compares recipes by digest. A later version of this program may count other fields in a digest."""
+    """Returns whether the history's recipe has this digest.
+
+    A later version of this program may include other fields in a digest, so the stored recipe is digested again.
+    """
     if known["recipe_digest"] == recipe_digest:
         return True
     try:

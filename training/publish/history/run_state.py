@@ -1,7 +1,7 @@
 """The state of a run: one of `STATUSES`, with its cause and what to do about it, in sentences for people.
 
-`state_of_run` decides from `Facts` alone: what the history holds, and what a monitor sees now. Without a monitor, as in
-an export, it says how the monitor ended.
+`state_of_run` decides from `Facts` alone: contents of the history, and the current observations of a monitor. Without a
+monitor, as in an export, it says how the monitor ended.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ KNOWN_EPOCHS = 10
 SLOW_SHARE = 0.3
 """A run below this share of its usual speed is slow."""
 OVERDUE_TIMES, OVERDUE_SECONDS, FIRST_OVERDUE_SECONDS = 6, 60.0, 180.0
-"""An epoch is overdue after so many times the mean of the last ones, but not before the second; the first ones, before
-there is a mean, after the third."""
+"""An epoch is overdue after the first number times the mean duration of the last epochs, but at least after the second
+in seconds. The first epochs, before there is a mean, are overdue after the third."""
 APART_EPOCHS = 3
-"""Volunteers whose epochs differ by this, beyond what records may be behind, do not average together: a volunteer
-that is two epochs behind downloads the state of the others."""
+"""Volunteers whose epochs differ by this number, in addition to the delay of records, do not average together: a
+volunteer that is two epochs behind downloads the others' state."""
 APART_SECONDS = 30.0
-"""Time for which they must differ: newcomers catch up in less."""
+"""Time for which epochs must differ before the run counts as split: newcomers catch up in less."""
 SILENT_SECONDS = 30.0
-"""A DHT that does not answer, and servers that do not, are a fault after this time."""
+"""Time after which a DHT or servers that do not answer count as a fault."""
 SHOWN_NAMES = 3
 """Volunteers that a sentence names; it counts the others."""
 
@@ -52,7 +52,7 @@ _RESTART = "To go on, start the monitor again with the same --run-dir; it keeps 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """What a monitor sees now, besides what it writes into the history."""
+    """Observations of a running monitor that it does not write into the history."""
 
     since: float
     """Time at which the monitor started, in seconds since 1970 as all times here."""
@@ -60,7 +60,7 @@ class Sight:
     groups: tuple[tuple[PeerRecord, ...], ...] = ()
     """Volunteers who can average with each other; see `groups_of`."""
     apart_since: float | None = None
-    """Since when there are several groups; None: there are not."""
+    """Time since which there are several groups; None while there is at most one."""
     unmet: tuple[PeerRecord, ...] = ()
     """Volunteers who average with nobody although others train; see `training.publish.history.unmet`."""
     answered_at: float | None = None
@@ -69,27 +69,28 @@ class Sight:
     """Bootstrap peers that the monitor knows; 0: not known."""
     servers_answering: int = 0
     servers_silent_seconds: float = 0.0
-    """Since any of them has answered."""
+    """Time since the last answer of any bootstrap peer."""
     fault: str = ""
     """A fault of the monitor's own, as a sentence, such as that its disk is full."""
     fault_cure: str = ""
     members_server_away_since: float | None = None
-    """Since when the monitor hears nothing of the membership server; None: it does, or anybody may take part."""
+    """Time since which the monitor has seen nothing of the membership server;
+    None: the server is there, or the run is open."""
     loss_fault: str = ""
-    """What is wrong with the run's loss, from `training.checkpoints.sanity`."""
+    """Fault of the run's loss, from `training.checkpoints.sanity`; empty if there is none."""
     saved_epoch: int = 0
     """Epoch of the last checkpoint; 0: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What the history keeps of its last monitor, as `training.publish.live.watch` writes it."""
+    """Last monitor of a run, as `training.publish.live.watch` writes it into the history."""
 
     state: Literal["watching", "stopped", "failed"]
     since: float
     """Time at which that monitor started."""
     at: float
-    """Time at which it stopped or failed; while it watches, at which it wrote this last."""
+    """Time at which the monitor stopped or failed; while it watches, time of its last note."""
     volunteers: int = 0
     """Number of volunteers at that time."""
     cause: str = ""
@@ -110,11 +111,11 @@ class Facts:
     last_seen: float | None = None
     """Time at which the history's latest record of any peer came."""
     watched: Watched | None = None
-    """The last monitor; None: this history does not say."""
+    """The last monitor; None if the history does not name it."""
     is_watched: bool = True
     """True if a monitor runs now."""
     sight: Sight | None = None
-    """What it sees; None: only the history is known."""
+    """Observations of the running monitor; None if only the history is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,13 +124,13 @@ class RunState:
 
     status: Status
     cause: str = ""
-    """Why, in a sentence; empty where the status says all: the run goes on as it should, or has finished."""
+    """Cause of the status, in a sentence; empty if the run goes on as it should, or has finished."""
     remedy: str = ""
-    """What to do about it; empty if there is nothing to do."""
+    """Remedy, in a sentence; empty if there is nothing to do."""
 
 
 def state_of_run(facts: Facts, *, live: bool = True) -> RunState:
-    """Judges how the run stands now; `live` false: as a copy without a monitor says it."""
+    """Judges the state of the run; with `live` false, for an export, which has no monitor."""
     if facts.epochs and facts.epochs[-1]["epoch"] >= facts.total_epochs:
         return RunState(status="finished")
     if not live:
@@ -147,8 +148,8 @@ def state_of_run(facts: Facts, *, live: bool = True) -> RunState:
 def groups_of(volunteers: Sequence[PeerRecord], *, most_apart: int) -> tuple[tuple[PeerRecord, ...], ...]:
     """Volunteers who can average with each other, the most advanced group first.
 
-    Two are in different groups if their lineages differ, or if more than `most_apart` epochs lie between their epochs
-    with nobody in between. Newcomers who have not taken over the state yet are in no group.
+    Two volunteers are in different groups if their lineages differ, or if more than `most_apart` epochs lie between
+    their epochs and no volunteer is in between. Newcomers who have not downloaded the state yet are in no group.
     """
     there = sorted(
         (one for one in volunteers if one.status in ("training", "waiting")),
@@ -168,20 +169,20 @@ def most_apart(epochs: Sequence[dict], *, stale_seconds: float) -> int:
 
     Args:
         epochs: The last rows of the history, oldest first.
-        stale_seconds: A record may be so old although its volunteer trains; epochs that pass meanwhile count too.
+        stale_seconds: Largest age of the record of a volunteer that trains; the epochs of this time are added.
     """
     seconds = seconds_per_epoch(epochs)
     return APART_EPOCHS - 1 + (round(2 * stale_seconds / seconds) if seconds else 0)
 
 
 def seconds_per_epoch(epochs: Sequence[dict]) -> float | None:
-    """Mean of the last twenty epochs; None with fewer than three."""
+    """Mean duration of the last twenty epochs; None with fewer than three."""
     times = [row["time"] for row in epochs[-20:]]
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) >= 3 else None
 
 
 def _ended(facts: Facts) -> RunState:
-    """The state of a history that nobody watches, or of a copy of one that somebody watches elsewhere."""
+    """State of a run as its history alone tells it, without a monitor or in an export."""
     watched = facts.watched
     if facts.is_watched:
         cause = f"This is a copy of the run, made on {_when(facts.now)} while its monitor ran."
@@ -257,7 +258,7 @@ def _split(sight: Sight) -> RunState:
 
 
 def _all_unmet(sight: Sight | None) -> RunState | None:
-    """`split`, if no volunteer averages with any other."""
+    """Returns the state `split` if no volunteer averages with any other."""
     if sight is None or not sight.unmet or len(sight.unmet) < len(_training(sight)):
         return None
     return RunState(
@@ -268,7 +269,7 @@ def _all_unmet(sight: Sight | None) -> RunState | None:
 
 
 def _some_unmet(sight: Sight | None) -> RunState | None:
-    """`running` with a cause, if the others do average with each other."""
+    """Returns `running` with a cause if some volunteers average with nobody, and the others with each other."""
     if sight is None or not sight.unmet:
         return None
     one = len(sight.unmet) == 1
@@ -281,7 +282,7 @@ def _some_unmet(sight: Sight | None) -> RunState | None:
 
 
 def _running(sight: Sight | None) -> RunState:
-    """`running`, with a cause if that will not last."""
+    """Returns `running`, with a cause if the run is about to have trouble."""
     if sight is None or sight.members_server_away_since is None:
         return RunState(status="running")
     return RunState(
@@ -297,7 +298,7 @@ def _training(sight: Sight) -> list[PeerRecord]:
 
 
 def _idle(facts: Facts) -> RunState | None:
-    """`waiting`, if nobody trains."""
+    """Returns `waiting` if nobody trains."""
     sight = facts.sight
     if facts.active_peers:
         return _alone(sight.volunteers) if sight is not None else None
@@ -318,7 +319,7 @@ def _idle(facts: Facts) -> RunState | None:
 
 
 def _spoiled(sight: Sight | None) -> RunState | None:
-    """`failed`, if the loss is far above what it was."""
+    """Returns `failed` if the loss is far above its earlier values."""
     if sight is None or not sight.loss_fault:
         return None
     to = sight.saved_epoch
@@ -332,7 +333,7 @@ def _spoiled(sight: Sight | None) -> RunState | None:
 
 
 def _alone(volunteers: Sequence[PeerRecord]) -> RunState | None:
-    """`waiting`, if all volunteers wait for others."""
+    """Returns `waiting` if all volunteers wait for others."""
     if not volunteers or any(one.status != "waiting" for one in volunteers):
         return None
     waits = "wait" if len(volunteers) > 1 else "waits"
@@ -345,7 +346,7 @@ def _alone(volunteers: Sequence[PeerRecord]) -> RunState | None:
 
 
 def _slow(facts: Facts) -> RunState | None:
-    """`slow`, if an epoch is overdue or the speed far below the usual one."""
+    """Returns `slow` if an epoch is overdue or the speed is far below the usual speed."""
     rows = facts.epochs
     if rows:
         quiet, usual = facts.now - rows[-1]["time"], seconds_per_epoch(rows)
@@ -376,7 +377,7 @@ def _slow(facts: Facts) -> RunState | None:
 
 
 def _rate(per_second: float) -> str:
-    """Three significant digits; from 1000 on all digits, not an exponent."""
+    """Formats a rate with three significant digits; from 1000 on with all digits and no exponent."""
     return show_count(round(per_second)) if per_second >= 1000 else f"{per_second:.3g}"
 
 
@@ -401,7 +402,7 @@ def _are(count: int) -> str:
 
 
 def _when(seconds: float) -> str:
-    """A time as it stands in a sentence, such as "22 November 2026 at 19:40 UTC": pages show it anywhere on Earth."""
+    """Formats a time for a sentence, such as "22 November 2026 at 19:40 UTC"; readers live in all time zones."""
     time = datetime.fromtimestamp(seconds, UTC)
     return f"{time.day} {time:%B %Y at %H:%M UTC}"
 

@@ -1,7 +1,7 @@
-"""The tables of a history file, its version, and what a reader sees of them.
+"""The tables of a history file, its version, and the views through which readers see it.
 
 A run that goes back to an earlier epoch trains some epochs again. Both trainings stay in the file: each is a branch,
-and every row belongs to one. Readers see the current branch with the part of its ancestors that it goes on from.
+and every row belongs to a branch. Readers see the current branch, and the epochs of its ancestors on which it builds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from training.errors import BadInput, TrainingError
 from training.publish.history.backup import backups
 
 SCHEMA_VERSION = 3
-"""Kept in SQLite's `user_version`."""
+"""Version of the history's tables, kept in SQLite's `user_version`."""
 FIRST_BRANCH = 1
 
 _TABLES = """
@@ -81,11 +81,11 @@ def create(connection: sqlite3.Connection, now: float) -> None:
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of a history, 0 for an empty file.
+    """Reads the version of a history; 0 for an empty file.
 
     Raises:
-        BadInput: If it is not a history, or of another version.
-        TrainingError: If it cannot be read now.
+        BadInput: If the file is not a history, or has another version.
+        TrainingError: If the file cannot be read now.
     """
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -126,8 +126,8 @@ def last_of(table: str) -> str:
 def no_history(path: Path, error: sqlite3.DatabaseError) -> TrainingError:
     """Returns the error to raise for a file that cannot be read as a history.
 
-    It proposes to move the file away, and names the newest backup. But if the history can be read again later, such as
-    a locked one, the error proposes neither, since the maintainer would lose the history.
+    The error proposes to move the file away, and names the newest backup. If the history can be read again later, for
+    example because it is locked now, the error proposes neither: the maintainer would lose the history.
     """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest of it tells more
     if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one: it lacks a table

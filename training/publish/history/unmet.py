@@ -1,8 +1,7 @@
 """Volunteers who average with nobody although others train, by the totals in their records.
 
-They and the others do not reach each other, for example because both are behind routers, so they train models of their
-own. The epochs of such volunteers may stay close together, so `training.publish.history.run_state.groups_of` does not
-show it.
+Such volunteers cannot reach the others, for example because both are behind routers, so they train models of their own.
+Their epochs may stay close to the others' epochs, so `training.publish.history.run_state.groups_of` does not find them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ if TYPE_CHECKING:  # pages read a history where hivemind is not installed
     from training.swarm.node.metrics import PeerRecord
 
 UNMET_EPOCHS = 5
-"""Epochs in a row after which a volunteer that ended them alone has not just missed a group."""
+"""Number of epochs in a row that a volunteer must end alone to count as unmet; fewer happen when it misses a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A volunteer's totals when its last average was seen; when it was seen first, if there was none since."""
+    """Totals of a volunteer at its last known average, or at the first observation if there was no average since."""
 
     at: float
     averaged: int
@@ -35,10 +34,12 @@ class Unmet:
         self._known: dict[str, _Known] = {}
 
     def saw(self, records: Sequence[PeerRecord], *, now: float, seconds: float) -> frozenset[str]:
-        """The ids of the volunteers who have averaged with nobody for `seconds` and for `UNMET_EPOCHS`.
+        """Compares new records with earlier ones. Returns the ids of volunteers who average with nobody.
 
-        A volunteer whose last companion was killed ends some epochs alone too, until it knows. It is not named: for
-        that, others must have averaged meanwhile, or all must be in the same state.
+        A volunteer is listed after `seconds` and `UNMET_EPOCHS` epochs without an average.
+
+        A volunteer whose last companion was killed also ends some epochs alone. It is not listed, unless others have
+        averaged meanwhile, or all volunteers average with nobody.
         """
         known, self._known = self._known, {}
         training = [record for record in records if record.status == "training"]

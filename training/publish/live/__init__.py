@@ -1,1 +1,1 @@
-"""The live API, and what a monitor sees of its run."""
+"""The live API, and the monitor's view of its run."""

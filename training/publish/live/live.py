@@ -73,7 +73,7 @@ def store_run(
 
 
 def run_document(history: HistoryReader, *, live: bool = True) -> dict:
-    """Name of the run and how to join it; a run that is over cannot be joined."""
+    """Document `run`: the run's name and how to join it; a run that is over has no join command."""
     stored = history.run_value("document")
     if stored is None:
         raise TrainingError(f"{history.path} holds no run yet; start its monitor first.")
@@ -82,13 +82,13 @@ def run_document(history: HistoryReader, *, live: bool = True) -> dict:
 
 
 def state_document(history: HistoryReader, *, now: float, live: bool = True, watch: Watch | None = None) -> dict:
-    """The run's current state. Without a monitor (`live` false) nobody counts as active, whatever was written last.
+    """Document `state`: the run's current state. Without a monitor (`live` false) nobody counts as active.
 
     Args:
-        history: The run's.
+        history: History of the run.
         now: Seconds since the epoch.
         live: Whether a monitor watches the run now.
-        watch: What that monitor sees; None: only the history is known.
+        watch: View of that monitor; None: only the history is known.
     """
     last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
     facts = _facts(history, last["epoch"], now=now, watch=watch)
@@ -111,7 +111,7 @@ def state_document(history: HistoryReader, *, now: float, live: bool = True, wat
 
 
 def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watch | None) -> Facts:
-    """What the state of a run at this epoch depends on."""
+    """Collects the facts on which the state of a run at this epoch depends."""
     return Facts(
         now=now,
         total_epochs=run_document(history)["total_epochs"],
@@ -126,8 +126,10 @@ def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watc
 
 
 def history_document(history: HistoryReader, *, since: int | None = None, points: int | None = None) -> dict:
-    """The epochs: all, those after `since`, or `points` means of the older ones and each of the newest; and, unless
-    `since` is given, the branches."""
+    """Document `history`: the epochs and, unless `since` is given, the branches.
+
+    Has all epochs, those after `since`, or `points` means of the older epochs and each of the newest.
+    """
     if since is not None:
         return {"epochs": history.epochs(since)}
     epochs = history.epochs() if points is None else history.thinned_epochs(points)
@@ -137,7 +139,7 @@ def history_document(history: HistoryReader, *, since: int | None = None, points
 def losses_document(
     history: HistoryReader, *, since: int | None = None, points: int = 1000, most: int | None = None
 ) -> dict:
-    """The losses of all volunteers, or of the `most` that have contributed most."""
+    """Document `losses`: losses of all volunteers, or of the `most` who have contributed most."""
     names = history.first_names(most) if most is not None else None
     return {"peers": history.losses(points, since=since if since is not None else -1, names=names)}
 
@@ -145,8 +147,10 @@ def losses_document(
 def leaderboard_document(
     history: HistoryReader, *, live: bool = True, most: int | None = None, offset: int = 0
 ) -> dict:
-    """What each volunteer has contributed, of all or of a page of them. Without a monitor no volunteer counts as
-    active."""
+    """Document `leaderboard`: contributions of all volunteers, or of `most` after the first `offset`.
+
+    Without a monitor (`live` false) no volunteer counts as active.
+    """
     volunteers = history.leaderboard(most=most, offset=offset)
     if not live:
         volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
@@ -154,7 +158,7 @@ def leaderboard_document(
 
 
 def pictures_document(history: HistoryReader) -> dict:
-    """The fixed prompts as they were drawn, with the addresses of the pictures, or as they were continued."""
+    """Document `pictures`: addresses of the pictures of the fixed prompts, or the texts that continue them."""
     snapshots = history.snapshots()
     for snapshot in snapshots:
         for picture in snapshot["pictures"]:
@@ -164,7 +168,7 @@ def pictures_document(history: HistoryReader) -> dict:
 
 
 DOCUMENTS = ("run", "state", "history", "losses", "leaderboard", "pictures", "events")
-"""Names of the documents: `/live/NAME.json` each."""
+"""Names of the documents, which are served at `/live/NAME.json`."""
 
 
 def compute_document(
@@ -176,10 +180,11 @@ def compute_document(
     watch: Watch | None = None,
     part: dict[str, int] | None = None,
 ) -> dict:
-    """One of `DOCUMENTS`; `live` says whether a monitor watches the run now, `part` which part of a long one is wanted.
+    """Computes one of `DOCUMENTS`. `live` says whether a monitor watches the run;
+    `part` chooses a part of a long document.
 
     Raises:
-        TypeError: If the document has no such part.
+        TypeError: If the document has no part of this kind.
     """
     part = part or {}
     match name:
@@ -211,15 +216,15 @@ def create_app(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The live API, the recipe, the checkpoints, the shards and the site, as one application.
+    """Builds one web application of the live API, the recipe, the checkpoints, the shards and the site.
 
     Args:
-        history: Read again for each document; `store_run` must have been called.
+        history: History of the run, read again for each document; `store_run` must have been called.
         pictures: Folder of the drawn pictures, served below /live/pictures.
         checkpoints: Folder of the run's checkpoints, served below /checkpoints.
         shards: Folder of the prepared shards, served below /shards, so that volunteers can stream from here.
         site: Folder of the built site, served at /.
-        watch: What the monitor sees; None: only the history is known.
+        watch: View of the monitor; None: only the history is known.
         clock: Seconds since the epoch; a test passes its own.
     """
     for media_type, suffix in [("text/javascript", ".mjs"), ("application/wasm", ".wasm"), ("text/plain", ".toml")]:
@@ -254,14 +259,14 @@ def create_app(
 PARTS = {"history": ("since", "points"), "losses": ("since", "points", "most"), "leaderboard": ("most", "offset")}
 """Documents with parts, and the parameters by which a request chooses one."""
 LEAST = {"since": -2, "points": 1, "most": 1, "offset": 0}
-"""The smallest value of a parameter."""
+"""Smallest value of each parameter."""
 LARGEST = 10**9
 
 
 def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> list[Route]:
-    """The routes of the documents, whole and in parts, and of the stream of states.
+    """Makes the routes of the documents, whole and in parts, and of the stream of states.
 
-    They are Starlette's own: FastAPI's take several times as long, and there may be hundreds of requests per second.
+    The routes are Starlette's: FastAPI's take several times as long, and there may be hundreds of requests per second.
     """
     documents = RenderedDocuments()
 
@@ -306,11 +311,11 @@ def _part(name: str, request: Request) -> dict[str, int]:
 
 
 def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Callable[[], float] = time.time) -> None:
-    """Writes a finished run as static files: the same documents under the same paths.
+    """Writes a run as static files: the documents of the live API, under the paths of the live API.
 
     Args:
-        history: The run.
-        folder: Gets `live/*.json`, `live/pictures/` and `recipe.toml`; usually the built site.
+        history: History of the run.
+        folder: Folder for `live/*.json`, `live/pictures/` and `recipe.toml`; usually the built site.
         pictures: Folder of the drawn pictures.
         clock: Seconds since the epoch, for the time of the export.
 
@@ -335,9 +340,9 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
 
 
 class _Headers:
-    """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type.
+    """ASGI middleware that adds headers to every response: revalidate a cached copy, and do not guess the type.
 
-    It also takes the host out of redirects; Starlette uses the one that the request names, a stranger's or a proxy's.
+    It also removes the host from redirects: Starlette uses the host that the request names, a stranger's or a proxy's.
     """
 
     def __init__(self, app: ASGIApp):
@@ -356,7 +361,7 @@ class _Headers:
 
 
 def _path_of(url: str) -> str:
-    """An address of this server without the host.
+    """Returns an address of this server without scheme and host.
 
     >>> _path_of("http://elsewhere.example//calculator/?gpu=t4")
     '/calculator/?gpu=t4'

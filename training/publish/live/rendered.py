@@ -16,21 +16,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 KEPT_SECONDS = 0.5
-"""Without news, a document is computed at most once in this time, however many dashboards ask."""
+"""Shortest time between two computations of a document without news, however many dashboards ask."""
 KEPT_TIMES = 20
-"""A document is kept this many times as long as its computing took, so that a long one takes 5 % of a core."""
+"""A document is kept this many times as long as its computation took, so that a slow document takes 5 % of a core."""
 MOST_KEPT_BYTES = 64 << 20
-"""Size of all kept documents; a longer one is computed for each request."""
+"""Largest size of all kept documents together; a document that does not fit is computed for each request."""
 
 
 def render(document: dict) -> bytes:
-    """JSON as it is served and written; never NaN, which browsers refuse."""
+    """Renders a document as JSON; raises ValueError for NaN, which browsers refuse."""
     return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 COMPRESSED_BYTES = 1024
-"""Documents of at least this size are compressed, once for all readers: Starlette's middleware does so for each, which
-made 95 % of 200 readers wait four times as long at a new epoch."""
+"""Least size of a document that is compressed, once for all readers. Starlette's middleware compresses for each reader,
+with which 95 % of 200 readers waited four times as long at a new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Rendered:
 
     content: bytes
     compressed: bytes
-    """By gzip, which all browsers read; empty for short ones."""
+    """Bytes compressed with gzip, which all browsers read; empty for short documents."""
     etag: str
     version: int
     until: float
@@ -67,9 +67,9 @@ class RenderedDocuments:
         """Returns the document of a key; if it is too old, one thread computes it for all who wait for it.
 
         Args:
-            key: Names the document.
-            compute: Makes it.
-            version: Changes when there is news: then a document that is quickly computed is computed at once.
+            key: Name of the document and its part.
+            compute: Makes the document.
+            version: Number that changes with news; then a document that is quick to compute is computed at once.
         """
         kept = self._kept.get(key)
         if kept is not None and (kept.version == version or self._clock() < kept.until):
@@ -97,7 +97,7 @@ def _rendered(compute: Callable[[], dict]) -> tuple[bytes, bytes]:
 
 
 def answer(request: Request, rendered: Rendered) -> Response:
-    """The answer to a request for a document: only 304 to a browser that has it already."""
+    """Makes the answer to a request for a document: 304 without content if the browser has the document already."""
     headers = {"etag": rendered.etag, "vary": "accept-encoding"}
     if rendered.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

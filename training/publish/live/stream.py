@@ -1,8 +1,8 @@
 """Server-sent events: `/live/events` sends the run's state to each open page as soon as it changes.
 
-One task computes the state for all streams. A stream holds no queue: when its reader has taken one state, it gets the
-newest, however many it has missed, so that a slow reader costs no memory. The stream ends when the monitor does, after
-the last state, and after `LONGEST_SECONDS`; browsers then ask again by themselves.
+One task computes the state for all streams. A stream has no queue: when its reader has taken a state, it gets the
+newest state, however many it has missed, so a slow reader costs no memory. The stream ends after the last state when
+the monitor ends, and after `LONGEST_SECONDS`; browsers then open another by themselves.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 MOST_STREAMS = 1000
-"""Further ones are refused with 503; their pages ask every few seconds instead."""
+"""Most open streams. Further streams are refused with 503; their pages ask every few seconds instead."""
 LOOK_SECONDS = 0.05
-"""The broadcast looks for a new state at this interval."""
+"""Interval at which the broadcast looks for a new state."""
 HEARTBEAT_SECONDS = 4.0
-"""A state is sent at least this often, so that a page notices within a few seconds that nobody answers any more."""
+"""Longest time between two sent states, so that a page notices within a few seconds that the server is gone."""
 LONGEST_SECONDS = 900.0
-"""A stream ends after this time, in case its reader has gone without closing it; readers open another."""
+"""Longest life of a stream, in case its reader has gone without closing it; other readers open another stream."""
 AGAIN_MS = 2000
-"""Browsers wait this long before they ask again after a stream has ended."""
+"""Pause of browsers before they open a new stream, in milliseconds."""
 
 
 class Broadcast:
     """The newest state, for any number of streams.
 
     Args:
-        state: Returns the rendered `state.json`, which may be the same for a while.
-        is_over: Says whether the monitor ends: then the streams get one more state and end.
+        state: Returns the rendered `state.json`.
+        is_over: Returns True when the monitor ends; then the streams get one more state and end.
     """
 
     def __init__(self, state: Callable[[], Awaitable[bytes]], is_over: Callable[[], bool]):
@@ -66,7 +66,7 @@ class Broadcast:
             self.streams -= 1
 
     async def _work(self) -> None:
-        """Computes the state until no stream is open, or the monitor has ended."""
+        """Computes the state at intervals until no stream is open, or the monitor has ended."""
         last, last_at = None, -math.inf
         while self.streams and not self.ended:
             is_over = self._is_over()  # before the state, which must be a last one
@@ -88,7 +88,7 @@ class Broadcast:
 
 
 def stream_routes(broadcast: Broadcast) -> list[Route]:
-    """The route of the streams."""
+    """Makes the route of the streams."""
 
     async def events(request: Request) -> Response:
         if broadcast.streams >= MOST_STREAMS or broadcast.ended:

@@ -1,8 +1,8 @@
-"""What a monitor sees of its run, and how it ends: `Watch` gives it to the live API, and writes the end to disk.
+"""A monitor's view of its run: `Watch` passes it to the live API, and notes on disk how the monitor ends.
 
 The history keeps the monitor's own state (run value `monitor`): `watching` from its start, then `stopped` or `failed`.
-A monitor that is killed leaves `watching` behind, without the history's lock: that is how its end is told from one on
-purpose, by an export and by the next monitor.
+A killed monitor leaves `watching` behind, but no lock on the history.
+By this an export and the next monitor tell a kill from a stop on purpose.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # pages read a history where hivemind is not installed
     from training.swarm.node.metrics import PeerRecord
 
 KEY = "monitor"
-"""Key of the run value that keeps a `Watched`."""
+"""Key under which the history stores a `Watched`."""
 SAID_EVERY_SECONDS = 30.0
-"""Interval at which a monitor that watches says so on disk: an export then knows until when it ran."""
+"""Interval at which a monitor notes on disk that it runs, so that an export knows the time of a kill."""
 
 ASKED_SECONDS = 10.0
-"""A page that has asked for the state within this time may still be open."""
+"""Time after a request for the state during which the page may still be open."""
 LAST_ANSWER_SECONDS = 2.5
-"""Pages ask every two seconds."""
+"""Wait for one more request of open pages before the monitor ends; they ask every two seconds."""
 
 
 class Reach(Protocol):
@@ -48,12 +48,12 @@ class Reach(Protocol):
 class Watch:
     """The monitor's view of its run, for the live API; its methods may be called from any thread.
 
-    As a context manager it notes that a monitor watches, and at the end whether it stopped or failed.
+    As a context manager, it notes in the history that a monitor watches, and at the end whether it stopped or failed.
 
     Args:
-        history: The run's.
-        swarm: The run's.
-        reach: Says how the node reaches the run's servers; None: not known.
+        history: History of the run.
+        swarm: The recipe's `[swarm]`.
+        reach: Returns how the node reaches the run's servers; None: not known.
         clock: Seconds since the epoch; a test passes its own.
     """
 
@@ -73,7 +73,7 @@ class Watch:
         self._watched = Watched(state="watching", since=self._sight.since, at=self._sight.since)
         self._is_over = False
         self.version = 0
-        """Grows with each observation, and at the end."""
+        """Number that grows with each observation, and at the end."""
         self._stopped_at = self._asked_at = -math.inf
 
     def __enter__(self) -> Watch:
@@ -97,11 +97,11 @@ class Watch:
 
     @property
     def watched(self) -> Watched:
-        """The monitor's own state, even where the disk has no room for it."""
+        """The monitor's own state, also if the disk has no room for it."""
         return self._watched
 
     def sight(self) -> Sight:
-        """What the monitor sees now."""
+        """Current observations of the monitor."""
         reach = self._reach() if self._reach is not None else None
         with self._guard:
             sight = self._sight
@@ -140,14 +140,14 @@ class Watch:
             self._say(replace(self._watched, at=now))
 
     def saw_loss(self, fault: str | None, saved_epoch: int) -> None:
-        """Notes what is wrong with the run's loss, None if nothing is, and the epoch of the last checkpoint."""
+        """Notes the fault of the run's loss (None: no fault), and the epoch of the last checkpoint."""
         if (fault or "") != self._sight.loss_fault:
             with self._guard:
                 self._sight = replace(self._sight, loss_fault=fault or "", saved_epoch=saved_epoch)
                 self.version += 1
 
     def saw_members_server(self, is_away: bool) -> None:
-        """Notes whether the membership server of a run for members does not answer."""
+        """Notes whether the membership server of a members-only run is away."""
         since = self._sight.members_server_away_since
         if is_away != (since is not None):
             with self._guard:
@@ -155,7 +155,7 @@ class Watch:
                 self.version += 1
 
     def failed(self, error: TrainingError) -> None:
-        """Notes that the monitor cannot do its own work now, such as writing its history; it goes on trying."""
+        """Notes an error of the monitor's own work, such as writing the history; the monitor goes on trying."""
         with self._guard:
             fault = f"The monitor does not record the run now. {error}"
             self._sight = replace(self._sight, fault=fault, fault_cure=f"{error.cure} Volunteers train on meanwhile.")
@@ -167,7 +167,8 @@ class Watch:
             self._end(replace(self._watched, state="stopped"))
 
     def let_pages_know(self) -> None:
-        """Waits until pages that ask from time to time have asked once more since `stop`; not if there are none."""
+        """Waits until open pages without a stream have asked once more after `stop`;
+        returns at once if there are none."""
         while time.monotonic() < min(self._stopped_at, self._asked_at + ASKED_SECONDS) + LAST_ANSWER_SECONDS:
             time.sleep(0.05)
 
@@ -192,6 +193,6 @@ class Watch:
 
 
 def watched_of(history: HistoryReader) -> Watched | None:
-    """The last monitor of a history; None if none has watched the run yet."""
+    """Reads the last monitor of a run from its history; None if no monitor has watched the run yet."""
     stored = history.run_value(KEY)
     return Watched(**json.loads(stored)) if stored is not None else None
