@@ -1,4 +1,4 @@
-"""The micro-batch that we advise: `plan`, `join`, the join page and the run designer all take it from here.
+"""The advised micro-batch, which `plan`, `join`, the join page and the run designer take from here.
 
 A size is advised if it fits the device with a margin when all activations are recomputed; if a single peer takes
 several steps per epoch; and, if the speed is known, if a step takes no longer than peers look for a group.
@@ -55,10 +55,10 @@ class PeerTraining:
     def setup(
         self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = False
     ) -> Setup:
-        """The calculator's setup for training as a peer does.
+        """Builds the calculator's setup of a peer's training.
 
         Args:
-            device: Where it is trained.
+            device: Device that trains the model.
             micro_batch_size: Samples computed at once.
             precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor, unless
                 frozen weights are stored in fewer bits.
@@ -83,7 +83,7 @@ class PeerTraining:
     def need_bytes(
         self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = True
     ) -> int:
-        """The device memory that training needs, without activations that reversible layers keep; arguments as above.
+        """Device memory that training needs, without activations that reversible layers keep; arguments as for `setup`.
 
         Raises:
             BadSetup: If the calculator does not know such a model.
@@ -99,7 +99,7 @@ class PeerTraining:
     def bytes_of_the_mode(self, result: Estimate) -> tuple[int, int]:
         """The memory of device and host that update and way of averaging need, besides the estimate.
 
-        The estimate has what the host keeps; Muon's update takes more for a while. With local updates, the moments and
+        The estimate counts the host's state; Muon's update takes more for a while. With local updates, the moments and
         the sum of an inner batch's gradients are on the model's device, and the host keeps a momentum instead
         (training/swarm/epoch/strategies/local_updates.py). PowerSGD keeps the error of its products on the host
         (training/swarm/epoch/powersgd.py); nearly all parameters are in matrices.
@@ -110,7 +110,7 @@ class PeerTraining:
         return 0, update + (copy if self.powersgd else 0)
 
     def update_bytes(self) -> int:
-        """The most that the update of one tensor takes and gives back."""
+        """Most bytes that the update of one tensor takes temporarily."""
         setup = Setup(**self._model())
         architecture = resolve(setup)
         lora = lora_of(setup, architecture)
@@ -123,7 +123,7 @@ class PeerTraining:
         return self.config.get("model_type", "text-to-image") == "text-to-image"
 
     def _model(self) -> dict[str, object]:
-        """The fields of a setup that say what is trained."""
+        """The fields of a setup that describe the model and its adapters."""
         return {
             "config": {"model_type": "text-to-image", **self.config},
             "lora_rank": self.lora_rank,
@@ -158,7 +158,7 @@ def advised_micro_batch(sizes: list[int], need: Callable[[int], int], device: De
     Args:
         sizes: See `sizes_to_advise`.
         need: Bytes of device memory for a number of samples at once; it must not fall as the number grows.
-        device: Where it is trained.
+        device: Device that trains the model.
     """
     room = ADVISED_SHARE * device.usable_bytes
     # From the largest down, since each trial is a whole estimate and one of the first usually fits.

@@ -47,12 +47,12 @@ class Device:
 
     @property
     def teraflops(self) -> float | None:
-        """Peak in training, in 10**12 FLOP/s; see `TERAFLOPS`. None: no such figure is published."""
+        """Peak in training, in 10**12 FLOP/s; see `TERAFLOPS`. None if no peak is published."""
         return TERAFLOPS.get(self.name)
 
     @property
     def bfloat16(self) -> bool:
-        """True if it has bfloat16 units: NVIDIA's from Ampere (8.0) on, and the listed GPUs without CUDA."""
+        """True if the GPU has bfloat16 units: NVIDIA's from Ampere (8.0) on, and the listed GPUs without CUDA."""
         return self.capability is None or self.capability >= (8, 0)
 
 
@@ -201,7 +201,7 @@ def device_named(name: object) -> Device:
     """The GPU of that name: a listed one, or any CUDA card by its memory in GiB.
 
     Raises:
-        BadSetup: If there is none; the message lists all.
+        BadSetup: If no GPU has this name; the message lists all names.
 
     >>> device_named("t4").usable_bytes
     15633219584

@@ -1,4 +1,4 @@
-"""True if a setup fits a GPU and by how much, the largest one that fits, and the techniques that make it fit."""
+"""Fit of a setup on a GPU: its margin, the largest micro-batch that fits, and techniques that make the setup fit."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MOST_SUGGESTIONS = 5
 MORE_GPUS = tuple([2**power for power in range(1, 11)])
 """Numbers of GPUs that are tried for a model that fits none."""
 LONGEST = 1_000_000
-"""The limit of a search where the model has none."""
+"""Longest sequence that is tried for a model without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """True if a setup fits a GPU."""
+    """Verdict on whether a setup fits a GPU."""
 
     gpu: str
     fits: bool
@@ -44,7 +44,7 @@ class Fit:
     """Peak of the step, CUDA context and workspace; with unified memory, the peak and what the host holds."""
     usable_bytes: int
     margin_bytes: int
-    """Usable minus needed bytes; negative if the setup does not fit."""
+    """Usable bytes minus needed bytes; negative if the setup does not fit."""
     sentence: str
     notes: tuple[str, ...]
     """Other reasons for or against this GPU."""
@@ -76,7 +76,7 @@ class Suggestion:
 
 
 def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Fit:
-    """Returns True if a setup fits, and its margin.
+    """Judges whether a setup fits a GPU, and by what margin.
 
     Args:
         setup: The setup to judge.
@@ -122,13 +122,13 @@ def need_bytes(setup: Setup, device: Device) -> int:
 def taken_bytes(result: Estimate, device: Device) -> int:
     """Bytes that an estimated step takes on a device: the peak, and what PyTorch's figures do not include.
 
-    With unified memory, what the host holds is in the same memory, and there is no CUDA context.
+    With unified memory, the host's data are in the same memory, and there is no CUDA context.
     """
     return result.gpu.total + (result.host.total if device.unified else result.overhead["total"])
 
 
 def _in_words(result: Estimate, device: Device) -> str:
-    """The peak, which every answer shows first, and what is added to it."""
+    """Describes in words the peak, which every answer shows first, and the bytes that are added to it."""
     on_top = taken_bytes(result, device) - result.gpu.total
     what = "the host" if device.unified else "CUDA itself"
     return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
@@ -143,7 +143,7 @@ def largest_micro_batch(setup: Setup, device: Device, *, most_bytes: int | None 
     """The most sequences per forward pass that fit, with everything else unchanged; 0 if not even one does.
 
     Args:
-        setup: Whose other fields stay.
+        setup: Setup whose other fields stay.
         device: The GPU that it should fit.
         most_bytes: The memory that it may take; None: all that is usable.
 
@@ -234,7 +234,7 @@ def suggestions(
 def _cheapest_sets(
     setup: Setup, device: Device, allowed: Callable[[Technique], bool], most: int = MOST_SUGGESTIONS
 ) -> list[Suggestion]:
-    """See `suggestions`."""
+    """Lists the cheapest sets of techniques that fit, in the order of `suggestions`."""
     found: list[Suggestion] = []
     tight: list[Suggestion] = []
     taken: list[tuple[Technique | None, ...]] = []
@@ -268,7 +268,7 @@ def _cheapest_sets(
 
 
 def _is_hopeless(setup: Setup, device: Device, offered: list, techniques: tuple[Technique | None, ...]) -> bool:
-    """Returns True if a set's changes of the training do not suffice even with all that leaves the training as it is.
+    """Returns True if a set does not suffice even with every technique that leaves the training as it is.
 
     This spares the estimates of hundreds of sets where a model is much too large.
     """
@@ -331,7 +331,8 @@ def advice(setup: Setup, device: Device) -> dict:
 
 
 def _in_4_bits(setup: Setup, device: Device) -> str:
-    """A sentence about weights of 4 bits, where they help and would fit, but no rule for them is known."""
+    """A sentence about weights of 4 bits, if they would fit but the calculator has no rule for this model;
+    else empty."""
     architecture = resolve(setup)
     family = family_of(architecture)
     if family.modules is None or family.in_4_bits or not architecture.released:
@@ -448,7 +449,7 @@ def _among_more(setup: Setup, device: Device) -> str:
 
 
 def dividing(setup: Setup) -> tuple[dict[str, object], str]:
-    """The changes to a setup with which many GPUs divide its model, and these in words."""
+    """Changes to a setup with which many GPUs divide its model, and a description of the changes."""
     changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
     how = "FSDP2, ZeRO-3, with checkpointing"
     if setup.optimizer != "sgd":

@@ -59,8 +59,8 @@ def samples_per_second(
         architecture: A model whose operations `forward_flops` counts.
         device: A GPU with a published peak.
         utilisation: The fraction of the peak that training reaches.
-        micro_batch_size: Samples per pass, which share the time to launch kernels, or this GPU's part of them; None: so
-            many that it is negligible.
+        micro_batch_size: Samples per pass, which share the time to launch kernels, or this GPU's part of them;
+            None: the launch time is neglected.
         length: See `forward_flops`.
         frozen: Whether only adapters are trained, whose own operations are few.
 

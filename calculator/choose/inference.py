@@ -39,7 +39,7 @@ class InferenceMemory:
     weights: int
     """Parameters and buffers."""
     cache: int
-    """Keys and values, or what they are computed from, and the states of linear attention."""
+    """Keys and values, or the latents from which they are computed, and the states of linear attention."""
     overhead: int
     """The CUDA context and workspace, which no figure of PyTorch includes."""
 
@@ -61,16 +61,16 @@ PROMPT = (
 
 
 def model_of(setup: Setup) -> Architecture:
-    """Returns the model of a setup, even if its training is not counted.
+    """Returns the model of a setup; its training need not be counted.
 
     Raises:
-        BadSetup: If the setup names no model, or not one alone.
+        BadSetup: If the setup names no model, or several.
     """
     return resolve(Setup(model=setup.model)) if setup.config is None else from_config(setup.config)
 
 
 def layer_cache(architecture: Architecture, kind: str) -> LayerCache:
-    """What a layer of a kind caches; latent attention caches the latent and the rotated channels."""
+    """Cache of a layer of a kind; latent attention caches the latent and the rotated channels."""
     if architecture.listing:
         return architecture.listing.layer(kind).cache
     if "linear" in kind:
@@ -88,7 +88,7 @@ def cached_tokens(cache: LayerCache, length: int, block: int = 1) -> int:
     """Tokens of a sequence that a layer caches, in whole blocks: all, or those in its window.
 
     Args:
-        cache: What the layer caches.
+        cache: Cache of the layer.
         length: Tokens so far.
         block: Tokens of a block, which is reserved as a whole.
     """
@@ -171,7 +171,8 @@ def _fits(architecture: Architecture, device: Device, **options: object) -> bool
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to `most` that fits, by bisection: a larger one never needs less."""
+    """Finds the largest number from 1 to `most` that fits, by bisection: a larger number never needs less.
+    0 if none fits."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

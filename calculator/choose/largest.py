@@ -31,7 +31,7 @@ class Layers:
     """Maps (samples, precision) to the bytes that each layer keeps."""
 
     def stored_bytes(self, samples: int, budget: int | None, precision: str) -> int:
-        """Bytes of activations that some layers keep within a budget, which no estimate counts."""
+        """Bytes of activations that some layers keep within a budget; estimates do not count them."""
         # Of layers that are not reversible, an estimate counts the case that all keep their activations.
         if not self.keep_some or (budget is None and not self.reversible):
             return 0
@@ -43,7 +43,7 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSetup:
-    """What a peer trains: the settings of its run, and the layers of its model."""
+    """Training of a peer: the settings of its run, and the layers of its model."""
 
     training: PeerTraining
     layers: Layers
@@ -56,7 +56,7 @@ class PeerStep:
     training: PeerTraining
     setup: Setup
     estimate: Estimate
-    """All activations are recomputed in it if only some layers keep theirs."""
+    """Estimate of the step, in which all activations are recomputed if only some layers keep theirs."""
     stored_layers: int
     """Layers, counted from the last, that keep their activations."""
     stored_bytes: int
@@ -73,7 +73,7 @@ class Choice:
 
     micro_batch_size: int
     fits: bool
-    """True if this size is advised; if none is, it is the smallest that was asked for."""
+    """True if this size is advised; False if no size is, and this is the smallest that was asked for."""
     activation_budget_bytes: int | None
     """Bytes of activations that may be kept; None: all."""
     kept_layers: int
@@ -97,8 +97,8 @@ def largest_that_fits(
     memory.
 
     Args:
-        setup: What is trained.
-        machine: Where it is trained.
+        setup: Training of the peer.
+        machine: Machine that trains.
         sizes: Micro-batches to choose from, ascending.
         precision: See `PeerTraining.setup`.
         checkpointing: True: all activations are recomputed; False: all are kept; None: as many are kept as fit.
@@ -159,8 +159,8 @@ def peer_step(
     """The memory of a peer's step.
 
     Args:
-        setup: What is trained.
-        machine: Where it is trained.
+        setup: Training of the peer.
+        machine: Machine that trains.
         samples: Samples that are computed at once.
         budget: Bytes of activations that may be kept; None: all.
         precision: See `PeerTraining.setup`.

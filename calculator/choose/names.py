@@ -11,9 +11,9 @@ BESIDE = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|sxm\d?|pcie|hbm\d?e
 
 
 def gpu_of(name: str) -> str:
-    """The GPU that a name stands for; else the name itself, which is then refused.
+    """Finds the listed name of a GPU; returns any other name unchanged, which is refused later.
 
-    Series and memory may be left out where one card alone is meant.
+    Series and memory may be omitted if only one card matches.
 
     >>> gpu_of("NVIDIA RTX 4090"), gpu_of("4090"), gpu_of("H100"), gpu_of("a100")
     ('rtx-4090', 'rtx-4090', 'h100-80gb', 'a100')

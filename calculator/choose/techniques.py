@@ -18,7 +18,7 @@ FORWARD_SHARE = 1 / 3
 """Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
 2.1)."""
 SAME, SMALLER_PASSES, BUS, BUS_IN_PASSES, OTHER_TRAINING, ADAPTERS, OTHER_DATA, OTHER_MODEL = range(8)
-"""What a technique costs, beginning with the least: nothing, passes that use the GPU less well, transfers over the bus
+"""Costs of a technique, beginning with the least: nothing, passes that use the GPU less well, transfers over the bus
 once per update, transfers in each pass, another rounding or optimizer, adapters beside a frozen model, less context per
 sample, and another model."""
 LORA_RANK = 16
@@ -53,11 +53,11 @@ class Technique:
     extra_computation: float = 0.0
     """Recomputation as a share of a step's computation."""
     level: float = 0.0
-    """Rank among the techniques of the same choice: a higher one saves more; the setup's own has 0."""
+    """Rank among the techniques of a choice: a higher level saves more; the setup's own technique has 0."""
     caveat: str = ""
-    """The change that it makes to the training."""
+    """The change that the technique makes to the training."""
     offloaded_caveat: str = ""
-    """The caveat where the host makes the update, if it differs."""
+    """The caveat if the host makes the update and the caveat differs; empty otherwise."""
 
 
 def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
@@ -109,7 +109,7 @@ def _precisions(setup: Setup, architecture: Architecture, device: Device) -> Ite
 
 
 def _losses(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
-    """Liger's loss, whose products are counted as those of GPUs that have bfloat16 (compute capability 8.0)."""
+    """Yields Liger's loss, whose products are counted as on GPUs that have bfloat16 (compute capability 8.0)."""
     counted = family_of(architecture).liger and setup.sharding not in TOGETHER
     if counted and device.bfloat16 and setup.loss == "whole" and not (setup.offload_activations or device.unified):
         yield Technique("a loss in pieces", {"loss": "liger"}, level=1, caveat="the package liger-kernel")
@@ -215,7 +215,7 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
 
 
 def _beside_adapters(setup: Setup, shardings: Iterable[str]) -> tuple[dict[str, object], str]:
-    """What LoRA changes, and in words what it replaces because it does not go with it: one of these shardings, too."""
+    """Changes that LoRA needs, and a description of the techniques that it replaces because they exclude each other."""
     changes: dict[str, object] = {"lora_rank": LORA_RANK}
     instead = []
     if setup.optimizer in OPTIMIZERS_OF_MATRICES:

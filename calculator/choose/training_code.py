@@ -37,8 +37,7 @@ OPTIMIZERS_OF_TRAINER = {
 """The optimizers of a setup, as `transformers.TrainingArguments(optim=...)` names them."""
 ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
 LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
-"""What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
-own."""
+"""Switches for Liger that leave only its loss, whose memory is counted; its other kernels stay off."""
 SGD_MOMENTUM = 0.9
 """The usual momentum of SGD, whose state is counted."""
 TEXT_OF_PICTURES = {
@@ -46,7 +45,7 @@ TEXT_OF_PICTURES = {
     "mistral3": ("AutoModelForImageTextToText", "MistralForCausalLM"),
     "llava": ("AutoModelForImageTextToText", "LlamaForCausalLM"),
 }
-"""For models that read pictures too, the class that loads them, and that of their text model."""
+"""Models that also read pictures: the class that loads the model, and the class of its text model."""
 GPUS_OF_A_NODE = 8
 
 

@@ -26,7 +26,7 @@ def figure_named(name: object) -> Figure:
     """The figure of this name.
 
     Raises:
-        BadSetup: If there is none.
+        BadSetup: If no figure has this name.
     """
     figure = FIGURES.get(name) if isinstance(name, str) else None
     if figure is None:

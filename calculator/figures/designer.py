@@ -66,7 +66,7 @@ CAUSES = {
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Bars: the days needed and those available, and what volunteers' time is spent on."""
+    """Draws bars of the days needed, the days available, and the uses of volunteers' time."""
     wish = Wish(
         model=_model(values),
         people=tuple([_people(values, kind) for kind in ("first", "second")]),
@@ -120,7 +120,7 @@ def _impossible(sentence: str, canvas: Canvas) -> Drawn:
 
 
 def _caption(wish: Wish, made: Design) -> str:
-    """Returns True if the run is feasible, with the numbers; then the first limit that it reaches."""
+    """Says whether the run is feasible, with the numbers; then names the first limit that it reaches."""
     reached, limits = made.forecast, made.forecast.limits
     if not reached.works:
         first = next(limit for limit in limits if limit.stops)
@@ -164,7 +164,7 @@ def _large(number: float) -> str:
 
 
 def _no_larger(wish: Wish, made: Design) -> str:
-    """The reason why the batch is no larger, if the first limit suggests a larger one."""
+    """The reason why the batch is not larger, if the first limit suggests a larger batch."""
     batch = made.collaboration.target_batch_size
     if "larger" not in made.forecast.limits[0].sentence or wish.batch or made.collaboration.local_updates:
         return ""
@@ -293,7 +293,7 @@ def _picture_words(size: str) -> str:
 
 
 def _language_words(size: str) -> str:
-    """A size's description with what all families have in common; their numbers of parameters differ."""
+    """Describes a size by the numbers that all families share; their numbers of parameters differ."""
     of_size = LANGUAGE_SIZES[size]
     return f"{LANGUAGE_WORDS[size]}, {of_size['num_hidden_layers']} layers of width {of_size['hidden_size']}"
 

@@ -91,7 +91,7 @@ def measured(shape: str, outliers: int, size: float, block: int, dynamic: bool) 
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """The values' magnitudes and the scale of each block; then the error of three ways to store them."""
+    """Draws the values' magnitudes, the scale of each block, and the error of three ways to store the values."""
     block, tensor_of = int(values["block"]), (str(values["shape"]), int(values["outliers"]), float(values["size"]))
     ways = {
         f"Blocks of {block}": measured(*tensor_of, block, True),

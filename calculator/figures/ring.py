@@ -103,7 +103,8 @@ def _vector(canvas: Canvas, parts: tuple[frozenset[int], ...], x: float, y: floa
 
 
 def _totals(canvas: Canvas, sent: float, peers: int) -> float:
-    """Draws two bars, what each peer has sent and what a central server would send; returns the drawing's height."""
+    """Draws two bars, the bytes that each peer has sent and those that a server would send;
+    returns the drawing's height."""
     left, top = (10, 330) if canvas.narrow else (420, 90)
     wide = canvas.width - left - 10
     whole = max(peers, sent_share(peers))

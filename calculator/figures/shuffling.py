@@ -39,7 +39,7 @@ def drawn_order(length: int, buffer: int, seed: int) -> tuple[int, ...]:
 
 
 def mean_shift(order: Sequence[int]) -> float:
-    """How many places samples move from their place in the stream, on average.
+    """Mean number of places by which samples move from their place in the stream.
 
     >>> mean_shift([1, 0, 2])
     0.6666666666666666

@@ -34,7 +34,7 @@ class Way:
 
     name: str
     first_step_seconds: float
-    """From the start until the first sample can be computed."""
+    """Seconds from the start until the first sample can be computed."""
     disk_bytes: int
     """Bytes on the volunteer's disk at that time."""
     waiting_share: float
@@ -67,7 +67,8 @@ def ways_of(values: Values) -> list[Way]:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Two groups of bars on logarithmic scales, time to the first step and bytes stored; then the stream's share."""
+    """Draws two groups of bars on logarithmic scales, time to the first step and bytes stored;
+    then the stream's share."""
     ways = ways_of(values)
     wide = canvas.width - 8
     row = 14

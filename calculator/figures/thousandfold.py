@@ -31,7 +31,7 @@ class Step:
     factor: float
     """The factor by which the waiting shrinks; infinite if none is left."""
     waiting_seconds: float
-    """How long a peer waits for the network per sample that it computes."""
+    """Seconds for which a peer waits for the network per sample that it computes."""
 
 
 @lru_cache(maxsize=64)
@@ -79,7 +79,8 @@ def steps_of(values: Values) -> list[Step]:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Bars of the waiting on a logarithmic scale, with a line for the computing time; then the share of computing."""
+    """Draws bars of the waiting on a logarithmic scale, with a line for the computing time;
+    then the share of computing."""
     steps, computing = steps_of(values), 1 / float(values["speed"])
     shown = [step.waiting_seconds for step in steps if step.waiting_seconds]
     # From a quarter of the smallest, whose bar would otherwise have no length.

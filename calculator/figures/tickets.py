@@ -35,7 +35,7 @@ ARROWS = (
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Three lanes with an arrow for each step so far; then the peer's checks."""
+    """Draws three lanes with an arrow for each step so far, and lists the peer's checks."""
     step, attack = int(values["step"]), str(values["attack"])
     case = CASES[attack]()
     failed = failed_check(case.request, peer=case.peer, now=case.now, seen=case.seen)

@@ -15,7 +15,7 @@ FASTEST = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """How long one batch takes, and what each device does during that time."""
+    """Computing of one batch: its time, and the samples and busy time of each device."""
 
     computing_seconds: float
     """Time until the last sample is computed."""
@@ -30,7 +30,7 @@ class Epoch:
 
 
 def equal_shares(speeds: Sequence[float], batch: int) -> Epoch:
-    """Each device computes the same number of samples; the first ones compute one more if the batch does not divide.
+    """Gives each device an equal number of samples; the first devices get one more if the batch does not divide.
 
     >>> equal_shares([9, 1], 18).computing_seconds
     9.0
@@ -42,7 +42,7 @@ def equal_shares(speeds: Sequence[float], batch: int) -> Epoch:
 
 
 def by_samples(speeds: Sequence[float], batch: int) -> Epoch:
-    """Each device computes samples until the batch is full; samples unfinished by then count for the next batch.
+    """Lets each device compute samples until the batch is full; samples unfinished by then count for the next batch.
 
     >>> by_samples([9, 1], 20).samples, by_samples([9, 1], 20).computing_seconds
     ((18, 2), 2.0)

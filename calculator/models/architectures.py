@@ -200,7 +200,7 @@ PRESETS: dict[str, Architecture] = {
 
 
 def from_config(config: Mapping[str, object]) -> Architecture:
-    """A model from its Hugging Face `config.json`; of a model that reads pictures or sounds too, its text model.
+    """Reads a model from its Hugging Face `config.json`; if it also reads pictures or sounds, only its text model.
 
     Raises:
         BadSetup: If the family is not supported or a size is missing or wrong.
@@ -240,7 +240,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
 
 
 def quantization_of(config: Mapping[str, object] | None) -> str | None:
-    """How a config says that its weights are quantized, such as "awq"; None if it does not.
+    """Reads the method by which a config's weights are quantized, such as "awq"; None if they are not.
 
     >>> quantization_of({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'awq'

@@ -29,7 +29,7 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
 
 
 def trained_length(config: Mapping[str, object], default: int) -> int:
-    """Reads for how many tokens a model with rotary embeddings was trained, or was extended by scaling them.
+    """Reads the number of tokens for which a model with rotary embeddings was trained, or extended by scaling them.
 
     Configs have the scaling under `rope_scaling` or `rope_parameters`, its kind under `type` or `rope_type`. As in vLLM
     (config/model.py, _get_and_verify_max_len), YaRN multiplies the original length, linear and dynamic scaling multiply
@@ -89,7 +89,7 @@ def activation_of(
 
 
 def switched_off(config: Mapping[str, object], **names: object) -> None:
-    """Refuses values of options that change the structure in a way that the calculator does not model."""
+    """Refuses options whose values change the structure in a way that the calculator does not model."""
     for name, expected in names.items():
         value = config.get(name, expected)
         if value not in (expected, None):

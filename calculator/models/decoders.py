@@ -20,7 +20,8 @@ from calculator.models.config_values import (
 )
 
 USUAL_LENGTH = 4096
-"""Tokens per sequence if a setup gives none. These models accept up to a million, but are rarely trained at that."""
+"""Tokens per sequence if a setup gives none. These models accept up to a million tokens,
+but are rarely trained on sequences of that length."""
 
 
 _USUAL: dict[str, object] = {
@@ -39,7 +40,7 @@ def _llama(
     positions: int,
     **other: object,
 ) -> Architecture:
-    """A preset; `heads` are the number of query heads, the number of key heads, and their width."""
+    """Makes a preset; `heads` are the number of query heads, the number of key heads, and the width of a head."""
     num_heads, key_heads, head_dim = heads
     return Architecture(
         name=name,
@@ -176,7 +177,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "smollm3": {"feed_forward": 11_008, "vocabulary": 128_256, "positions": 32_768, "layers": 36, "hidden": 2048},
     "phi3": {"feed_forward": 8192, "vocabulary": 32_064, "positions": 4096, "layers": 32, "hidden": 3072},
 }
-"""What transformers 5.23 takes where a config has no value (models/*/configuration_*.py)."""
+"""Defaults of transformers 5.23 for values that a config lacks (models/*/configuration_*.py)."""
 
 
 def gemma_config(config: Mapping[str, object]) -> Architecture:
@@ -228,7 +229,7 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _gemma_activation(config: Mapping[str, object], first: bool) -> str:
-    """The activation, which transformers takes for GELU by tanh where the config of a first Gemma says "gelu"."""
+    """Reads the activation; "gelu" in the config of a first Gemma means GELU by tanh to transformers."""
     accepted = ("gelu_pytorch_tanh", "gelu") if first else ("gelu_pytorch_tanh",)
     activation_of(config, "gelu_pytorch_tanh", "hidden_act" if first else "hidden_activation", accepted)
     return "gelu_tanh"
@@ -342,7 +343,7 @@ def deepseek_config(config: Mapping[str, object]) -> Architecture:
 
 
 def sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
-    """Which layers have experts (Qwen3-MoE, Qwen3-Next)."""
+    """Reads for each layer whether it has experts (Qwen3-MoE, Qwen3-Next)."""
     dense, step = config.get("mlp_only_layers") or [], size(config, 1, "decoder_sparse_step")
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise BadSetup(f"mlp_only_layers in config is a list of numbers of layers, not {dense!r:.60}.")
@@ -459,7 +460,7 @@ def _kinds(config: Mapping[str, object], kind: str, layers: int) -> list[str]:
 
 
 def rotated_layers(config: Mapping[str, object], layers: int) -> list[bool]:
-    """Which layers rotate queries and keys (SmolLM3, Llama 4)."""
+    """Reads for each layer whether it rotates queries and keys (SmolLM3, Llama 4)."""
     given = config.get("no_rope_layers")
     if given is None:
         every = size(config, 4, "no_rope_layer_interval")

@@ -32,10 +32,10 @@ def _diffusion(
     head_norms: bool = True,
     **sizes: int,
 ) -> Architecture:
-    """A diffusion transformer.
+    """Makes the architecture of a diffusion transformer.
 
     Args:
-        name: Of the preset, or of the config.
+        name: Name of the preset, or of the config.
         family: "flux" or "sd3".
         kinds: The kind of each layer; see the module of the family.
         num_heads: Heads of attention.

@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "qwen3_5_text": {"hidden": 4096, "layers": 32, "keys": 4, "vocabulary": 248_320},
     "qwen3_5_moe_text": {"hidden": 2048, "layers": 40, "keys": 2, "vocabulary": 248_320, "experts": 256, "chosen": 8},
 }
-"""What transformers 5.23 takes where a config has no value (models/*/configuration_*.py)."""
+"""Defaults of transformers 5.23 for values that a config lacks (models/*/configuration_*.py)."""
 
 
 def hybrid_config(config: Mapping[str, object]) -> Architecture:
@@ -114,7 +114,7 @@ def _attention_kinds(config: Mapping[str, object], layers: int) -> list[str]:
 
 
 def _feed_forward_kinds(config: Mapping[str, object], kind: str, layers: int) -> list[str]:
-    """Returns True if each layer has "experts" or is "dense"."""
+    """Reads the feed-forward of each layer: "experts" or "dense"."""
     if kind == "qwen3_next":
         return ["experts" if sparse else "dense" for sparse in sparse_layers(config, layers)]
     return ["dense" if kind == "qwen3_5_text" else "experts"] * layers

@@ -173,7 +173,7 @@ def gemma4_config(config: Config) -> Architecture:
 
 
 def _of_full_layers(config: Config) -> Config:
-    """The sizes of layers that see all tokens: as published, or as transformers writes them for each of these."""
+    """Reads the sizes of layers that see all tokens; transformers writes them for each such layer, publishers once."""
     given = config.get("per_layer_config")
     if isinstance(given, Mapping):
         own = next(iter(given.values()), {})  # the same for all of them
@@ -188,7 +188,7 @@ def _of_full_layers(config: Config) -> Config:
 
 
 def _gemma4_layer(config: Config, width: int, beside: int) -> tuple[Shapes, int]:
-    """What all layers have beside attention and feed-forward, and the number of experts."""
+    """Parameters of a layer besides attention and feed-forward, and the number of its experts."""
     names = ("attention.norm", "attention.last_norm", "feed_forward.norm", "feed_forward.last_norm")
     shapes: Shapes = dict.fromkeys(names, (width,))
     if beside:

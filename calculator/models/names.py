@@ -103,7 +103,7 @@ SAME_SIZES = {
 }  # fmt: skip
 """Other published models whose config.json has the sizes of a preset; at most the trained length differs."""
 VARIANTS = ("instruct", "it", "chat", "base", "pt", "hf", "thinking", "text", "sft")
-"""Words behind a model's size that change its training, not its sizes."""
+"""Words after a model's size that stand for other training, not other sizes."""
 LINK = re.compile(
     r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|modelscope\.cn|ollama\.com)/(?:models/|library/)?"
 )
@@ -130,7 +130,7 @@ class Named:
 
     preset: str
     method: str = ""
-    """Such as "AWQ"; empty: the weights are whole, or only their bits are said."""
+    """Method of quantization, such as "AWQ"; empty if the weights are whole, or the name gives only their bits."""
     bits: int | None = None
     """Bits of a quantized weight; None: the weights are whole, or the name does not say them."""
 
@@ -164,7 +164,7 @@ def named(name: str) -> Named | None:
 
 
 def preset_of(name: str) -> str:
-    """The preset that a name stands for; else the name itself, which is then refused.
+    """Finds the preset that a name stands for; returns any other name unchanged, which is refused later.
 
     >>> preset_of("meta-llama/Llama-3.1-8B-Instruct"), preset_of("GPT2"), preset_of("llama-9b")
     ('llama-3.1-8b', 'gpt2', 'llama-9b')
@@ -177,7 +177,7 @@ def preset(name: object) -> Architecture:
     """The preset that a name stands for.
 
     Raises:
-        BadSetup: If there is none; the message begins with the nearest ones.
+        BadSetup: If no preset matches; the message begins with the nearest names.
     """
     found = named(name) if isinstance(name, str) else None
     if found is None:

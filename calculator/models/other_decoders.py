@@ -52,19 +52,19 @@ def _decoder(
     kinds: list[str] | None = None,
     **other: object,
 ) -> Architecture:
-    """A model by its config; the arguments up to `positions` are what transformers takes where the config has no value.
+    """Reads a model from its config; arguments up to `positions` are transformers' defaults for values that it lacks.
 
     Args:
-        config: As published.
-        family: Of the calculator.
-        layers: Their number, as read.
+        config: Published config of the model.
+        family: Name of the calculator's family.
+        layers: Number of layers.
         hidden: Width of the residual stream.
         heads: Heads of queries and of keys; 0 heads of keys: as many.
         inner: Width of the feed-forward.
         vocabulary: Rows of the embedding.
         positions: Tokens for which the model was trained.
         head_dim: Width of a head; None: the heads divide the residual stream.
-        activation: That of the feed-forward.
+        activation: Activation of the feed-forward.
         rotated: Share of a head's channels that are rotated.
         kinds: The kind of each layer; None: all are "full".
         other: Further fields of an architecture.
@@ -96,7 +96,7 @@ def _decoder(
 
 
 def _windows(config: Config, layers: int, every: int) -> list[str]:
-    """The layers as the config lists them; without a list, all are "sliding" but every `every`-th."""
+    """Reads the kinds of layers from the config's list; without a list, all are "sliding" except every `every`-th."""
     return layer_types(config, layers) or ["sliding" if (layer + 1) % every != 0 else "full" for layer in range(layers)]
 
 

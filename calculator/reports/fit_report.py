@@ -24,13 +24,13 @@ from calculator.step.setups import DIVIDED, PRECISIONS, Setup
 USUAL_LENGTH = 2048
 """Tokens of a sequence if no length is given and the model takes more."""
 LARGEST_BATCH = 64
-"""Larger micro-batches make a step hardly more efficient."""
+"""Largest micro-batch that is proposed; larger ones make a step hardly more efficient."""
 PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
 """Precisions of `Trainer`, which cannot unscale gradients in float16."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+    """Adds the flags of the command `fit`."""
     add_model_flags(parser)
     parser.add_argument(
         "--gpu", required=True, type=gpu_of, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
@@ -49,14 +49,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: dict, read: Callable[[str], object]) -> str:
-    """What the command prints.
+    """Runs the command `fit`; returns the text that it prints.
 
     Args:
-        flags: By name.
+        flags: Values of the flags by name.
         read: Reads the JSON file of a config.
 
     Raises:
-        BadSetup: If nothing that the code can do makes the model fit.
+        BadSetup: If no technique that the written code can use makes the model fit.
     """
     as_json, device = flags.pop("json"), device_named(flags.pop("gpu"))
     named = model_or_config(flags.pop("model"), flags.pop("config"), read)
@@ -107,12 +107,13 @@ def _first_setup(device: Device, *, precision: str | None, sequence_length: int 
 
 
 def best(setup: Setup, device: Device) -> tuple[Setup, Fit, Suggestion | None]:
-    """The setup with the fewest changes that fits, its verdict, and what was changed, if anything was.
+    """Finds the setup with the fewest changes that fits; returns it, its verdict, and the changes,
+    None if there are none.
 
     Its micro-batch is the largest power of two that is not tight, at most `LARGEST_BATCH`.
 
     Raises:
-        BadSetup: If none fits.
+        BadSetup: If no setup fits.
     """
     changed = None
     if verdict(setup, device).standing != "fits":

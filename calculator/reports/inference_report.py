@@ -27,10 +27,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def model_or_config(name: str | None, path: str | None, read: Callable[[str], object]) -> dict[str, object]:
-    """The field of a setup that says which model it is: `model` or `config`.
+    """Builds the field of a setup that names its model: `model` or `config`.
 
     Raises:
-        BadSetup: If both are given, or none.
+        BadSetup: If both flags are given, or neither.
     """
     if (name is None) == (path is None):
         raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
@@ -38,7 +38,7 @@ def model_or_config(name: str | None, path: str | None, read: Callable[[str], ob
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+    """Adds the flags of the command `inference`."""
     add_model_flags(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
     parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
@@ -54,14 +54,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: dict, read: Callable[[str], object]) -> str:
-    """What the command prints.
+    """Runs the command `inference`; returns the text that it prints.
 
     Args:
-        flags: By name.
+        flags: Values of the flags by name.
         read: Reads the JSON file of a config.
 
     Raises:
-        BadSetup: If the flags describe nothing that generates text.
+        BadSetup: If the flags describe no model that generates text.
     """
     as_json, gpu = flags.pop("json"), flags.pop("gpu")
     setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
@@ -94,8 +94,8 @@ def answered(architecture: Architecture, gpu: str | None, *, length: int | None 
 
 
 def usual_weights(architecture: Architecture, name: Named | None, config: Mapping[str, object] | None) -> str:
-    """The type of weights if no other is given: as published, or as a quantized copy's name or config says, if that is
-    counted."""
+    """Type of the weights if no flag gives it: as published, or that of a quantized copy by its name or config,
+    if counted."""
     said = {4: NF4, 8: FP8}.get(name.bits) if name else {"mxfp4": MXFP4, "fp8": FP8}.get(quantization_of(config))
     if name and name.bits in (None, 4) and architecture.mxfp4:
         said = MXFP4

@@ -11,11 +11,11 @@ def parsed(text: str, what: str = "This") -> object:
     """The data of a JSON text.
 
     Args:
-        text: From a file, a line or a request.
-        what: Its name in the sentence.
+        text: Text from a file, a line or a request.
+        what: Name of the text in the refusal.
 
     Raises:
-        BadSetup: If it is not JSON, or exceeds what Python can read.
+        BadSetup: If the text is not JSON, or exceeds Python's limits.
 
     >>> parsed('{"model": "gpt2"}')
     {'model': 'gpt2'}

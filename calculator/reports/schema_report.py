@@ -17,11 +17,11 @@ PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", types.
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The command has none."""
+    """Adds nothing: the command `schema` has no flags."""
 
 
 def run(flags: dict, read: object) -> str:
-    """The schema as text; see `schema`."""
+    """Runs the command `schema`; returns the schema as text."""
     return json.dumps(schema(), indent=1)
 
 

@@ -31,7 +31,7 @@ SHARE_WORDS = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+    """Adds the flags of the command `swarm`."""
     # Only for its defaults.
     one = Collaboration(volunteers=())
     parser.add_argument("--model", default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b")
@@ -71,10 +71,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: dict, read: Callable[[str], object]) -> str:
-    """What the command prints.
+    """Runs the command `swarm`; returns the text that it prints.
 
     Args:
-        flags: By name.
+        flags: Values of the flags by name.
         read: Reads the JSON file of a config.
 
     Raises:
@@ -95,7 +95,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
 
 
 def kind_of(text: str) -> dict:
-    """One kind of volunteers from the text of the flag, as a request has it."""
+    """Reads one kind of volunteers from a flag's text, into an object as a request has it."""
     # No number of more than 4300 digits, which Python refuses to convert.
     matched = re.fullmatch(r"(\d{1,20}):([^:]+):([\d.]+)/([\d.]+)(:client)?", text)
     if not matched:
@@ -115,7 +115,7 @@ def kind_of(text: str) -> dict:
 
 
 def report(collaboration: Collaboration, made: Forecast) -> str:
-    """A table for people."""
+    """Formats a forecast as a table for people."""
     exchange = collaboration.exchange()
     lines = [
         f"{made.peers:,.1f} peers at a time, {made.groups} group{'s' * (made.groups > 1)}; "

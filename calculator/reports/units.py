@@ -9,7 +9,7 @@ _UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
 
 @lru_cache(maxsize=4096)
 def show_bytes(count: int) -> str:
-    """13958643712 as 13.00 GiB: rounded half up, in whole numbers."""
+    """Formats bytes: 13958643712 as 13.00 GiB. Rounds half up, by arithmetic with whole numbers."""
     for unit, shift, digits in _UNITS:
         if count >> shift:
             rounded = ((count * 10**digits) + (1 << (shift - 1))) >> shift
@@ -18,17 +18,17 @@ def show_bytes(count: int) -> str:
 
 
 def show_count(count: float) -> str:
-    """774030080 as 774 030 080, with narrow no-break spaces."""
+    """Formats a count: 774030080 as 774 030 080, with narrow no-break spaces."""
     text = f"{count:,.0f}" if count == int(count) else f"{count:,g}"
     return text.replace(",", "\u202f")
 
 
 def show_left(margin: int) -> str:
-    """Bytes that are left, or with a minus sign the bytes that are missing."""
+    """Formats bytes that are left, or with a minus sign the bytes that are missing."""
     return ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin))
 
 
 def show_share(part: int, whole: int) -> str:
-    """The part in percent of the whole."""
+    """Formats a part in percent of the whole."""
     percent = round(100 * part / whole) if whole else 0
     return "under 1 %" if part and not percent else f"{percent} %"

@@ -1,1 +1,1 @@
-"""Training by volunteers: what the exchange of gradients costs, and what a mix of peers reaches."""
+"""Training by volunteers: the cost of exchanging gradients, and the throughput of a mix of peers."""

@@ -46,7 +46,7 @@ class Kind:
     present: float = 1.0
     """Share of the time for which a volunteer is present."""
     session_hours: float | None = None
-    """Mean time from joining to leaving; None: they stay."""
+    """Mean time from joining to leaving, in hours; None: the volunteers stay."""
     micro_batch_size: int = 1
 
 
@@ -64,13 +64,13 @@ class Collaboration(ExchangeSettings):
     optimizer: str | None = None
     """Optimizer on the host; newcomers download its state. None: one with two moments in 8 bits."""
     lora_rank: int | None = None
-    """Rank of the adapters that are trained and exchanged in place of the model; None: the model is."""
+    """Rank of the adapters that are trained and exchanged in place of the model; None: the whole model is trained."""
     lora_targets: str = ALL_LINEAR
     """See `calculator.step.setups.Setup`."""
     lora_freeze_a: bool = False
     """See `calculator.step.setups.Setup`."""
     parameters: int | None = None
-    """Alternative to a model, if all volunteers give their samples per second."""
+    """Number of parameters, in place of a model, if all volunteers give their samples per second."""
     target_batch_size: int = BATCH_OF_2021
     epochs: int = EPOCHS_OF_2021
     utilisation: float = UTILISATION
@@ -153,7 +153,7 @@ class Collaboration(ExchangeSettings):
 
 
 def collaboration_from(request: object) -> Collaboration:
-    """A collaboration from the object of a request.
+    """Reads a collaboration from the object of a request.
 
     Raises:
         BadSetup: If a key is unknown or a value has the wrong type; the message names it.
@@ -193,7 +193,7 @@ def _check_length(collaboration: Collaboration) -> None:
 
 
 def answer(collaboration: Collaboration) -> dict:
-    """The forecast as plain numbers, for JSON."""
+    """Computes the forecast as plain numbers, for JSON."""
     made = collaboration.forecast()
     exchange = collaboration.exchange()
     return {
@@ -211,7 +211,7 @@ def answer(collaboration: Collaboration) -> dict:
 
 
 def _read(kind: type, request: object, what: str) -> dict[str, Any]:
-    """The object's entries, after a check that the dataclass has their keys and that the values have its types."""
+    """Returns a request's entries after a check: the dataclass `kind` must have their keys and types."""
     if not isinstance(request, Mapping):
         raise BadSetup(f"A description of {what} is an object.")
     known = {field.name: field for field in fields(kind)}

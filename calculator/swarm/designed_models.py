@@ -1,6 +1,6 @@
 """Models of the run designer: pictures from captions, or a language model of a family, a size and a block length.
 
-Each kind says what the calculator must know of the model, and what its recipe holds.
+Each kind gives the sizes that the calculator needs, and the tables of the model's recipe.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DesignedModel(ABC):
     task: ClassVar[str]
     """The task's name in recipes."""
     description: ClassVar[str]
-    """One sentence for the recipe."""
+    """Description of the model in a sentence for the recipe."""
 
     @property
     @abstractmethod
@@ -105,7 +105,7 @@ class DesignedModel(ABC):
 
     @abstractmethod
     def learning_rate(self, batch: int) -> float:
-        """Peak learning rate for updates of so many samples."""
+        """Peak learning rate for updates of `batch` samples."""
 
     @abstractmethod
     def tables(self) -> dict[str, dict[str, object]]:
@@ -114,12 +114,12 @@ class DesignedModel(ABC):
     @property
     @abstractmethod
     def shown(self) -> dict[str, object]:
-        """What the recipe's `[monitor]` says of prompts."""
+        """Prompts of the recipe's `[monitor]`, by key."""
 
     @property
     @abstractmethod
     def prepare_command(self) -> str:
-        """The command that prepares shards for it."""
+        """The command that prepares shards for the model."""
 
     @property
     def host_optimizer(self) -> str:
@@ -136,7 +136,7 @@ class DesignedModel(ABC):
         return count_parameters(self.architecture())
 
     def training(self, *, local_updates: bool = False) -> PeerTraining:
-        """How a peer trains it."""
+        """Settings with which a peer trains the model."""
         return PeerTraining(
             config=self.config,
             sequence_length=self.sequence_length,

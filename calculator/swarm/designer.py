@@ -32,8 +32,8 @@ LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 MOST_COMMUNICATION = 0.1
 """The largest share of the time that the exchange may take if it can be avoided."""
 INNER_UPDATES = (100, 500)
-"""The numbers of local updates between two exchanges that are tried (Douillard et al. 2023, arXiv:2311.08105, make
-500)."""
+"""Numbers of local updates between two exchanges that the designer tries; Douillard et al.
+2023 (arXiv:2311.08105) use 500."""
 WHY_DELAYED = (
     "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
     "averaged while the next update is computed, so they are one update old."
@@ -103,11 +103,12 @@ def micro_batch(
     """Samples at once that are advised for this GPU; 0 if not even one fits.
 
     Args:
-        model: What is trained.
+        model: Model of the run.
         gpu: Name of a GPU.
         local_updates: See `calculator.choose.advice.PeerTraining`.
-        target_batch_size: Of the run; the smallest of `BATCHES` allows as many as any larger one.
-        sample_seconds: Of one sample on this GPU, where it is known.
+        target_batch_size: Target batch of the run; the smallest of `BATCHES` allows as large a micro-batch as any
+            larger one.
+        sample_seconds: Time of one sample on this GPU; None if it is not known.
     """
     device, training = device_named(gpu), model.training(local_updates=local_updates)
     window = DEFAULTS.matchmaking_seconds
@@ -138,7 +139,7 @@ def _memory(model: DesignedModel, gpu: str, micro_batch_size: int, local_updates
 
 
 def design(wish: Wish) -> Design:
-    """Settings whose exchange takes little time, those that learn best first; otherwise the fastest that work.
+    """Chooses settings: the best for learning among those with a short exchange, otherwise the fastest that work.
 
     Raises:
         BadSetup: If no volunteer's GPU holds the model.
@@ -182,7 +183,7 @@ class _Crew:
 
     @property
     def rate(self) -> float:
-        """Samples per second if no time were lost."""
+        """Samples per second of all volunteers if no time were lost."""
         return sum(kind.count * kind.present * kind.samples_per_second for kind in self.people)
 
 

@@ -114,7 +114,7 @@ def even_parts(links: Sequence[Link]) -> tuple[float, ...]:
 
 
 def balanced_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """The fractions if peers declare bandwidths; see `quickest_parts`.
+    """Fractions of the vector if peers declare bandwidths; see `quickest_parts`.
 
     Raises:
         BadSetup: If all are in client mode.
@@ -129,7 +129,7 @@ def _check_reachable(links: Sequence[Link]) -> None:
 
 
 def quickest_parts(rates: Sequence[float]) -> tuple[float, ...]:
-    """The fractions with which the slowest peer finishes earliest.
+    """Fractions of the vector with which the slowest peer finishes earliest.
 
     hivemind solves a linear program: the least x with (1 + (n - 2) f_i) / b_i <= x for all servers i, where the
     fractions f_i >= 0 add up to 1. This function solves it by water-filling: f_i = max(0, (x b_i - 1) / (n - 2)), with
@@ -137,11 +137,11 @@ def quickest_parts(rates: Sequence[float]) -> tuple[float, ...]:
     vector in any case. If the sum exceeds 1 there, the fractions are scaled down to a sum of 1, which takes no longer;
     hivemind may choose other fractions with the same x.
 
-    All peers of a group compute this from the same rates, and must find the same to the last bit. So sums are exact:
-    those of `sum` differ between versions of Python.
+    All peers of a group compute the fractions from equal rates, and must find equal results to the last bit. So sums
+    are exact: the results of `sum` differ between versions of Python.
 
     Args:
-        rates: Of all peers, in any unit; 0: it averages no part. At least one is above 0.
+        rates: Rates of all peers, in any unit; 0: the peer averages no part. At least one is above 0.
     """
     peers, servers = len(rates), [rate for rate in rates if rate]
     if peers <= 2:  # whatever the parts are, each peer sends and gets the vector once
@@ -167,7 +167,7 @@ def message_seconds(link: Link, reducers: int, size_bytes: float, longest_bytes:
 
 
 def all_reduce_seconds(links: Sequence[Link], size_bytes: float, parts: Sequence[float], link_share: float) -> float:
-    """Time of one all-reduce: the slowest peer's.
+    """Seconds of one all-reduce, which are those of the slowest peer.
 
     Args:
         links: Links of all peers of the group.

@@ -41,7 +41,7 @@ class Costs:
     """
 
     step_seconds_per_parameter: float = 1.82e-9
-    """Added to each micro-batch: its gradient goes to the host and is added up."""
+    """Seconds per parameter and micro-batch to move the gradient to the host and add it up."""
     link_share: float = 0.834
     """Share of a link's rate that an average reaches."""
     update_seconds_per_parameter: float = 7e-9
@@ -61,7 +61,7 @@ MESSAGE_BYTES = 4 * 2**20
 PROGRESS_COPIES = 8
 """Answers to one read of the progress: from each of 5 replicas and some caches, as measured with hivemind 1.1.12."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
-"""The longest and the shortest time between two reads of the progress (training/swarm/optimizer.py)."""
+"""Longest and shortest time between two reads of the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4
 """Matchmaking windows for which a group waits for peers that are known to train; the trainer uses this value."""
 GONE_SECONDS = 3.5
@@ -121,7 +121,7 @@ class ExchangedVectors(ExchangeSettings):
     small_parameters: int = 0
     """Parameters in tensors below the recipe's threshold, which are sent in 16 bits."""
     optimizer_bytes: int | None = None
-    """Bytes of the optimizer's state; None: of two moments in 8 bits."""
+    """Bytes of the optimizer's state; None: those of two moments in 8 bits."""
 
     def __post_init__(self):
         checks = {
@@ -147,8 +147,8 @@ class ExchangedVectors(ExchangeSettings):
         return vector_bytes(self.parameters, self.small_parameters, self.gradient_codec)
 
     def vanished_seconds(self, link: Link) -> float:
-        """How long the others of an average wait for a peer that vanishes. One that accepts no connections cannot be
-        asked whether it is there, so it counts as slow."""
+        """Seconds for which the others of an average wait for a peer that vanishes. A peer that accepts no connections
+        cannot be asked whether it is there, so it counts as slow."""
         longest = self.next_chunk_timeout_seconds
         return longest if link.client_mode else min(longest, GONE_SECONDS)
 
@@ -236,16 +236,16 @@ class Forecast:
     """Time of one average of gradients."""
     shares: Shares
     sent_bytes: int
-    """Sent by each peer per epoch: gradients, and parameters every `average_state_every` epochs. The peer that sends
-    the most counts."""
+    """Bytes that each peer sends per epoch: gradients, and parameters every `average_state_every` epochs.
+    The peer that sends the most counts."""
     progress_bytes: int
-    """Received by each peer per epoch to know the progress of the others."""
+    """Bytes that each peer receives per epoch to know the progress of the others."""
     newcomer_seconds: float
     limits: tuple[Limit, ...]
 
     @property
     def samples_per_second(self) -> float:
-        """Samples that enter an update."""
+        """Samples per second that enter an update."""
         return self.ideal_samples_per_second * self.shares.computing
 
     def days(self, epochs: int) -> float:

@@ -30,12 +30,13 @@ class Range:
     step: float = 1
     unit: str = ""
     folded: bool = False
-    """True if it is among the folded controls, as are those that the reader drags in the drawing."""
+    """True if the slider is among the folded controls, such as sliders that the reader drags in the drawing."""
     needs: tuple[str, str] | None = None
-    """A control and its value with which this one matters; with other values it is hidden. None: it always matters."""
+    """Name and value of another control that this control needs; with other values it is hidden.
+    None: it is always shown."""
 
     def read(self, text: str) -> tuple[float, str]:
-        """The nearest allowed number, and a sentence where the text asked for another."""
+        """Reads the nearest allowed number, and a sentence if the text asked for another number; else an empty text."""
         number = _number(text)
         if number is None:
             return self.default, _replaced(self, text, f"a number from {self.low:g} to {self.high:g}", self.default)
@@ -68,7 +69,7 @@ class Stops:
     needs: tuple[str, str] | None = None
 
     def read(self, text: str) -> tuple[float, str]:
-        """The nearest stop, and a sentence where the text asked for another number."""
+        """Reads the nearest stop, and a sentence if the text asked for another number; else an empty text."""
         number = _number(text)
         accepted = f"from {self.shown(self.stops[0])} to {self.shown(self.stops[-1])}"
         if number is None:
@@ -99,7 +100,7 @@ class Choice:
     needs: tuple[str, str] | None = None
 
     def read(self, text: str) -> tuple[str, str]:
-        """The value, or the default and a sentence if the text is not an option."""
+        """Reads the value, or the default and a sentence if the text is not an option."""
         values = [value for value, _ in self.options]
         if text in values:
             return text, ""

@@ -39,7 +39,7 @@ class Drawn:
     """A figure's answer to the reader's values."""
 
     caption: str
-    """What the figure shows with these values, including the numbers."""
+    """Sentences on what the drawing shows for these values, with the numbers."""
     label: str
     """A description of the drawing, for screen readers."""
     canvas: Canvas
@@ -73,7 +73,7 @@ class Figure:
 
 
 def answered(figure: Figure, texts: dict, *, narrow: bool) -> dict:
-    """Everything that the page shows, as plain data.
+    """Computes everything that the page shows of a figure, as plain data.
 
     `values` are the accepted values as texts, `shown` the same for readers, `note` says which values were changed to
     accepted ones, `places` are the handles' positions in percent of the drawing.

@@ -1,6 +1,6 @@
 """Access tickets signed by an authority, and the checks that a peer makes before it accepts a request.
 
-Signatures are modelled by what they mean: only the holder of a key can make one, and it is valid only for the exact
+Signatures are modelled by their meaning: only the holder of a key can make one, and it is valid only for the exact
 text that was signed. The order of the checks is hivemind's (hivemind/utils/auth.py,
 TokenAuthorizerBase.validate_request); the scheme is described in Diskin et al. 2021, arXiv:2106.10207.
 """
@@ -133,4 +133,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "delayed": lambda: Case(request=honest_request(), now=10.0 + LONGEST_DELAY + 1),
     "replayed": lambda: Case(request=honest_request(), seen=frozenset({1})),
 }
-"""Requests that may reach a peer: a member's, and what an attacker without a member's private key can make of it."""
+"""Requests that may reach a peer: a member's, and forgeries that an attacker can make without a member's private
+key."""

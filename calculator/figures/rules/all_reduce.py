@@ -2,8 +2,8 @@
 
 The vector is cut into as many parts as there are peers. In the ring, each peer sends one part per step to the next
 peer: first the partial sums travel around the ring and grow, then the complete sums do (Patarasuk and Yuan 2009). In
-the direct exchange, each peer sends to every other peer the part that this one is responsible for, which returns the
-sum to all; hivemind works in this way (hivemind/averaging/allreduce.py, AllReduceRunner).
+the direct exchange, each peer sends to every other peer the part for which the receiver is responsible, and the
+receiver returns the sum to all; hivemind works in this way (hivemind/averaging/allreduce.py, AllReduceRunner).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def direct_steps(peers: int) -> list[list[Message]]:
 
 @lru_cache(maxsize=256)
 def held_after(way: str, peers: int, steps: int) -> Held:
-    """What each peer holds after a number of steps of "ring" or "direct"."""
+    """Contents of each peer's parts after a number of steps of "ring" or "direct"."""
     held = [[frozenset([peer])] * peers for peer in range(peers)]
     for messages in (ring_steps if way == "ring" else direct_steps)(peers)[:steps]:
         # All messages of a step are sent at once, so none contains what another one brings.
@@ -68,7 +68,7 @@ def held_after(way: str, peers: int, steps: int) -> Held:
 
 
 def sent_share(peers: int) -> float:
-    """What each peer sends, and also receives, until all have the sum, relative to the vector's size.
+    """Bytes that each peer sends, and also receives, until all have the sum, relative to the vector's size.
 
     It is the same for both ways.
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 DECADES = 7
 SCALE_BYTES = 4
-"""One float32 for each block."""
+"""Bytes of a block's scale, a float32."""
 
 
 @cache
