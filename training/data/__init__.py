@@ -1,1 +1,1 @@
-"""From pictures and captions to batches: drawing, filters, codes, shards, stream."""
+"""Data of a run, from pictures, captions and texts to batches: the demo's data, preparation, shards, stream."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.section import Section
 
 SHUFFLED_SAMPLES = 8192
-"""Samples that a peer mixes with each other: row groups with so many together, chosen at random from the whole set."""
+"""Samples that a peer mixes with each other: row groups with this many samples together, drawn from the whole set."""
 
 
 class DataConfig(Section):

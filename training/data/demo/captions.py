@@ -21,8 +21,8 @@ from training.errors import BadInput
 
 Split = Literal["train", "held-out", "new-pairs"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-"""Trained on; captions never trained on, of known things; things whose colour and shape never occur together in
-training."""
+"""Splits: captions to train on; held-out captions of known things;
+things whose pair of colour and shape never occurs in training."""
 
 SHAPES: dict[str, str] = {
     "circle": "circles",
@@ -135,7 +135,7 @@ class Scene:
     things: tuple[Thing, ...]
     """One thing, or the two of a relation."""
     count: int = 1
-    """How many there are of a single thing."""
+    """Number of copies of a single thing."""
     relation: str | None = None
     """Key of `RELATIONS`: where the first thing is relative to the second."""
     place: str | None = None
@@ -169,7 +169,7 @@ class Scene:
 
 
 def caption_of(scene: Scene) -> str:
-    """The scene in words."""
+    """Describes a scene by its caption."""
     if scene.count > 1:
         number = next(word for word, count in COUNTS.items() if count == scene.count)
         words = f"{number} {scene.things[0].colour} {SHAPES[scene.things[0].shape]}"
@@ -230,7 +230,7 @@ def parse_caption(caption: str) -> Scene:
 
 
 def draw_scene(random_numbers: random.Random) -> Scene:
-    """A random scene: its kind by `KIND_SHARES`, everything else uniformly; related things differ in colour."""
+    """Draws a random scene: its kind by `KIND_SHARES`, everything else uniformly; related things differ in colour."""
     choose = random_numbers.choice
     kind = random_numbers.choices(list(KIND_SHARES), weights=list(KIND_SHARES.values()))[0]
     # The order of these draws is part of the data set: in another order, a seed gives other pictures.

@@ -27,7 +27,7 @@ CAPTIONS_FILE = "captions.jsonl"
 _NAME = re.compile(r"\d{5,}\.png")
 
 SUPERSAMPLING = 8
-"""Every pixel is the mean of a square with a side of this many."""
+"""Drawn points along a pixel's side; a pixel is the mean of their square."""
 
 RADII: dict[str | None, float] = {"small": 9 / 64, None: 14 / 64, "large": 23 / 64}
 """Size -> half the extent of a single thing."""
@@ -110,7 +110,7 @@ def draw_picture(scene: Scene, random_numbers: random.Random, *, size: int = 64)
 
     Args:
         scene: Scene to draw.
-        random_numbers: Chooses what the scene leaves open: the layout of several things.
+        random_numbers: Chooses the layout of several things, which the scene does not fix.
         size: Side of the picture, pixels.
     """
     picture = Image.new("RGB", (size, size), BACKGROUNDS[scene.background or "white"])

@@ -1,7 +1,7 @@
-"""Short stories made by a grammar: what the second demo's language model learns to continue.
+"""Short stories made by a grammar, which the second demo's language model learns to continue.
 
-A story has one of six plots. Its first two sentences, the opening, fix the facts; what follows from them is for the
-model to continue, and for `training.generate.story_judge` to judge:
+A story has one of six plots. Its first two sentences, the opening, fix the facts. The model continues the opening, and
+`training.generate.story_judge` judges whether the continuation follows from it:
 
     Anna has a red ball. She goes to the garden with Tom.
         It rains, so they open an umbrella. Anna gives the red ball to Tom. Now Tom has the red ball.
@@ -47,13 +47,13 @@ WEATHER = {
     "It is dark": "light a fire",
     "It is windy": "hold hands",
 }
-"""Weather -> what people who are outdoors do about it."""
+"""Weather -> actions of people outdoors."""
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hungry": ("eats", ("bread", "soup", "cake")),
     "thirsty": ("drinks", ("milk", "juice", "tea")),
     "cold": ("wears", ("gloves", "boots", "socks")),
 }
-"""What a person needs -> what people do with the help, and the things that help."""
+"""Need of a person -> verb for the use of the help, and the things that help."""
 
 NEW_COMBINATIONS = frozenset((PAINTS[at % len(PAINTS)], thing) for at, thing in enumerate(THINGS))
 """(colour, thing) pairs that never occur in training: each thing in one of its eight colours."""
@@ -118,7 +118,7 @@ class Story:
     """A story, sentence by sentence."""
 
     sentences: tuple[str, ...]
-    """Three to six."""
+    """Three to six sentences."""
     things: frozenset[tuple[str, str]]
     """(colour, thing) of all things in it."""
 
@@ -161,7 +161,7 @@ def story_at(seed: int, index: int) -> Story:
 
 
 class _Teller:
-    """Chooses what a story is about, and says its sentences."""
+    """Chooses the people, places and things of a story, and makes its sentences."""
 
     def __init__(self, random_numbers: random.Random):
         self.random = random_numbers
@@ -184,7 +184,7 @@ class _Teller:
 
 
 def _gift(teller: _Teller) -> Story:
-    """Somebody takes a friend along, and gives away what is hers."""
+    """Makes a story in which a person takes a friend along and gives the friend a thing."""
     hero, friend = teller.hero, teller.friend
     teller.say("has", name=hero, **teller.thing())
     moves = teller.random.choice(MOVES)
@@ -210,7 +210,7 @@ def _loss(teller: _Teller) -> Story:
 
 
 def _exchange(teller: _Teller) -> Story:
-    """Makes a story in which two people swap what they have."""
+    """Makes a story in which two people swap their things."""
     (colour, thing), (_, other_thing) = teller.things
     teller.say("has", name=teller.hero, **teller.thing(0))
     teller.say("has", name=teller.friend, **teller.thing(1))
@@ -222,7 +222,7 @@ def _exchange(teller: _Teller) -> Story:
 
 
 def _hiding(teller: _Teller) -> Story:
-    """Somebody hides a thing, and another one takes it."""
+    """Makes a story in which one person hides a thing and another takes it."""
     hero, finder = teller.hero, teller.friend
     hiding_place = teller.random.choice(HIDING_PLACES)
     teller.say("has", name=hero, **teller.thing())
@@ -234,7 +234,7 @@ def _hiding(teller: _Teller) -> Story:
 
 
 def _wish(teller: _Teller) -> Story:
-    """Somebody wants a thing, goes to where it is and gets it from its owner."""
+    """Makes a story in which a person wants a thing, goes to its place and gets it from its owner."""
     owners, places = (teller.hero, teller.friend), (teller.place, teller.other_place)
     for at, (owner, place) in enumerate(zip(owners, places, strict=True)):
         teller.say("is with", name=owner, place=place, **teller.thing(at))
@@ -247,7 +247,7 @@ def _wish(teller: _Teller) -> Story:
 
 
 def _help(teller: _Teller) -> Story:
-    """Somebody lacks something, and a friend helps."""
+    """Makes a story in which a person has a need and a friend helps."""
     hero, friend = teller.hero, teller.friend
     need = teller.random.choice(list(NEEDS))
     verb, helps = NEEDS[need]
@@ -268,14 +268,14 @@ def prompts(kind: Kind, count: int, seed: int) -> list[str]:
     """Openings of stories, all different, for a model to continue.
 
     Args:
-        kind: "seen": those with which the stories that `write_stories` makes of this seed begin. "unseen": openings
-            that are in no training set, whatever its seed. "never combined": with a thing in a colour that it never
-            has in training.
+        kind: "seen": openings of the stories that `write_stories` makes with this seed. "unseen": openings that are in
+            no training set, whatever its seed. "never combined":
+            openings with a thing in a colour that it never has in training.
         count: Number of prompts.
         seed: Any integer.
 
     Raises:
-        BadInput: If there is no such kind.
+        BadInput: If `kind` is none of these.
     """
     if kind not in SPLIT_OF_KIND:
         raise BadInput(f"There are no prompts of kind {kind!r}. Give one of: {', '.join(SPLIT_OF_KIND)}.")

@@ -1,1 +1,1 @@
-"""Makes shards of what people have."""
+"""Makes shards of people's pictures, captions and texts."""

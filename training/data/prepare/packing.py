@@ -25,19 +25,19 @@ class Packed:
 class Packer:
     """Packs the documents of one split, in the order in which they are added.
 
-    A packer can be stopped and made again from its `rest`: the blocks are those of one that was not.
+    A packer made from another packer's `rest` continues its blocks as if there had been no interruption.
     """
 
     block_length: int
-    """T."""
+    """T, tokens of a block."""
     end_of_text: int
-    """The id between two documents; it belongs to the first one."""
+    """Id of the token between two documents; it belongs to the first document."""
     kind: np.dtype
     """Type of the tokens."""
     is_open: bool = False
     """True if the last document still lacks its end of text."""
     parts: list[np.ndarray] = field(default_factory=list)
-    """Tokens that are not taken yet."""
+    """Tokens that `take` has not returned yet."""
     starts: list[int] = field(default_factory=list)
     """Places in `parts` at which documents begin, counted from the first token."""
     size: int = 0
@@ -45,7 +45,7 @@ class Packer:
     length: int = 0
     """Tokens of the last document, as far as it was added."""
     finished: list[int] = field(default_factory=list)
-    """Tokens of each document before it, since this packer was made."""
+    """Tokens of each finished document since this packer was made."""
 
     def add(self, ids: np.ndarray, *, begins: bool) -> None:
         """Adds a document, or more of the last one."""

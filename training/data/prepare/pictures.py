@@ -72,13 +72,13 @@ class Input:
     captions: Path | None = None
     """JSON lines or CSV; None: captions are beside the pictures."""
     urls: Path | None = None
-    """Parquet file, or a folder of such, with addresses of pictures; instead of the other two."""
+    """Parquet file with addresses of pictures, or a folder of such files; in place of `images` and `captions`."""
     hub: str | None = None
-    """Data set of the hub, `hf://OWNER/NAME[/config][@revision]`; instead of the others."""
+    """Data set of the hub, `hf://OWNER/NAME[/config][@revision]`; in place of `images`, `captions` and `urls`."""
     image_column: str | None = None
-    """Key or column of the pictures, or of their names or addresses; None: a usual name."""
+    """Key or column of the pictures, their names or their addresses; None: the first usual name that is found."""
     caption_column: str | None = None
-    """Key or column of the captions; None: a usual name."""
+    """Key or column of the captions; None: the first usual name that is found."""
 
     def __post_init__(self) -> None:
         given = [one for one in (self.images, self.urls, self.hub) if one is not None]
@@ -141,7 +141,7 @@ def prepare(
         replace: Whether an `out` made from other input may be replaced.
         seed: Seed of the samples' order and the codec's training.
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
-        device: Where the codec encodes. A GPU rounds differently, so a few codes may differ.
+        device: Device on which the codec encodes. A GPU rounds differently, so a few codes may differ.
         licence: Licence of pictures and captions, for the data card.
         fetcher: Fetches pictures of `source.urls`; None: one that reaches public addresses only.
         drops_near_duplicates: Whether pictures that are nearly the same as an earlier one are left out; they are
@@ -191,7 +191,7 @@ class _Work:
     """Device on which the codec encodes."""
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
-        """Makes all files but the manifest, and returns that."""
+        """Makes all files except the manifest, and returns the manifest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self._tokenizer(tokenizer_file)
         tokenizer.save(self.folder / TOKENIZER_FILE)
@@ -347,7 +347,7 @@ def _nothing_left(what: str, unused: Unused, *, held_out: int = 0) -> BadInput:
 
 
 class _Note:
-    """Counts of what was made of the rows of a shard, or of several."""
+    """Counts of encoded and left-out rows, of one shard or the sum of several."""
 
     def __init__(self, *, left_out: Counter[str] | None = None):
         self.rows = self.samples = self.picture_bytes = self.near_duplicates = 0
@@ -357,7 +357,7 @@ class _Note:
         """Sum of the mean squared errors of the pictures that were decoded again, and their number."""
         self.left_out: Counter[str] = Counter() if left_out is None else left_out
         self.listed: list[dict[str, str]] = []
-        """The pictures that were left out; of one shard only."""
+        """Pictures that were left out, with their reasons; only in the note of one shard."""
 
     def leave_out(self, row: Row, reason: str) -> None:
         """Notes a row without a usable picture."""
@@ -389,7 +389,7 @@ class _Note:
 
     @classmethod
     def read(cls, path: Path) -> _Note:
-        """A kept note."""
+        """Reads a note from a file."""
         note, kept = cls(), json.loads(path.read_text())
         vars(note).update(kept)
         note.left_out = Counter(note.left_out)

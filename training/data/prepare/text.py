@@ -1,8 +1,8 @@
 """Makes shards of text: reads documents, turns them into ids, packs them into blocks, writes.
 
-Documents are read once, in the order of their files. When the blocks fill a shard, it is written, and then a note:
-which document comes next, and which tokens wait for the rest of their block. If the work is interrupted, the next call
-with the same input goes on after the last note. In memory is one shard, whatever the size of the set.
+Documents are read once, in the order of their files. When the blocks fill a shard, it is written, and then a note with
+the place of the next document and the tokens that do not fill a block yet. After an interruption, the next call with
+the same input continues from the last note. Memory holds one shard, whatever the size of the set.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ READ_CHARACTERS = 1 << 20
 """Documents with this many characters together are turned into ids at once."""
 READ_DOCUMENTS = 4096
 VOCABULARY_CHARACTERS = 1 << 26
-"""Characters of text on which a tokenizer is trained, from the beginning of every file; all different words of it are
-in memory meanwhile."""
+"""Characters of text on which a tokenizer is trained, from the beginning of every file;
+memory holds all its different words meanwhile."""
 SHOWN_EVERY = 64
 """Documents between two reports of progress."""
 MEGABYTE = 10**6
@@ -76,15 +76,15 @@ class TextInput:
     block_length: int = BLOCK_LENGTH
     """T, tokens of a block."""
     tokenizer: Path | None = None
-    """A `tokenizer.json`."""
+    """Path of a `tokenizer.json`; None: a tokenizer is trained on the text."""
     vocabulary: int | None = None
-    """Instead: the most ids of a tokenizer that is trained on the text."""
+    """Most ids of a tokenizer that is trained on the text, in place of `tokenizer`."""
     end_of_text: str | None = None
-    """Token of `tokenizer` that ends a document; None: a known one."""
+    """Token of `tokenizer` that ends a document; None: one of `END_NAMES`."""
     text_column: str = TEXT_COLUMN
     """Key of a line, or name of a column, that has the text."""
     min_characters: int = 1
-    """Shorter documents are left out."""
+    """Least characters of a document; shorter documents are left out."""
     seed: int = 0
     """Seed of the order of a shard's blocks."""
 
@@ -113,7 +113,7 @@ def prepare_text(
         out: Folder to make.
         replace: Whether an `out` made from other input may be replaced.
         licence: Licence of the text, for the data card.
-        progress: See `Progress`; of megabytes of the files.
+        progress: See `Progress`; amounts are megabytes of the files.
 
     Returns:
         The manifest, and whether anything had to be done.
@@ -170,14 +170,14 @@ class _TextWork:
     source: TextInput
     files: Sequence[TextFile | HubText]
     others: Sequence[Unusable]
-    """Files that are no text."""
+    """Files that are not text."""
     progress: Progress
 
     def make(self, digest: str) -> TextManifest:
-        """Makes all files but the manifest, and returns that.
+        """Makes all files except the manifest, and returns the manifest.
 
         Raises:
-            BadInput: If no block is full.
+            BadInput: If the text does not fill one block.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self._tokenizer()
@@ -246,7 +246,7 @@ class _TextWork:
         self.progress("Training the tokenizer, files", len(self.files), len(self.files))
 
     def _pieces(self, note: _Note) -> Iterator[_Placed]:
-        """Yields the pieces from a place on, each with the place behind it."""
+        """Yields the pieces after a note's place, each with the place after it."""
         sizes = [file.size_bytes for file in self.files]
         before, total = sum(sizes[: note.file]), sum(sizes)
         for number in range(note.file, len(self.files)):
@@ -330,7 +330,7 @@ def _reason_to_leave_out(piece: Piece, ids: np.ndarray, min_characters: int) -> 
 
 
 def _batches(pieces: Iterable[_Placed]) -> Iterator[_Batch]:
-    """Pieces with at least `READ_CHARACTERS` together, but for the last ones."""
+    """Groups pieces into batches with at least `READ_CHARACTERS` together; the last batch may be smaller."""
     batch, size = [], 0
     for one in pieces:
         batch.append(one)
@@ -343,7 +343,7 @@ def _batches(pieces: Iterable[_Placed]) -> Iterator[_Batch]:
 
 
 def _counted(counts: list[int], lengths: list[int]) -> list[int]:
-    """Counts by the bits of a length, with more lengths."""
+    """Adds lengths to counts by a length's number of bits; returns the new counts."""
     found = Counter({bits: count for bits, count in enumerate(counts, start=1)})
     found.update(length.bit_length() for length in lengths)
     return [found[bits] for bits in range(1, max(found, default=0) + 1)]
@@ -354,13 +354,13 @@ def _shard_name(split: Split, number: int) -> str:
 
 
 def _entry(split: Split, full: dict[int, dict[Split, int]]) -> SplitEntry:
-    """A split's shards; `full` has the blocks of each number."""
+    """Builds the manifest's entry of a split; `full` maps a shard's number to its blocks in each split."""
     blocks = {_shard_name(split, number): full[number][split] for number in sorted(full) if full[number][split]}
     return SplitEntry(samples=sum(blocks.values()), shards=tuple(blocks))
 
 
 def _files(source: TextInput, out: Path) -> tuple[Sequence[TextFile | HubText], list[Unusable]]:
-    """The files of a set, and those that are no text."""
+    """Opens the files of a set; lists in addition the files that are not text."""
     if is_hub(source.path):
         return hub_texts(str(source.path), source.text_column), []
     path = Path(source.path)

@@ -4,8 +4,8 @@
     a.txt, a.md                         one document, or several with lines of "<|endoftext|>" between them
     a.json.gz, a.txt.zst                any of them compressed, but for tables, such as the files of C4
 
-A document that cannot be used gives the reason instead of a text. Long ones come in pieces, so that memory depends on
-none of them.
+A document that cannot be used gives the reason instead of a text. Long documents come in pieces, so that memory does
+not depend on a document's length.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Piece:
 
 
 def text_files(path: Path, *, but: Path | None = None) -> tuple[list[Path], list[Unusable]]:
-    """Lists a file of text, or those in a folder and the folders below by name, and the files that are no text.
+    """Lists a file of text, or the text files below a folder by name, and the files that are not text.
 
     Args:
         path: The file or folder.
         but: Folder of the shards that are made of it, which may lie in it; they are not text.
 
     Raises:
-        BadInput: If there are none.
+        BadInput: If there are no text files.
     """
     if not path.exists():
         raise BadInput(f"There is no {path}. Give a file, or a folder of files, with --text.")
@@ -94,7 +94,7 @@ def _reason_not_to_read(file: Path) -> str | None:
 
 
 def name_of(file: Path, folder: Path) -> str:
-    """Name of a file in a folder, for people: whatever of it is not UTF-8 is escaped."""
+    """Name of a file in a folder, for people; bytes that are not UTF-8 are escaped."""
     name = file.name if file == folder else file.relative_to(folder).as_posix()
     return name.encode("utf-8", "backslashreplace").decode()
 
@@ -125,7 +125,7 @@ class TextFile:
 
     @property
     def identity(self) -> bytes:
-        """Digest of the content, and whether it is plain text or records, which the name alone says."""
+        """Digest of the content and of its kind, plain text or records, which only the file's name tells."""
         return digest_of_input(self._path) + (b"plain" if self._is_plain else b"")
 
     def __iter__(self) -> Iterator[Piece | Unusable]:
@@ -176,7 +176,7 @@ class TextFile:
 
 
 def pieces_of(text: str, split: object, name: str) -> Iterator[Piece | str]:
-    """Pieces of a text, the later ones from a space or the end of a line on; a reason if its split has another name."""
+    """Yields pieces of a text, cut at a space or the end of a line; a reason if the split's name is unknown."""
     split = split_named(split)
     if split is None:
         yield UNKNOWN_SPLIT
@@ -191,7 +191,7 @@ def pieces_of(text: str, split: object, name: str) -> Iterator[Piece | str]:
 
 
 def split_named(name: object) -> Split | None:
-    """Returns our split for the name that a record gives; that for training if it gives none, None for another name."""
+    """Returns our split for the name in a record: "train" if the record has none, None if the name is unknown."""
     if name in (None, ""):
         return "train"
     name = OTHER_SPLITS.get(name.lower(), name) if isinstance(name, str) else None
@@ -199,7 +199,7 @@ def split_named(name: object) -> Split | None:
 
 
 def _plain(lines: io.TextIOWrapper) -> Iterator[Piece | str]:
-    """Documents of a text file, without the empty lines around them."""
+    """Yields documents of a text file, without empty lines around them; a reason for a document that cannot be used."""
     kept: list[str] = []
     size, begins, found = 0, True, 0
     while line := lines.readline(LONGEST_PIECE):

@@ -36,7 +36,7 @@ PICTURE_SUFFIXES = frozenset(
     | {".avif", ".heic", ".heif", ".hif", ".jp2", ".ppm", ".pgm", ".tga"}
 )
 TEXT_SUFFIXES = (".txt", ".text", ".caption")
-"""Suffixes of a caption beside a picture; the first one that is there counts, before a .json."""
+"""Suffixes of a caption's file beside a picture; the first that exists counts, before a .json."""
 METADATA = "metadata"
 LARGEST_NOTE_BYTES = 1 << 20
 """Largest size of a text or JSON beside a picture."""
@@ -45,7 +45,7 @@ BROKEN_TEXT, BROKEN_TAR, NOT_UTF8, LINK = "broken text", "broken tar", "name is 
 COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
-"""Kinds of files that may be used; the kind of any other is the reason why it is not."""
+"""Kinds of files that may be used; for other files, `_kind` returns the reason why they are not used."""
 
 
 def read_folder(
@@ -55,12 +55,12 @@ def read_folder(
 
     Args:
         images: Folder of the pictures, tars and metadata files, or a tar.
-        keys: The keys that have file and caption.
-        captions: Rows of a captions file, in place of what the folder says of its pictures.
+        keys: Keys of a picture's name and caption.
+        captions: Rows of a captions file, in place of captions in the folder.
         but: Folder of the shards that are made, which may lie in it.
 
     Raises:
-        BadInput: If it is neither a folder nor a tar.
+        BadInput: If `images` is neither a folder nor a tar.
     """
     if captions is None and is_tar(images.name) and not images.is_dir():
         yield from _tar_rows(images, images.name, keys)
@@ -79,7 +79,7 @@ def read_folder(
 
 
 def _within(images: Path, row: Row | Unusable) -> Row | Unusable:
-    """A row of a captions file, whose picture's name is relative to the folder: many files name the folder as well."""
+    """Returns a row of a captions file with a name relative to the folder; many captions files name the folder too."""
     if isinstance(row, Unusable):
         return row
     if row.file.startswith("/"):
@@ -128,7 +128,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """What the names of a sample's files have in common: `22.00` of 22.00.png, 22.00.txt and 22.00.png.txt."""
+    """Common part of the names of a sample's files: `22.00` of 22.00.png, 22.00.txt and 22.00.png.txt."""
     stem, suffix = posixpath.splitext(name)
     before, last = posixpath.splitext(stem)
     return before if last.lower() in PICTURE_SUFFIXES and suffix.lower() not in PICTURE_SUFFIXES else stem
@@ -221,13 +221,13 @@ def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unus
 
 
 def _split_of(name: str) -> Split:
-    """The split that a file's first folder names; that for training if it names none."""
+    """The split that a file's first folder names; "train" if the folder names none."""
     folder = name.split("/")[0] if "/" in name else None
     return split_named(folder) or "train"
 
 
 def _metadata_rows(path: Path, name: str, folder: str, keys: Keys) -> Iterator[Row | Unusable]:
-    """The rows of a metadata file; its pictures' names are relative to its folder."""
+    """Yields the rows of a metadata file, in which pictures' names are relative to its folder."""
     records = Records(path, keys.all, long=keys.caption)
     for place, record in records:
         row = row_of(record, keys, f"{name}, {place}", split=_split_of(name))
@@ -248,7 +248,7 @@ def _read(path: Path) -> bytes:
 def _captioned(
     picture: _File, files: _Files, read: Callable[[_File], bytes], keys: Keys, name: str, **where: object
 ) -> Row | Unusable:
-    """A row from a picture and the texts of its sample."""
+    """Makes a row of a picture and the texts of its sample, or the reason why there is none."""
     notes = files.notes(picture.name)
     text = next((notes[suffix] for suffix in TEXT_SUFFIXES if suffix in notes), None)
     if not notes:
@@ -272,7 +272,7 @@ def _decoded(content: bytes) -> str:
 
 
 def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
-    """The rows of a tar, wherever the members of a sample stand in it."""
+    """Yields the rows of a tar; the members of a sample may be anywhere in the tar."""
     with closing(_Files()) as files:
         fault = _list_members(tar, files)
         try:
@@ -295,7 +295,7 @@ def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Itera
 
 
 def _list_members(tar: Path, files: _Files) -> str | None:
-    """Adds the members of a tar. Returns what is wrong with the tar, or None."""
+    """Adds the members of a tar. Returns the fault of a damaged tar, or None."""
     try:
         with tarfile.open(tar, "r:") as opened:  # parts of a compressed tar cannot be read alone
             for member in opened:

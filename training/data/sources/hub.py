@@ -48,7 +48,7 @@ class HubPart:
     data: IterableDataset = field(repr=False)
 
     def rows(self, skipped: int = 0) -> Iterator[dict | str]:
-        """The rows in order but for the first ones, or at the end the reason why the rest cannot be read.
+        """Yields the rows in order after the first `skipped`; at last the reason if the rest cannot be read.
 
         Raises:
             TrainingError: If the hub cannot be reached any more.
@@ -106,7 +106,7 @@ class HubSet:
             )
         first = next(iter(opened.values()))
         self.features = first.features
-        """Type of each column, if the set describes it before it is read; else None."""
+        """Type of each column; None if the set does not describe its columns before it is read."""
 
     @property
     def identity(self) -> str:
@@ -127,10 +127,10 @@ class HubSet:
         return list(row)
 
     def column(self, given: str | None, usual: tuple[str, ...], *, what: str, flag: str) -> str:
-        """The column that a flag names, or else the first one of the usual names that is there.
+        """Returns the column that a flag names, or else the first of the usual names that the set has.
 
         Raises:
-            BadInput: If there is none.
+            BadInput: If the set has no such column.
         """
         there = self.columns()
         found = next((name for name in ((given,) if given else usual) if name in there), None)
@@ -195,10 +195,10 @@ def split_of(name: str, *, among: int = 2) -> Split:
 
 
 class HubText:
-    """Pieces of a part in order, with the attributes of `training.data.sources.documents.TextFile`."""
+    """Documents of a part of a set, read in pieces as from `training.data.sources.documents.TextFile`."""
 
     size_bytes = 0
-    """Unknown."""
+    """Size of the part's files, which is not known."""
 
     def __init__(self, part: HubPart, column: str, *, identity: str):
         self._part, self._column = part, column
@@ -224,7 +224,7 @@ class HubText:
 
 
 def hub_texts(address: str, column: str) -> list[HubText]:
-    """The texts of a set, by part.
+    """Opens the texts of a set, one `HubText` for each part.
 
     Raises:
         BadInput: If the set cannot be read, or has no such column of text.

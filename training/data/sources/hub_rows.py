@@ -1,8 +1,8 @@
 """The rows of a data set of the hub: pictures and captions in the set's order, a shard's worth at a time.
 
-A table of all rows, as other sets have it, would need the whole set once before the first picture is encoded. Instead,
-the pictures of one shard wait in a file, `spool`, from which they are opened as from a tar. Beside each shard, a file
-says with which row of the set it ends: if the work is interrupted, the next start reads on from there.
+A table of all rows, as for other sets, would need a download of the whole set before the first picture is encoded.
+Instead, the pictures of one shard are kept in a file, `spool`, from which they are opened as from a tar. Beside each
+shard, a file has the place of its last row in the set: after an interruption, the next start continues from there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.data.stream.order import permuted
 from training.storage.whole import write_whole
 
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("image", "jpg", "png", "webp", "picture"), ("caption", "text", "txt", "captions")
-"""Usual names, for which no flag is needed."""
+"""Usual names of the columns of pictures and captions, for which no flag is needed."""
 SPOOL_BYTES = 1 << 30
 """A shard is written when its pictures' files reach this size, even if it has room for more rows."""
 READ_TOGETHER = 64
@@ -42,7 +42,7 @@ class _Read:
 
     part: int = 0
     place: int = 0
-    """The next row is this one of this part."""
+    """Number of the next row in this part."""
     read: int = 0
     unused: dict = field(default_factory=lambda: asdict(Unused()))
     """The rows that were left out; see `Unused`."""
@@ -53,7 +53,7 @@ class HubRows:
     """Rows of a set of the hub, with the methods of `training.data.sources.rows.RowTable`.
 
     Args:
-        found: The set.
+        found: The opened set.
         folder: Folder for the pictures of one shard.
         image_column: Name of the column of pictures; None: a usual one.
         caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
@@ -63,7 +63,7 @@ class HubRows:
     """
 
     kept = None
-    """Rows of all splits: unknown."""
+    """Number of rows of all splits, which is not known."""
 
     def __init__(self, found: HubSet, folder: Path, *, image_column: str | None, caption_column: str | None):
         self._set, self._folder = found, folder
@@ -81,7 +81,7 @@ class HubRows:
 
     @property
     def identity(self) -> str:
-        """Names the rows."""
+        """Text that identifies the rows: equal texts mean equal rows."""
         return f"{self._set.identity} {self._image} {self._caption}"
 
     def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
@@ -120,7 +120,7 @@ class HubRows:
         return self._sampled
 
     def captions(self, most: int, *, seed: str) -> Iterator[str]:
-        """The captions of the sample."""
+        """Yields the captions of the sample."""
         return (row.caption for row in self.sample(most, seed=seed))
 
     def _spooled(
@@ -192,7 +192,7 @@ class HubRows:
 
 
 def _placed(parts: list[HubPart], last: _Read) -> Iterator[tuple[int, int, dict | str]]:
-    """The rows behind a place: number of the part, number of the row, and the row."""
+    """Yields the rows after a place: number of the part, number of the row, and the row."""
     for number in range(last.part, len(parts)):
         skipped = last.place if number == last.part else 0
         for at, row in enumerate(parts[number].rows(skipped), start=skipped):

@@ -4,7 +4,8 @@
     captions.csv       the same, with a line of names
     list.parquet       URL, TEXT and optionally NSFW, WIDTH and HEIGHT: LAION's lists
 
-A line or file that cannot be used gives the reason instead of a row. Of a list of captions, the first one is taken.
+A line or file that cannot be used gives the reason instead of a row.
+Of several captions of a picture, the first is used.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ UNSAFE = ("TRUE", "1", "NSFW")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keys:
-    """Keys or columns that may have a picture's name and its caption; the first one that is there counts."""
+    """Keys or columns that may have a picture's name and its caption; the first that a record has counts."""
 
     file: tuple[str, ...] = ("file", "file_name", "filename", "image", "image_name", "image_path", "path")
     caption: tuple[str, ...] = ("caption", "text", "captions")
 
     def named(self, file: str | None, caption: str | None) -> Keys:
-        """These keys, but for those that somebody names."""
+        """Returns these keys, with the given names of file and caption in place of the usual names."""
         return Keys(file=(file,) if file else self.file, caption=(caption,) if caption else self.caption)
 
     @property
@@ -47,10 +48,10 @@ USUAL, ADDRESSES = Keys(), Keys(file=("url", "image_url"), caption=("text", "cap
 
 
 def read_captions(captions: Path, keys: Keys = USUAL) -> Iterator[Row | Unusable]:
-    """The rows of a captions file.
+    """Yields the rows of a captions file.
 
     Raises:
-        BadInput: If the file cannot be read, or is one of columns and lacks those of the captions.
+        BadInput: If the file cannot be read, or has columns but none of captions.
     """
     records = Records(captions, keys.all, long=keys.caption)
     try:
@@ -77,14 +78,14 @@ def _has_both(columns: list[str], keys: Keys) -> bool:
 def row_of(
     record: object, keys: Keys, name: str, *, file: str | None = None, split: Split = "train", **where: object
 ) -> Row | Unusable:
-    """A row from the fields of a record.
+    """Makes a row of the fields of a record, or the reason why there is none.
 
     Args:
-        record: Fields, or the reason why there are none.
-        keys: The keys that have file and caption.
+        record: Fields of the record, or the reason why it cannot be read.
+        keys: Keys of a picture's name and caption.
         name: File and place of the record, for people.
-        file: The picture's name, if the record need not have it.
-        split: The row's, if the record has none.
+        file: Name of the picture, if the record need not have it.
+        split: Split of the row, if the record has none.
         where: More fields of the row.
     """
     if isinstance(record, str):
@@ -118,7 +119,7 @@ def row_of(
 
 
 def _is_text(text: str) -> bool:
-    """No file name has a null character, and no text needs one; half of a surrogate pair is not valid text."""
+    """Returns False for a text with a null character, which no file name may have, or with half of a surrogate pair."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -126,10 +127,10 @@ def _is_text(text: str) -> bool:
 
 
 def read_addresses(lists: Path, keys: Keys = ADDRESSES) -> Iterator[Row | Unusable]:
-    """The rows of a file, or a folder of such, that lists addresses of pictures and their captions.
+    """Yields the rows of a list of pictures' addresses and captions: a file, or a folder of such files.
 
     Raises:
-        BadInput: If there is none, or the only one lacks the columns.
+        BadInput: If there is no file, or the only file lacks the columns.
     """
     if not lists.exists():
         raise BadInput(f"There is no {lists}. Give a Parquet file, or a folder of such, with --urls.")
@@ -144,7 +145,7 @@ def read_addresses(lists: Path, keys: Keys = ADDRESSES) -> Iterator[Row | Unusab
 
 
 def lists_of(lists: Path) -> list[Path]:
-    """The files of `read_addresses`."""
+    """Lists the files that `read_addresses` reads."""
     return [path for path in files_below(lists) if kind_of(path.name) in RECORD_KINDS] if lists.is_dir() else [lists]
 
 

@@ -2,8 +2,8 @@
 
 Of each picture, a difference hash is kept (Krawetz 2013: 8 x 8 bits, each of which says whether a place is brighter
 than its neighbour), and a thumbnail of 8 x 8 colours. Two pictures are nearly the same if their hashes differ in at
-most `MOST_BITS` bits and their thumbnails by at most `MOST_DIFFERENCE`. The hash alone takes plain pictures for each
-other: a red and a blue disc in the same place have the same one.
+most `MOST_BITS` bits and their thumbnails by at most `MOST_DIFFERENCE`. The hash alone does not tell plain pictures
+apart: a red and a blue disc in the same place have the same hash.
 
 Measured on pictures of 64 x 64: of 60 random scenes with detail of all sizes, copies at half and twice the size and as
 JPEG of quality 75 and 30 are all found, copies without 2 % at each side in 93 % of cases, without 5 % never; none of
@@ -27,16 +27,16 @@ from PIL import Image
 SIDE, BANDS, BAND_BITS = 8, 4, 16
 MOST_BITS = 2 * BANDS - 1
 MOST_DIFFERENCE = 8.0
-"""Root mean square over a thumbnail's colours, each in 0 ... 255."""
+"""Largest difference of two thumbnails: root mean square over their colours, each in 0 ... 255."""
 BRIGHTER_BY = 1
-"""Steps of 256; noise of a compression does not make a plain ground brighter."""
+"""Least difference of brightness that sets a bit, in steps of 256; so noise of a compression does not set bits."""
 FLIPS = np.array([0, *(1 << bit for bit in range(BAND_BITS))])
 """Masks: a quarter XOR each of them gives the quarter itself and all quarters that differ from it in one bit."""
 HASH_BYTES = SIDE * SIDE // 8
 MARK_BYTES = HASH_BYTES + 3 * SIDE * SIDE
 """Size of a picture's hash and thumbnail."""
 LOOSE = 1 << 14
-"""Pictures that are compared one by one before they are put into the tables."""
+"""Number of new pictures that are compared one by one before they are put into the tables."""
 MOST_COMPARED = 1 << 10
 """Thumbnails that are compared for one picture: some sets have very many pictures with one hash."""
 
@@ -50,11 +50,11 @@ def mark_of(pixels: np.ndarray) -> bytes:
 
 
 class NearDuplicates:
-    """The pictures so far, in a file; those that are nearly the same as an earlier one are not kept.
+    """Marks of the pictures so far, in a file, without pictures that are nearly the same as an earlier one.
 
     Args:
-        path: The file of marks.
-        count: Marks to take from it: what comes behind them was written by work that was interrupted.
+        path: File of marks.
+        count: Number of marks to read from it; later marks are from work that was interrupted.
     """
 
     def __init__(self, path: Path, count: int = 0):

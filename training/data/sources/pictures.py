@@ -55,7 +55,7 @@ class Pictures:
     """Opens rows' pictures.
 
     Args:
-        images: Folder of the pictures or of the tars, or a tar; None if all are fetched.
+        images: Folder of the pictures or of the tars, or a tar; None if all pictures are fetched.
         run: Recipe with the size and the filters.
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
         fetcher: Fetches pictures that have addresses; None: one that reaches public addresses only.
@@ -89,7 +89,7 @@ class Pictures:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for slow hosts
 
     def open(self, row: Row) -> Picture | str:
-        """A row's picture, or the reason for leaving it out."""
+        """Opens a row's picture; returns the picture, or the reason for leaving it out."""
         try:
             content = self._content(row)
         except LeftOutError as reason:
@@ -132,7 +132,7 @@ class Pictures:
 
 
 def _learn_heif() -> None:
-    """Has Pillow read HEIC if the library for it, which is not among ours, is installed."""
+    """Lets Pillow read HEIC if the library for it, which the project does not require, is installed."""
     try:
         import pillow_heif
     except ImportError:
@@ -145,7 +145,7 @@ def _is_unknown_heif(content: bytes) -> bool:
 
 
 def square_picture(file: Path | BinaryIO, *, image_size: int) -> np.ndarray | str:
-    """A picture cropped to its central square and resized.
+    """Opens a picture, crops it to its central square and resizes it.
 
     Returns:
         uint8 (3, image_size, image_size), or the reason for leaving it out.

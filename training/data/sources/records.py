@@ -6,7 +6,7 @@
     a.parquet, a.arrow                 tables
     a.jsonl.zst, a.csv.gz              all but tables compressed: .gz, .bz2, .xz, .zst
 
-A record that cannot be read gives the reason instead. In memory is one record, or a few hundred rows of a table.
+A record that cannot be read gives the reason instead. Memory holds one record, or a few hundred rows of a table.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def is_unicode(text: str) -> bool:
 
 
 def key_of(record: Mapping[str, object], names: Iterable[str]) -> str | None:
-    """Returns the first of some names that a record has as a key, in small or capital letters; None: it has none.
+    """Returns the first of some names that a record has as a key, in small or capital letters;
+    None if it has none of them.
 
     >>> key_of({"URL": "a", "Text": "b"}, ("caption", "text"))
     'Text'
@@ -111,7 +112,7 @@ def opened_text(path: Path, *, newline: str | None = None) -> Iterator[tuple[io.
 
 
 def until_broken(read: Iterator[T]) -> Iterator[T | str]:
-    """Yields what is read, and a reason at the place from which the file is not whole.
+    """Yields values that are read; at a damaged place, yields a reason and ends.
 
     Raises:
         OSError: If the system cannot read the file.
@@ -131,9 +132,9 @@ class Records:
 
     Args:
         path: A file of one of `RECORD_KINDS`; its content tells JSON from CSV if its name does not.
-        wanted: The columns of a table that are read; capital letters are as good as small ones.
-        long: Columns of which one is text with commas in it; if it is the last one of a CSV, commas beyond the
-            number of columns are its own.
+        wanted: Columns of a table that are read; letters may be small or capital.
+        long: Names of columns with long text. If the last column of a CSV has such a name,
+            further commas belong to its text.
     """
 
     def __init__(self, path: Path, wanted: Collection[str], *, long: Collection[str] = ()):
@@ -142,7 +143,7 @@ class Records:
         self.columns: list[str] = []
         """Columns of a table or CSV, once its first record was read."""
         self.missed: tuple[str, ...] = ()
-        """The columns that it has instead of the wanted ones."""
+        """Columns of the file, if it lacks the wanted ones."""
         self.read_bytes = 0
         """Bytes of the file that have been read."""
 
@@ -252,7 +253,7 @@ class Records:
 
 
 def _without_quotes(value: str) -> str:
-    """Takes away the quotes that follow a blank behind a comma, which `csv` takes for a part of the value."""
+    """Removes quotes that follow a comma and a blank, which `csv` takes for a part of the value."""
     inner = value.strip()
     is_quoted = value[:1] == " " and len(inner) > 1 and inner[0] == inner[-1] == '"'
     return inner[1:-1].replace('""', '"') if is_quoted else value
@@ -277,9 +278,9 @@ class _Lines:
         self.first = text.readline(LONGEST_LINE)
         self._waiting = deque([self.first] if self.first else [])
         self.taken: list[str] = []
-        """Lines since this list was emptied."""
+        """Lines that were read since this list was emptied."""
         self.number = 0
-        """Lines that were taken and not given back."""
+        """Number of lines that were read and not put back."""
 
     def __iter__(self) -> _Lines:
         return self
@@ -327,7 +328,8 @@ def _parsed(line: str) -> Record:
 
 
 def _values(text: io.TextIOBase, *, is_array: bool) -> Iterator[tuple[str, Record]]:
-    """Yields the values of an array, or values one behind the other. What follows a broken one cannot be told apart."""
+    """Yields the values of an array, or values one after another.
+    Stops at a broken value, after which no value can be found."""
     decoder, number = json.JSONDecoder(), 0
     held, at, is_all, is_closed = "", 0, False, not is_array
     while True:

@@ -1,8 +1,8 @@
-"""The rows of a set that is prepared: which picture has which caption, and where the picture is.
+"""The rows of a set that is prepared: each has a caption and the place of its picture.
 
 Rows are read one at a time from captions files and lists of addresses (`training.data.sources.kinds`), folders or tars
-(`training.data.sources.folders`). Those that are kept go to a table on disk, from which they are taken in a random
-order: memory does not grow with the set.
+(`training.data.sources.folders`). Kept rows go to a table on disk, from which they are read in a random order:
+memory does not grow with the set.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Row:
     """One picture and its caption."""
 
     file: str
-    """The picture's name: in its folder or tar, or its address."""
+    """Name of the picture in its folder or tar, or its address."""
     caption: str
     split: Split = "train"
     unsafe: bool = False
-    """Marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
+    """True if the picture is marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
     tar: str | None = None
     """The tar that holds the picture."""
     offset: int = 0
     """Offset of the picture in the tar, in bytes."""
     size: int = 0
-    """The picture's bytes in the tar."""
+    """Size of the picture in the tar, in bytes."""
     url: str | None = None
     """Address of the picture; None: it is in a file."""
     aspect_ratio: float = 1.0
-    """The longer side over the shorter one, if the list says so."""
+    """Longer side of the picture over the shorter one; 1.0 if the list does not give sizes."""
     more_captions: int = 0
     """Captions beyond the first one, which are not used."""
 
@@ -135,8 +135,8 @@ class RowTable:
         Args:
             split: One of `SPLITS`.
             size: Rows of a batch.
-            seed: Of the order.
-            folder: In which shards are made of them; not needed here.
+            seed: Seed of the order.
+            folder: Folder of the shards; not used here.
         """
         for number, start in enumerate(range(0, self.count(split), size)):
             yield number, self.shuffled(split, start, start + size, seed=seed)

@@ -1,4 +1,4 @@
-"""What `prepare` does not use of its input: counted by reason, with the names of the first files and lines."""
+"""Input that `prepare` does not use: counts by reason, with the names of the first files and lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LEFT_OUT_FILE = "left-out.jsonl"
-"""Names what was left out, with the reasons."""
+"""File in the folder of shards that lists the unused files and lines with their reasons."""
 MOST_NAMED, MOST_KEYS = 10, 20
 """Names of each reason that a text's `left-out.jsonl` has, and keys that a message has."""
 HIDDEN = "hidden file"
@@ -23,12 +23,12 @@ class Unusable:
     file: str | None = None
     """Name of the file, and the place in it: `captions.jsonl, line 3`."""
     keys: tuple[str, ...] = ()
-    """The keys or columns that were found, if the needed ones were not."""
+    """Keys or columns that were found, if the needed ones were not."""
 
 
 @dataclass(kw_only=True)
 class Unused:
-    """What is not used, by reason."""
+    """Counts and first names of unused files and lines, by reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     named: dict[str, list[str]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Unused:
     """Keys or columns that were found where the needed ones were not."""
 
     def add(self, one: Unusable) -> None:
-        """Counts one, and keeps its name if it is one of the first."""
+        """Counts a file or line, and keeps its name if it is one of the first for its reason."""
         self.counts[one.reason] = self.counts.get(one.reason, 0) + 1
         self.name(one.reason, one.file)
         new = dict.fromkeys(f"{key:.40}" for key in one.keys if key not in self.keys)
@@ -50,7 +50,7 @@ class Unused:
             names.append(file)
 
     def update(self, other: Unused) -> None:
-        """Adds the counts and names of another one."""
+        """Adds the counts and names of another `Unused`."""
         self.counts = dict(Counter(self.counts) + Counter(other.counts))
         for reason, names in other.named.items():
             for name in names:
@@ -58,11 +58,11 @@ class Unused:
         self.keys = list(dict.fromkeys([*self.keys, *other.keys]))[:MOST_KEYS]
 
     def listed(self) -> list[dict[str, str]]:
-        """The names that are kept, by `file`, each with its `reason`."""
+        """Lists the kept names: dictionaries with `file` and `reason`."""
         return [{"file": name, "reason": reason} for reason, names in sorted(self.named.items()) for name in names]
 
     def told(self, cure: str) -> str:
-        """Sentences with the first name of each reason, and the keys that were found, with what to do about them.
+        """Makes sentences with the first name of each reason, the keys that were found, and `cure`, the advice.
 
         >>> one = Unusable(reason="line without text", file="a.jsonl, line 1", keys=("id", "body"))
         >>> (unused := Unused()).add(one)
@@ -77,7 +77,7 @@ class Unused:
 
 
 def told_reasons(left_out: Mapping[str, int]) -> str:
-    """Counts with their reasons, as a part of a sentence; empty if there are none.
+    """Formats counts with their reasons as a part of a sentence; empty if there are none.
 
     >>> told_reasons({"missing file": 3, "broken line": 1})
     '3 missing file, 1 broken line'

@@ -1,4 +1,5 @@
-"""Parts of `prepare` that pictures and text share: whether a set is finished, and how it gets its place."""
+"""Parts of `prepare` that pictures and text share: reuse of finished work, digests,
+and the move of a set to its place."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from training.storage.whole import delete_drafts, is_disk_fault, replace_folder,
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
 NOTE_SUFFIX = ".note.json"
-"""Suffix of the note beside a shard in the making, with what became of its input; it is written after the shard."""
+"""Suffix of the note beside a finished shard of unfinished work, with counts of its input."""
 PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
 """Suffix of the file beside a shard that says where its input ends, for input that is read as a stream; and name of the
 file of marks of all pictures. Both let interrupted work continue, and are deleted when the set is finished."""
@@ -43,15 +44,15 @@ file of marks of all pictures. Both let interrupted work continue, and are delet
 def files_below(folder: Path, *, but: Path | None = None, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yields the files of a folder in the order of their names, then those of the folders in it; also of linked ones.
 
-    A hidden folder comes as one path, since its files are nobody's pictures or texts, and so does a folder that may not
-    be read.
+    A hidden folder comes as one path, since its files are not pictures or texts to use,
+    and so does a folder that may not be read.
 
     The names are sorted on disk: one folder may have millions of files.
 
     Args:
         folder: The folder.
-        but: Folder of the shards that are made, which may lie in it; what belongs to it is left out.
-        above: Folders in which this one lies.
+        but: Folder of the shards that are made, which may lie in `folder`; its files are left out.
+        above: Folders above `folder`, which links must not lead back to.
     """
     here = folder.resolve()
     if here in above:  # a link leads back to a folder that it is in
@@ -82,13 +83,12 @@ def _is_of(out: Path, name: str) -> bool:
 
 @contextmanager
 def alone_at(out: Path) -> Iterator[None]:
-    """Keeps the place of a set, within the block, from other calls: two at once would mix their shards.
+    """Locks the place of a set within the block: two calls at once would mix their shards.
 
-    What killed calls have left of their rows is deleted. It may take as much room as all captions, and each call makes
-    its own.
+    Deletes rows that killed calls have left. They may take as much room as all captions, and each call makes its own.
 
     Args:
-        out: The folder that is made; those above it are made at once.
+        out: Folder of the set; the folders above it are made at once.
 
     Raises:
         BadInput: If another call is making it, or something else is there.
@@ -137,7 +137,7 @@ def _locked(path: Path, out: Path) -> Iterator[None]:
 
 
 def _beside(out: Path, kind: str) -> Iterator[Path]:
-    """Hidden folders of unfinished work on a set: its `part`, or its `rows`."""
+    """Yields hidden folders of unfinished work on a set: its `part`, or its `rows`."""
     return out.parent.glob(f".{glob.escape(out.name)}.{kind}-*")
 
 
@@ -147,10 +147,10 @@ def part_folder(out: Path, digest: str) -> Path:
 
 
 def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifest | None:
-    """The manifest of existing shards made from the same input; None if there is work to do, also on damaged ones.
+    """Returns the manifest of existing shards made from this input; None if there are none, or they are damaged.
 
     Raises:
-        BadInput: If others are there that may not be replaced, or a manifest that cannot be read.
+        BadInput: If `out` has other shards that may not be replaced, or a manifest that cannot be read.
     """
     if (out / MANIFEST_FILE).exists():
         try:
@@ -173,7 +173,7 @@ def digest_of(file: Path) -> bytes:
     """SHA-256 of a file.
 
     Raises:
-        OSError: If it cannot be read, or is none: reading a pipe would wait for ever.
+        OSError: If the file cannot be read, or is not a regular file: reading a pipe would never end.
     """
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no file", str(file))
@@ -182,7 +182,7 @@ def digest_of(file: Path) -> bytes:
 
 
 def digest_of_input(file: Path | None) -> bytes:
-    """SHA-256 of a file that was given; another value if none was.
+    """SHA-256 of a file that a flag names; a fixed value if no file was given.
 
     Raises:
         BadInput: If it cannot be read.
@@ -208,7 +208,7 @@ def described(
 
 
 def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:
-    """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
+    """Adds the manifest and renames the folder; only then removes an older set, and unfinished work on other input."""
     delete_drafts(work)  # of a call that was killed while it wrote
     write_whole(work / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
     replace_folder(work, out)

@@ -1,1 +1,1 @@
-"""Prepared shards: how they are written, found, fetched, checked and shown."""
+"""Prepared shards: writing, opening, fetching, checking and showing them."""

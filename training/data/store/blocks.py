@@ -1,7 +1,7 @@
-"""The blocks of a set: what is fetched, checked, kept and decoded as a whole.
+"""The blocks of a set, each of which is fetched, checked, kept and decoded as a whole.
 
-A block is a row group of a shard. Whatever a server sends is compared with a digest, and with what a block can need at
-most, before anything is allocated for it. Readers skip a block that fails.
+A block is a row group of a shard. Every answer of a server is compared with a digest, and with the largest sizes of a
+block, before memory is allocated for it. Readers skip a block that fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_BLOCKS = 1 << 22
 BLOCK_SUFFIX = ".block"
 FOOTERS_IN_MEMORY = 64
 SHARD_LOCKS = 64
-"""Threads that read different shards seldom wait for each other."""
+"""Number of locks that shards share; with many, threads that read different shards seldom wait for each other."""
 
 
 # Arrow's own allocator keeps 20 MB more.
@@ -52,7 +52,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footer:
-    """The end of a shard: what its row groups are, and where."""
+    """End of a shard, with the sizes, places and digests of its row groups."""
 
     metadata: pq.FileMetaData
     digests: tuple[str, ...]
@@ -60,10 +60,10 @@ class Footer:
 
     @classmethod
     def parse(cls, content: bytes, wanted: pa.Schema) -> Footer:
-        """The footer from a shard's last bytes; `wanted` are the columns that the shard must have.
+        """Parses the footer from a shard's last bytes; `wanted` are the columns that the shard must have.
 
         Raises:
-            DamagedError: If these do not end a shard.
+            DamagedError: If the bytes are not the end of a shard.
         """
         try:
             limits = {"thrift_string_size_limit": LARGEST_FOOTER_BYTES, "thrift_container_size_limit": 1 << 16}
@@ -101,8 +101,8 @@ class Blocks:
     Args:
         manifest: The set's manifest.
         shards: Names of the split's shards.
-        source: Where they are.
-        cache: Keeps what is fetched; None: nothing is kept.
+        source: Folder or server of the shards.
+        cache: Cache for fetched parts; None: nothing is kept.
 
     Raises:
         BadInput: If there are more row groups than any set has.
@@ -124,7 +124,7 @@ class Blocks:
         self._firsts = np.cumsum([0, *(len(groups) for groups in counts)])
 
     def locate(self, block: int) -> tuple[str, int]:
-        """Shard of a block, and its number in it."""
+        """Shard of a block, and the block's number in that shard."""
         shard = int(np.searchsorted(self._firsts, block, side="right")) - 1
         return self._names[shard], block - int(self._firsts[shard])
 
@@ -134,15 +134,15 @@ class Blocks:
         return f"row group {group} of {shard}"
 
     def read(self, block: int, *, is_offline: bool = False) -> Rows | TextRows:
-        """The samples of a block.
+        """Reads the samples of a block.
 
         Args:
-            block: Its number.
+            block: Number of the block.
             is_offline: Whether only the cache is read.
 
         Raises:
-            DamagedError: If it is damaged.
-            MissingError: If the source, or the cache, does not have it.
+            DamagedError: If the block is damaged.
+            MissingError: If the source, or when offline the cache, does not have the block.
             UnreachableError: If the source gives nothing now.
         """
         shard, group = self.locate(block)
@@ -162,9 +162,9 @@ class Blocks:
         return sorted(found)
 
     def _get(self, part: _Part, is_offline: bool) -> bytes:
-        """A part of a file, from the cache or the source, compared with its digest.
+        """Gets a part of a file from the cache or the source, and compares it with its digest.
 
-        A part that is damaged on its way is fetched once more.
+        If the part is damaged in transit, it is fetched once more.
         """
         if (kept := self._kept(part)) is not None:
             return kept
@@ -228,7 +228,7 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """A part of a shard."""
+    """Footer or row group of a shard."""
 
     name: str
     """Name in the cache."""
@@ -236,7 +236,7 @@ class _Part:
     start: int
     length: int
     digest: str
-    """First hex digits of its SHA-256."""
+    """First hex digits of the part's SHA-256."""
 
     def is_whole(self, content: bytes) -> bool:
         """Returns whether `content` is this part, by length and digest."""
@@ -244,7 +244,7 @@ class _Part:
 
 
 class _View(io.RawIOBase):
-    """A part of a file, which is read as if the file was there."""
+    """File object for Arrow that has only a part of the file's bytes."""
 
     def __init__(self, content: bytes, start: int):
         self._content, self._start, self._at = memoryview(content), start, 0

@@ -17,7 +17,7 @@ SUFFIXES = (".parquet", ".block", ".footer")
 IN_USE_SECONDS = 60.0
 """A whole shard that was used within this time may be open in another program on this machine, so it stays."""
 LOOKS_PER_LIMIT = 32
-"""The cache is counted again whenever this part of its limit was written: other peers on this machine may fill it."""
+"""The cache's size is measured again whenever this fraction of its limit was written, since other peers may fill it."""
 
 
 def default_cache() -> Path:
@@ -32,9 +32,9 @@ def mark_used(path: Path) -> None:
 
 
 def make_room(folder: Path, *, needed_bytes: int, limit_bytes: int) -> int:
-    """Deletes the files used least recently, until another one fits; returns the bytes that are left then.
+    """Deletes the files used least recently until a new file fits. Returns the free bytes of the limit.
 
-    Whole shards in use stay, so the limit can be exceeded by these and by one that is needed.
+    Whole shards in use stay, so these and the new file can exceed the limit.
 
     Args:
         folder: Holds a folder for each set of shards; codecs and tokenizers in it are never deleted.
@@ -70,7 +70,7 @@ class Cache:
         self._room, self._lock = 0, threading.Lock()
 
     def read(self, name: str) -> bytes | None:
-        """A part, or None if it is not there."""
+        """Reads a part; None if the cache does not have it."""
         path = self._folder / name
         try:
             content = path.read_bytes()
@@ -80,7 +80,7 @@ class Cache:
         return content
 
     def names(self) -> set[str]:
-        """Names of the parts that are there."""
+        """Names of the parts in the cache."""
         try:
             return {name for name in os.listdir(self._folder) if name.endswith(SUFFIXES)}
         except OSError:
@@ -97,7 +97,7 @@ class Cache:
             self._room -= len(content)
 
     def drop(self, name: str) -> None:
-        """Deletes a part that is damaged."""
+        """Deletes a damaged part."""
         with suppress(OSError):
             (self._folder / name).unlink(missing_ok=True)
 

@@ -23,16 +23,16 @@ HUB_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 """Form of the hub's short names of licences, such as cc-by-4.0."""
 SAMPLES_FILE = "samples.png"
 SHOWN = 16
-"""Pictures on the card."""
+"""Number of pictures on the card."""
 ACROSS = 8
-"""Pictures in a line."""
+"""Number of pictures in a line."""
 SHOWN_BLOCKS = 5
 SHOWN_CHARACTERS = 200
 """Most characters shown of a caption or a block."""
 
 
 def times_smaller(manifest: Manifest | TextManifest) -> float:
-    """Bytes of the picture files, or of the text, over bytes of the shards made of them."""
+    """Ratio of the bytes of the picture files, or of the text, to the bytes of the shards."""
     shards = [name for split in manifest.splits.values() for name in split.shards]
     before = manifest.text_bytes if manifest.kind == "text" else manifest.picture_bytes
     return before / sum(manifest.files[name].bytes for name in shards)

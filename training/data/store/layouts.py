@@ -1,7 +1,7 @@
 """Columns of a block of shards, their largest sizes, and its samples once they are decoded.
 
-What comes from a server is not trusted. `room` says how much a column may take before it is decoded, and `rows_of`
-refuses samples that are not as the manifest says.
+Data from a server are not trusted. `room` limits the bytes of a column before it is decoded, and `rows_of` refuses
+samples that do not match the manifest.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class Layout(Protocol):
         decompressed."""
 
     def rows_of(self, table: pa.Table, rows: int) -> Rows | TextRows:
-        """The samples of a table; raises ValueError if they are not `rows` samples as the manifest says."""
+        """Reads the samples of a table; raises ValueError if they are not `rows` samples that match the manifest."""
 
 
 def layout_of(manifest: Manifest | TextManifest) -> Layout:
-    """The layout of a set's shards."""
+    """Returns the layout of a set's shards."""
     return TextLayout(manifest) if manifest.kind == "text" else PictureLayout(manifest)
 
 
 class PictureLayout(Layout):
-    """Captions and codes."""
+    """Layout of shards of pictures: captions and codes."""
 
     schema = SCHEMA
     columns, shared = ("caption", "codes.list.element"), ("caption",)
@@ -110,7 +110,7 @@ class PictureLayout(Layout):
 
 
 class TextLayout(Layout):
-    """Tokens, and where documents begin."""
+    """Layout of shards of text: tokens, and the starts of documents."""
 
     columns, shared = ("tokens", "starts"), ()
 
@@ -130,7 +130,7 @@ class TextLayout(Layout):
         return TextRows(tokens=numbers, starts=starts)
 
     def _bytes(self, column: pa.FixedSizeBinaryArray, rows: int) -> np.ndarray:
-        """uint8 (rows, width)."""
+        """Bytes of a column, uint8 (rows, width)."""
         if column.null_count or len(column) != rows:
             raise ValueError(f"it does not have {rows} blocks of {self._manifest.block_length} tokens")
         width = column.type.byte_width

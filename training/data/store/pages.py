@@ -1,8 +1,8 @@
-"""Checks what the pages of a Parquet column claim to hold, before anything is allocated for them.
+"""Checks the sizes that the pages of a Parquet column claim, before memory is allocated for them.
 
 A page's header says how long the page is once decompressed, and Arrow allocates that much: 2 kB from a server could
 take all memory. The headers are read here first (Thrift's compact protocol; parquet.thrift, `PageHeader`) and compared
-with what a block of a shard can need at most. Damaged or hostile pages raise ValueError.
+with the largest sizes of a shard's block. Damaged or hostile pages raise ValueError.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def check_pages(content: memoryview, *, values: int, largest_bytes: int) -> None
     Args:
         content: The chunk's bytes.
         values: Values that the column has in this row group.
-        largest_bytes: The most that its pages may take together once decompressed.
+        largest_bytes: Most bytes that the chunk's pages may take together once decompressed.
 
     Raises:
-        ValueError: If they claim more, or are no pages.
+        ValueError: If the pages claim more values or bytes, or are malformed.
     """
     found = inflated = 0
     for header in _headers(content):
@@ -68,7 +68,7 @@ class _Thrift:
         self._content, self.at = content, at
 
     def struct(self, depth: int) -> dict:
-        """Number of a field -> its value; bytes are skipped."""
+        """Reads a structure as a mapping from field numbers to values; values of bytes are skipped."""
         if depth == 0:
             raise ValueError("a page's header is nested too deeply")
         fields: dict = {}

@@ -1,7 +1,6 @@
-"""A set of prepared shards, opened: its manifest, its tokenizer, and where its other files are.
+"""An opened set of prepared shards: its manifest, its tokenizer, and the source of its other files.
 
-Files come from a folder or over the network (`training.storage.remote`). What is fetched is compared with the
-manifest's
+Files come from a folder or over the network (`training.storage.remote`). Fetched files are compared with the manifest's
 SHA-256, kept in a cache with a limit (`training.data.store.cache`), and compared again whenever it is read. The codec
 is fetched only when pictures are to be decoded.
 """
@@ -56,7 +55,7 @@ class Shards:
     tokenizer: Tokenizer | TextTokenizer
     """Tokenizer of captions, or of text."""
     cache: Cache | None
-    """Keeps parts of shards that were fetched; None for a folder's."""
+    """Cache of fetched parts of shards; None for a folder."""
     cache_bytes: int
     """Disk space that fetched shards may take, in this run and others."""
 
@@ -71,10 +70,10 @@ class Shards:
         return self.manifest.splits[self.split].samples
 
     def file(self, name: str) -> Path:
-        """A file beside the manifest, fetched as a whole if necessary, and checked.
+        """Returns the path of a file beside the manifest, which is fetched as a whole if necessary, and checked.
 
         Raises:
-            BadInput: If it cannot be fetched, or differs from the manifest's description.
+            BadInput: If the file cannot be fetched, or differs from the manifest's description.
         """
         entry, path = self.manifest.files[name], self.folder / name
         if not self.files.is_remote:
@@ -128,7 +127,7 @@ def open_shards(
         cache_gb: Disk space that fetched shards may take, in GB (10**9 bytes).
 
     Raises:
-        BadInput: If they cannot be read, hold something else, or the split has no samples.
+        BadInput: If the shards cannot be read or are of another kind, or the split has no samples.
     """
     source = str(source).rstrip("/")
     files = open_source(source)
@@ -161,14 +160,14 @@ def open_shards(
 
 
 def open_manifest(source: str, *, kind: Kind | None = "pictures") -> Manifest | TextManifest:
-    """The manifest of prepared shards, never taken from the cache.
+    """Reads the manifest of prepared shards, never from the cache.
 
     Args:
         source: See `open_shards`.
         kind: See `open_shards`.
 
     Raises:
-        BadInput: If it cannot be read, or describes something else.
+        BadInput: If the manifest cannot be read, or describes samples of another kind.
     """
     source = source.rstrip("/")
     manifest = _read_manifest(open_source(source), source)

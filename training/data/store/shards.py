@@ -38,7 +38,7 @@ ROW_GROUP = 256
 DIGESTS_KEY, DIGEST_DIGITS = b"row_group_sha256", 32
 """Key of the footer's list of digests of row groups, and hex digits of each digest."""
 LARGEST_MANIFEST_BYTES = 1 << 25
-"""Enough for 500 million samples."""
+"""Largest manifest; enough for 500 million samples."""
 LARGEST_FOOTER_BYTES = 1 << 22
 MOST_GROUP_ROWS, MOST_SHARD_ROWS = 1 << 12, 1 << 24
 """Most rows of a row group, which is decoded as a whole, and of a shard."""
@@ -78,17 +78,17 @@ class ShardIndex(BaseModel):
 
 
 class SplitEntry(BaseModel):
-    """One split."""
+    """Entry of one split in a manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: Annotated[int, Field(ge=0)]
     shards: tuple[str, ...]
-    """Names of its files, in order."""
+    """Names of the split's shards, in order."""
 
 
 class AnyManifest(BaseModel):
-    """Manifest of a set: what `prepare` has made, and what it has left out."""
+    """Manifest of a set: the files that `prepare` has made, and counts of the input that it has left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -99,7 +99,7 @@ class AnyManifest(BaseModel):
     splits: dict[Split, SplitEntry]
     files: dict[str, FileEntry]
     index: dict[str, ShardIndex]
-    """Shard -> where its row groups are found."""
+    """Shard -> sizes and digest by which its row groups are found."""
 
     @property
     def tokens_digest(self) -> str:
@@ -143,9 +143,9 @@ class TextManifest(AnyManifest):
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST_TEXT_VOCABULARY)]
     """Ids that the tokenizer uses."""
     end_of_text: Annotated[int, Field(ge=0)]
-    """The id between two documents."""
+    """Id of the token between two documents."""
     documents: Annotated[int, Field(ge=0)]
-    """Documents that were read, those left out included, and files that are no text."""
+    """Number of documents that were read, including those left out, and of files that are not text."""
     left_over_tokens: Annotated[int, Field(ge=0)]
     """Tokens at the end of each split that do not fill a block."""
     text_bytes: Annotated[int, Field(ge=0)]
@@ -177,10 +177,10 @@ _ANY_KIND = TypeAdapter(Annotated[Manifest | TextManifest, Field(discriminator="
 
 
 def parse_manifest(text: str | bytes, *, source: str) -> Manifest | TextManifest:
-    """A manifest from its JSON.
+    """Reads a manifest from its JSON.
 
     Raises:
-        BadInput: If it is not a manifest, or has file names that lead out of the folder.
+        BadInput: If the text is not a manifest, or has file names that lead out of the folder.
     """
     try:
         manifest = _ANY_KIND.validate_json(text)
@@ -225,7 +225,7 @@ def _check_text(manifest: TextManifest, *, source: str) -> None:
 
 
 def refuse_other_kind(manifest: Manifest | TextManifest, kind: Kind, *, source: str) -> None:
-    """Raises BadInput if a set holds something else than what is needed."""
+    """Raises BadInput if a set does not hold samples of this kind."""
     if manifest.kind != kind:
         raise BadInput(
             f"The shards at {source} hold {KINDS[manifest.kind]}; {KINDS[kind]} are needed here.",
@@ -235,10 +235,10 @@ def refuse_other_kind(manifest: Manifest | TextManifest, kind: Kind, *, source: 
 
 
 def read_manifest(folder: Path) -> Manifest | TextManifest:
-    """The manifest in a folder.
+    """Reads the manifest in a folder.
 
     Raises:
-        BadInput: If it is missing or broken.
+        BadInput: If the manifest is missing or broken.
     """
     try:
         return parse_manifest((folder / MANIFEST_FILE).read_bytes(), source=str(folder / MANIFEST_FILE))
@@ -260,7 +260,7 @@ def check_fit(manifest: Manifest | TextManifest, model: ModelConfig, *, source: 
     """Compares the sizes of the shards' tokens with those of a recipe's text-to-image model.
 
     Raises:
-        BadInput: If they were prepared for another model, or hold no pictures.
+        BadInput: If the shards were prepared for another model, or hold no pictures.
     """
     refuse_other_kind(manifest, "pictures", source=source)
     for what, ours, theirs in (
@@ -287,10 +287,10 @@ def check_text_fit(manifest: Manifest | TextManifest, *, block_length: int, voca
         manifest: The set's manifest.
         block_length: Tokens of a sample for which the model is made.
         vocab_size: Ids for which the model has room.
-        source: Where the set is, for messages.
+        source: Folder or address of the set, for messages.
 
     Raises:
-        BadInput: If they were prepared for another model, or hold no text.
+        BadInput: If the shards were prepared for another model, or hold no text.
     """
     refuse_other_kind(manifest, "text", source=source)
     if manifest.block_length != block_length or manifest.vocab_size > vocab_size:
@@ -310,9 +310,9 @@ def text_schema(block_length: int, kind: np.dtype) -> pa.Schema:
     """Columns of a shard of text.
 
     `tokens` has the ids of a block as little-endian numbers; `starts` has one bit for each of them, the highest of a
-    byte first, which says whether a document begins there. Both have one length, so a hostile shard cannot claim
-    another. As bytes, tokens take 8 % less than as a list of numbers after Brotli, and half of the time to read (4.1
-    million tokens of code and documentation with 30 000 ids).
+    byte first, which says whether a document begins there. Both columns have a fixed length, so a hostile shard cannot
+    claim another length. As bytes, tokens take 8 % less than as a list of numbers after Brotli, and half of the time to
+    read (4.1 million tokens of code and documentation with 30 000 ids).
     """
     return pa.schema({"tokens": pa.binary(block_length * kind.itemsize), "starts": pa.binary(-(-block_length // 8))})
 
@@ -366,7 +366,7 @@ def _write(path: Path, table: pa.Table, group_rows: int, *, dictionary: list[str
 
 
 def _digests(path: Path, ends: list[int]) -> list[str]:
-    """Digests of the parts of a file between each end and the next."""
+    """Computes digests of the parts of a file between each of `ends` and the next."""
     with path.open("rb") as file:
         file.seek(ends[0])
         return [group_digest(file.read(end - start)) for start, end in pairwise(ends)]
@@ -378,7 +378,7 @@ def group_digest(content: bytes) -> str:
 
 
 def describe_shard(path: Path) -> ShardIndex:
-    """The index of a shard that `write_shard` or `write_text_shard` has written."""
+    """Reads the index of a shard that `write_shard` or `write_text_shard` has written."""
     metadata = pq.read_metadata(path)
     with path.open("rb") as file:
         file.seek(-8, os.SEEK_END)
@@ -400,7 +400,7 @@ class Sample:
 
 
 def read_shard(path: Path) -> Iterator[Sample]:
-    """The samples of a shard in order; one row group at a time is in memory.
+    """Yields the samples of a shard in order; memory holds one row group at a time.
 
     Raises:
         BadInput: If the file is not a shard.
@@ -441,7 +441,7 @@ def check_file(path: Path, entry: FileEntry, *, source: str) -> None:
     """Compares a file with the manifest.
 
     Raises:
-        BadInput: If it is missing or differs.
+        BadInput: If the file is missing or differs.
     """
     try:
         found = describe_file(path)

@@ -1,8 +1,8 @@
 """Makes a page that shows a set of shards: samples, how long captions or documents are, and what was left out.
 
 Row groups are drawn at random and read as the trainer reads them, so that a page about a set of terabytes fetches a few
-megabytes. Captions, texts and names come from strangers: the template escapes all that it shows, and characters that
-would change how others are shown are named instead.
+megabytes. Captions, texts and names come from strangers: the template escapes all values, and characters that would
+change the display of others are replaced by their names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from training.storage.remote import MissingError, UnreachableError
 
 TEMPLATE = "show.html"
 LOOKED_AT = 16
-"""Most row groups that are read: 4096 captions."""
+"""Most row groups that are read, with 4096 captions together."""
 MOST_BARS = 16
 """Most bars of a chart of captions."""
 DECODED_TOGETHER = 64
@@ -42,7 +42,8 @@ MOST_CODES, LARGEST_DOWNSAMPLING = 1 << 16, 64
 """Most codes and largest downsampling of a codec: shards have no room for more codes, and the first layer of a larger
 one would fill the memory."""
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""Characters that are not seen, or that change the direction of others; not the joiners, which many scripts need."""
+"""Pattern of characters that are invisible, or change the direction of others;
+without joiners, which many scripts need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,25 +87,25 @@ class Found:
     samples: list[Shown]
     lengths: list[Bar]
     length_of: str
-    """Name of what the chart counts."""
+    """Name of the lengths in the chart."""
     left_out: list[Bar]
     read: int
     """Pictures or documents that `prepare` has read."""
     damaged: list[str]
-    """Row groups that could not be shown, and why."""
+    """Row groups that could not be shown, with the reasons."""
 
 
 def look(source: str, *, split: Split = "train", count: int = 24, seed: int = 0) -> Found:
-    """Reads some of a set of shards.
+    """Reads a random part of a set of shards for the page.
 
     Args:
         source: Folder or address, as for `open_shards`.
-        split: The part to show.
+        split: Split to show.
         count: Samples to show.
-        seed: Chooses the samples.
+        seed: Seed of the choice of samples.
 
     Raises:
-        BadInput: If the set cannot be read, or nothing of it.
+        BadInput: If the set cannot be read, or none of the drawn row groups.
     """
     shards = open_shards(source, split, kind=None)
     blocks = Blocks(shards.manifest, shards.names, shards.files, shards.cache)
@@ -135,7 +136,7 @@ def look(source: str, *, split: Split = "train", count: int = 24, seed: int = 0)
 
 
 def page(found: Found) -> str:
-    """The page, as HTML in one file."""
+    """Renders the page as HTML in one file."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -178,7 +179,7 @@ def _pictures(shards: Shards, rows: Sequence[Rows], places: list[tuple[int, int]
 
 
 def _codec(shards: Shards) -> ImageCodec:
-    """The set's codec; refused before it is built, if its sizes are not those of the codes."""
+    """Loads the set's codec; raises BadInput before it is built if its sizes do not match the codes."""
     manifest, config = shards.manifest, codec_config(shards.codec_folder)
     found = config.codebook_size, (config.image_size // config.downsampling) ** 2
     is_possible = found[0] <= MOST_CODES and config.downsampling <= LARGEST_DOWNSAMPLING
@@ -219,14 +220,14 @@ def _bars(counts: dict[str, int]) -> list[Bar]:
 
 
 def _doubling(counts: Sequence[int]) -> list[Bar]:
-    """A chart of lengths that were counted as 1, 2 to 3, 4 to 7, and so on."""
+    """Makes a chart of lengths that were counted as 1, 2 to 3, 4 to 7, and so on."""
     first = next((at for at, count in enumerate(counts) if count), 0)
     ranges = [(1 << at, (2 << at) - 1) for at in range(len(counts))]
     return _bars({_range(*ranges[at]): counts[at] for at in range(first, len(counts))})
 
 
 def _even(lengths: Sequence[int]) -> list[Bar]:
-    """A chart of lengths in steps of one size, a round number."""
+    """Makes a chart of lengths in equal steps of a round number."""
     longest = max(lengths, default=0)
     width = next(
         width

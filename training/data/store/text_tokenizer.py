@@ -1,4 +1,4 @@
-"""Text to ids and back, for language models.
+"""Tokenizer of language models: turns text into ids and back.
 
 A tokenizer is a `tokenizer.json` of the Hugging Face `tokenizers` library: one of a known model, given as a file, or a
 byte-level BPE (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2) that is trained
@@ -25,14 +25,14 @@ from training.storage.whole import write_whole
 END_OF_TEXT = "<|endoftext|>"
 """End of text of tokenizers that are trained here, and of GPT-2's."""
 END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜end▁of▁sentence｜>")
-"""Tokens that end a document in the tokenizers of known models; the first one that a tokenizer has is taken."""
+"""Tokens that end a document in the tokenizers of known models; the first that a tokenizer has is used."""
 LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
-"""Signs of one kind without a border between them."""
+"""Pattern of a very long run of characters with no blank, or of blanks only."""
 
 
 def _without_long_runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, cut within long runs: the trainer's time grows with the square of a word's length, and would be six
-    minutes for a megabyte without a space."""
+    """Yields texts cut within long runs: the time of tokenizer training grows with the square of a word's length, and
+    would be six minutes for a megabyte without a space."""
     for text in texts:
         start = 0
         for run in LONG_RUN.finditer(text):
@@ -47,7 +47,7 @@ class TextTokenizer:
 
     Args:
         inner: Any tokenizer of the library.
-        end_of_text: The id that stands behind a document.
+        end_of_text: Id of the token that ends a document.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, end_of_text: int):
@@ -60,7 +60,7 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> TextTokenizer:
-        """A byte-level BPE, which has ids for every text; equal texts give equal tokenizers.
+        """Trains a byte-level BPE, which has ids for every text; equal texts give equal tokenizers.
 
         Args:
             texts: Any number of texts. Each word that differs from all others takes memory.
@@ -86,7 +86,7 @@ class TextTokenizer:
             end_of_text: The token that ends a document; None: one of `END_NAMES`.
 
         Raises:
-            BadInput: If it is not one, or has no such token.
+            BadInput: If the file is not a tokenizer, or has no such token.
         """
         inner = read_inner(read_file(path), source=str(path))
         names = END_NAMES if end_of_text is None else (end_of_text,)
@@ -100,10 +100,11 @@ class TextTokenizer:
 
     @classmethod
     def parse(cls, content: bytes, *, end_of_text: int, source: str) -> TextTokenizer:
-        """A tokenizer from the content of a `tokenizer.json`, and the id that ends a document.
+        """Reads a tokenizer from the content of a `tokenizer.json`,
+        and takes `end_of_text` as the id that ends a document.
 
         Raises:
-            BadInput: If it is not one, or has no such id.
+            BadInput: If the content is not a tokenizer, or has no such id.
         """
         inner = read_inner(content, source=source)
         if inner.id_to_token(end_of_text) is None:
@@ -115,14 +116,14 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids for which a model needs room: one more than the largest."""
+        """Number of ids for which a model needs room: one more than the largest id."""
         return max(self._inner.get_vocab().values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int64, without special tokens; all cores take part.
+        """Encodes each text to ids, int64, without special tokens; uses all cores.
 
         Raises:
-            BadInput: If the tokenizer has no ids for a text, and none that stands for what it does not know.
+            BadInput: If the tokenizer has no ids for a text, and no id for unknown tokens.
         """
         try:
             found = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -134,7 +135,7 @@ class TextTokenizer:
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens among them; half of a character is shown as U+FFFD."""
+        """Decodes ids to text, special tokens included; an incomplete character becomes U+FFFD."""
         return self._inner.decode([int(one) for one in ids], skip_special_tokens=False)
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Captions to text ids.
+"""Tokenizer of captions: turns captions into text ids.
 
 A tokenizer is a `tokenizer.json` of the Hugging Face `tokenizers` library: either a small word-level one, trained on
 the run's own captions, or a large one (T5's in the 2021 run), given as a file. Id 0 is always padding.
@@ -48,7 +48,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, captions: Iterable[str], vocab_size: int) -> Tokenizer:
-        """A word-level, lower-case tokenizer of the most frequent words; equal captions give equal tokenizers.
+        """Trains a word-level, lower-case tokenizer of the most frequent words; equal captions give equal tokenizers.
 
         Args:
             captions: Any number of captions.
@@ -71,22 +71,22 @@ class Tokenizer:
         """Reads a `tokenizer.json`.
 
         Raises:
-            BadInput: If it is not one, or its id 0 is not padding.
+            BadInput: If the file is not a tokenizer, or its id 0 is not padding.
         """
         return cls.parse(read_file(Path(path)), source=str(path))
 
     @classmethod
     def parse(cls, content: bytes, *, source: str) -> Tokenizer:
-        """A tokenizer from the content of a `tokenizer.json`; raises as `from_file`."""
+        """Reads a tokenizer from the content of a `tokenizer.json`; raises BadInput as `from_file` does."""
         return cls(read_inner(content, source=source))
 
     @property
     def vocab_size(self) -> int:
-        """Ids in use, padding among them."""
+        """Number of ids in use, including padding."""
         return self._inner.get_vocab_size()
 
     def encode(self, captions: list[str], text_seq_len: int) -> LongTensor:
-        """Ids (B, T_text) of captions, truncated to `text_seq_len` or padded with 0, without special tokens."""
+        """Encodes captions to ids (B, T_text), truncated to `text_seq_len` or padded with 0, without special tokens."""
         ids = np.zeros((len(captions), text_seq_len), dtype=np.int64)
         # The fast variant leaves out each token's position in the text, which is not needed here.
         for row, encoding in enumerate(self._inner.encode_batch_fast(captions, add_special_tokens=False)):
@@ -100,7 +100,7 @@ class Tokenizer:
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a file that was given; raises BadInput if that fails."""
+    """Reads a file that a flag names; raises BadInput if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -110,10 +110,10 @@ def read_file(path: Path) -> bytes:
 
 
 def read_inner(content: bytes, *, source: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer from the content of a `tokenizer.json`.
+    """Reads the library's tokenizer from the content of a `tokenizer.json`.
 
     Raises:
-        BadInput: If it is not one.
+        BadInput: If the content is not a tokenizer.
     """
     try:
         return tokenizers.Tokenizer.from_buffer(content)

@@ -1,4 +1,4 @@
-"""The order of a peer's samples: a permutation by index over the whole set, so that three numbers say where a peer is.
+"""The order of a peer's samples: a permutation by index over the whole set; three numbers give a peer's place in it.
 
 A pass takes every sample once. The blocks of the set (row groups of shards, which are fetched as a whole) are permuted
 over the whole set; as many of them as have `SHUFFLED_SAMPLES` together form a window, and the samples of a
@@ -80,7 +80,7 @@ class _Layout:
 
 
 class Order:
-    """The orders of a set, one for each seed and pass.
+    """Orders of the samples of a set, one for each seed and pass.
 
     Args:
         block_rows: Samples of each block.
@@ -156,7 +156,7 @@ def permuted(places: np.ndarray, count: int, key: str) -> np.ndarray:
     Args:
         places: Integers in [0, count), of any shape.
         count: Length of the permutation.
-        key: Another key gives another permutation; the same on every machine and in every version of numpy.
+        key: Text that chooses the permutation, which is the same on every machine and in every version of numpy.
 
     >>> sorted(permuted(np.arange(5), 5, "key").tolist())
     [0, 1, 2, 3, 4]
@@ -179,7 +179,8 @@ def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014): each bit of the result depends on all bits of the value."""
+    """Mixes bits by the finalizer of SplitMix64 (Steele et al.
+    2014): each result bit depends on all bits of the value."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

@@ -41,8 +41,7 @@ FETCHED_AT_A_TIME = 4
 PATIENCE_SECONDS = 10.0
 """Longest wait of the trainer for the next window, before it continues with samples that were fetched before."""
 BATCHES_AHEAD = 2
-"""Batches that a thread has ready for the trainer: putting one together takes up to a hundredth of a fast trainer's
-time."""
+"""Batches that a thread makes ahead for the trainer; making a batch takes up to 1 % of a fast trainer's time."""
 REPEATED_BLOCKS = 8
 """Row groups that are taken from the cache together."""
 LOOK_SECONDS = 0.05
@@ -111,14 +110,14 @@ class Samples(Protocol):
     order: Order
 
     def read(self, block: int, *, is_offline: bool = False) -> Sized:
-        """The samples of a block, ready to be drawn; raises as `Blocks.read`."""
+        """Reads the samples of a block, ready to be drawn; raises as `Blocks.read` does."""
 
     def batch(self, drawn: Sequence[tuple[Any, int]]) -> Batch | TextBatch:
         """Builds a micro-batch from samples; each is given as a block that `read` has returned and a row in it."""
 
 
 class SampleSet(Samples):
-    """Pictures and captions.
+    """Samples of a text-to-image model: pictures and captions.
 
     Args:
         shards: Result of `open_shards`.
@@ -150,7 +149,7 @@ class SampleSet(Samples):
 
 
 class TextSet(Samples):
-    """Blocks of text.
+    """Samples of a language model: blocks of text.
 
     Args:
         shards: Result of `open_shards`, of the kind `text`.
@@ -189,7 +188,7 @@ def _blocks_and_order(shards: Shards, shuffle_buffer: int, sample_bytes: int) ->
 
 
 def _gathered(rows: Sequence[np.ndarray]) -> LongTensor:
-    """Rows of small integers as one tensor, in a single copy: the trainer waits for it."""
+    """Gathers rows of small integers into one tensor with a single copy, since the trainer waits for it."""
     gathered = np.empty((len(rows), len(rows[0])), dtype=np.int64)
     for at, row in enumerate(rows):
         gathered[at] = row
@@ -197,7 +196,7 @@ def _gathered(rows: Sequence[np.ndarray]) -> LongTensor:
 
 
 def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarray:
-    """A copy whose memory goes back to the system when it is dropped; the allocator would keep 30 MB of two windows."""
+    """Copies values to memory that goes back to the system when they are dropped; the allocator would keep 30 MB."""
     kind = values.dtype if kind is None else kind
     copy = np.frombuffer(mmap.mmap(-1, values.size * kind.itemsize), dtype=kind).reshape(values.shape)
     copy[:] = values
@@ -207,14 +206,14 @@ def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarra
 class SampleStream:
     """Endless batches of a set, beginning at a place in a peer's order.
 
-    - `waiting_seconds` grows: the link or the server is too slow for this trainer; a server that is nearer helps.
+    - `waiting_seconds` grows: the link or the server is too slow for this trainer; use a nearer server.
     - `skipped_samples` grows: the stored set is damaged; copy it to its place again.
     - `repeated_samples` grows: the server did not answer, and the trainer went on with what it had.
 
     Args:
         samples: The set.
         place: Place of the first sample.
-        micro_batch_size: B.
+        micro_batch_size: B, samples of a batch.
         tell: Called with a sentence when something is wrong, and when it is right again.
     """
 
@@ -247,10 +246,10 @@ class SampleStream:
         return self
 
     def __next__(self) -> Batch | TextBatch:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
-            BadInput: If no samples come and none were fetched before, or too many are damaged.
+            BadInput: If no samples come and none were fetched before, or too many row groups in a row are damaged.
         """
         began = time.monotonic()
         ready = self._ready.get()
@@ -262,7 +261,7 @@ class SampleStream:
         return ready.batch
 
     def close(self) -> None:
-        """Stops fetching; no batch can be had afterwards."""
+        """Stops fetching; afterwards the stream gives no batches."""
         self._closed.set()
         for _ in range(self._threads):
             self._tasks.put(None)
