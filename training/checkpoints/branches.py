@@ -24,7 +24,7 @@ UNKNOWN = "unknown"
 
 
 def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
-    """Makes a folder the one of a branch, without later checkpoints of its ancestors. A second call changes nothing.
+    """Moves later checkpoints of a branch's ancestors out of the run's folder. A second call changes nothing.
 
     Args:
         folder: Folder of the run's checkpoints.

@@ -66,7 +66,7 @@ def check_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     Args:
         run_dir: Folder of the monitor.
         epoch: Epoch of the checkpoint; 0: begin anew.
-        state_dirs: See `order_restore`.
+        state_dirs: Further state folders that would get the order; see `order_restore`.
 
     Raises:
         BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.

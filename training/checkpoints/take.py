@@ -258,7 +258,7 @@ class Saver:
         )
 
     def _note_fault(self, donor: str, error: Exception) -> None:
-        """Reports the donor of a bad state; a donor that is only slow, or gone, is no event."""
+        """Reports the donor of a bad state; notes no event for a donor that is only slow, or gone."""
         if not isinstance(error, BadState):
             return
         self._refusals += 1

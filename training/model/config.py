@@ -27,8 +27,8 @@ class ModelConfig(Section):
     last_attention: AttentionType = "conv"
     """Attention mask of the last layer."""
     shared_groups: Positive | None = 4
-    """Number of groups of shared weights: layers whose numbers have the same remainder share; the last layer has its
-    own. None: no sharing."""
+    """Number of groups of layers that share weights: layer i belongs to group i mod this number. The last layer has
+    weights of its own. None: no sharing."""
     text_vocab_size: Positive
     """Number of the tokenizer's text ids; the model appends one padding id for each position."""
     text_seq_len: Positive

@@ -107,5 +107,5 @@ class SwarmConfig(Section):
 
     @property
     def metrics_expiration_seconds(self) -> float:
-        """Age of its record at which a peer counts as gone."""
+        """Age in seconds at which a record no longer counts, and its peer counts as gone."""
         return RECORDS_MISSED * self.metrics_every_seconds

@@ -54,12 +54,12 @@ class PeerSettings:
 
 
 def state_folders() -> Path:
-    """Where the state folders of volunteers are who have named none: in `XDG_STATE_HOME` or `~/.local/state`."""
+    """Folder for state folders that volunteers do not name: in `XDG_STATE_HOME`, or else in `~/.local/state`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "training-together"
 
 
 def free_folder(parent: Path, run_id: str) -> Path:
-    """A state folder for a run: the first one that no other program on this machine uses, such as `demo` or `demo-2`.
+    """Finds a state folder for a run: the first that no program on this machine uses, such as `demo` or `demo-2`.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as parent:

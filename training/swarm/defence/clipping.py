@@ -66,7 +66,7 @@ class Clipping:
         ]
 
     def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
-        """See `reducer.Reduction`."""
+        """Returns the centered clip of parts; see `reducer.Reduction`."""
         return centered_clip(parts, weights, self, shares)
 
 
@@ -130,8 +130,8 @@ def clipped_shares(
 def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
     """Inner products of all pairs of vectors, in double precision: squares may overflow in single precision.
 
-    Weights of different peers differ by less than a thousandth of their size. Distances are differences of these
-    products, and rounding errors of single precision would be larger than they.
+    The weights of different peers differ by less than a thousandth of their size. Distances are differences of these
+    products, so in single precision rounding errors would be larger than the distances.
     """
     flat = [vector.reshape(-1) for vector in vectors]
     values = flat[0].numel()

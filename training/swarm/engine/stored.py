@@ -23,7 +23,7 @@ MOST_KEY_BYTES = MOST_BYTES * 7 // 8
 MOST_KEYS_OF_ONE = 64
 """Keys under which one signer has records; a peer of a run has about ten, and as many for each lineage."""
 MOST_STORED_BYTES = 64 << 20
-"""Most bytes of all records. When it is full, a new record replaces those of the signer that has the most."""
+"""Most bytes of all records of a node. Beyond them, a new record replaces those of the signer that has the most."""
 USUAL_BYTES_OF_ONE = 128 << 10
 """Most bytes of a run's peer: about ten records of 3 kB for each lineage. A signer with no more keeps its records."""
 RECOUNT_SECONDS = 1.0

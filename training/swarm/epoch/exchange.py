@@ -31,7 +31,7 @@ class Exchange:
         averager: Averages the gradients.
         progress: Knows which peers train.
         alignment: Notes what an average shows of this peer's weights.
-        epochs_apart: See `Strategy.epochs_apart`.
+        epochs_apart: Epochs by which groupmates may differ; see `Strategy.epochs_apart`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from training.swarm.round.rounds import GroupAllReduce
 _LEAST_SAVING = 0.8
 """Least share of a matrix's values that thin matrices must save: they travel in 32 bits, the matrix in 8."""
 _LEAST_LEFT = 1e-4
-"""Share of its length that a column must keep after earlier columns are subtracted, or it becomes zeros. At this share,
-rounding errors of 1e-7 of the length are a thousandth of the rest."""
+"""Least length of a column after earlier columns are subtracted, as a share of its length before. A shorter rest
+becomes zeros. Rounding errors are 1e-7 of the length before, a thousandth of such a rest."""
 
 
 def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
@@ -70,7 +70,7 @@ class PowerSgd:
     async def average(
         self, tensors: Sequence[Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
     ) -> RoundReport:
-        """See `rounds.AveragingMethod`."""
+        """Averages the gradients in place, large ones by thin matrices; see `rounds.AveragingMethod`."""
         large = [tensors[number] for number in self._factored]
         rest = [tensor for number, tensor in enumerate(tensors) if number not in self._factored]
         # `kept` is what the thin matrices could not express so far. P and Q are computed from it with the gradient

@@ -37,8 +37,8 @@ LARGEST_LOSS = 10**6
 _Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
 LONGEST_NAME = 40
 PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+\Z"
-"""Pattern of a character of plain text: no control character, and none that is invisible or changes the direction of
-the text around it. Records with other characters are refused, since terminals, logs and pages show them."""
+"""Pattern of a plain text: no control characters, and none that are invisible or change the direction of the text
+around them. Records with such characters are refused, since terminals, logs and pages show the texts."""
 RECENT_EPOCHS = 64
 """Number of epochs that a record repeats for a monitor that was away; about 25 bytes each."""
 

@@ -40,8 +40,7 @@ class GlobalProgress:
     ends_at: float
     """DHT time at which the epoch's samples will be complete."""
     full_at: float
-    """DHT time at which they would be complete if newcomers' samples counted; this peer looks for a group by this
-    time."""
+    """DHT time of the full epoch if newcomers' samples counted; this peer looks for a group by this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ def progress_validator(prefix: str) -> RecordValidatorBase:
     All nodes of a run need it: a peer that asks for the records of all peers gets none if one of them is malformed.
 
     Args:
-        prefix: See `lineage.run_prefix`.
+        prefix: Prefix of the run and its lineage; see `lineage.run_prefix`.
     """
     return SchemaValidator(_AllProgress, prefix=prefix)
 

@@ -71,7 +71,7 @@ class Search:
     expected: int
     """Number of peers that the group should have; 0: unknown."""
     faults: dict[PeerID, float]
-    """Peers that have wasted this round's time, each with a weight; a weight of 1 or more leaves no doubt."""
+    """Weight of the fault of each peer that has wasted this round's time; 1 or more: the fault is beyond doubt."""
     began: float = field(default_factory=time.monotonic)
     window_ends: float = -math.inf
     """DHT time at which this peer's own window ends."""
@@ -132,7 +132,7 @@ class Matchmaking:
             message: Message for the group's peers: packed `GroupMessage`.
             deadline: End of the search, in DHT time.
             expected_peers: Number of peers that the group should have; 0: unknown.
-            faults: See `Search`; peers that waste this peer's time are added.
+            faults: Weights of faults by peer, as in `Search`; peers that waste this peer's time are added.
         """
         async with self._one_search:  # a search that was given up may not have ended yet
             search = Search(message=renewed(message), deadline=deadline, expected=expected_peers, faults=faults)

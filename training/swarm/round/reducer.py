@@ -38,11 +38,11 @@ class WeightedMean:
     needs_short_parts = False
 
     def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
-        """See `Reduction`. Ignores `shares`, so a peer's weight does not depend on vouchers."""
+        """Returns the limited weights; ignores `shares`, so a peer's weight does not depend on vouchers."""
         return [min(weight, self.most_weight) for weight in weights]
 
     def average(self, parts: Sequence[Tensor], weights: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
-        """See `Reduction`. The mean is not finite if the sum of finite numbers overflows."""
+        """Returns the weighted mean, which is not finite if the sum of finite numbers overflows."""
         weights = self.counted(weights)
         mean = torch.zeros_like(parts[0])
         for part, weight in zip(parts, weights, strict=True):

@@ -87,7 +87,7 @@ class Mean:
     async def average(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
     ) -> RoundReport:
-        """See `AveragingMethod`."""
+        """Averages all tensors in place by one all-reduce; see `AveragingMethod`."""
         return await all_reduce(tensors, infos)
 
 

@@ -41,7 +41,7 @@ class Lineage:
     """Id of a training and its ancestors; see the module."""
 
     id: str
-    """16 hexadecimal digits."""
+    """Id of the lineage: 16 hexadecimal digits."""
     ancestors: tuple[tuple[str, int], ...] = ()
     """Lineages from which this one branched off, the nearest first, each with the last epoch whose weights both
     have."""

@@ -43,9 +43,9 @@ DOWNLOADS_IN_A_ROW, DOWNLOAD_PAUSE_SECONDS = 6, 10.0
 """Most downloads of one newcomer in a row, and the pause before each further one: the trainer copies its state for
 each."""
 PATIENCE_SECONDS, SLOWEST_READER_BYTES_PER_SECOND = 60.0, 32 << 10
-"""Seconds after which a newcomer that reads less than its share is given up, if all together read less than this rate;
-otherwise its copy would stay in memory. The rate is a quarter of what a link of 1 Mbit/s carries, the slowest that we
-mean to serve: the link has other uses, and may rest for a minute."""
+"""Longest time by which a newcomer may lag behind its share of a rate, and the rate of all newcomers together. A slower
+newcomer is given up, since its copy of the state would stay in memory. The rate is a quarter of what a link of 1 Mbit/s
+carries, the slowest that we mean to serve: the link has other uses, and may rest for a minute."""
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
 SAMPLES_OF_ONE, SAMPLE_PAUSE_SECONDS = 12, 2.0

@@ -15,7 +15,7 @@ class Awaited(Strategy):
     """
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """See `Strategy`."""
+        """Waits for the previous update, averages the gradients, and begins the update; see `Strategy.end_epoch`."""
         # The last update may still read the gradients that `begin` overwrites.
         self.parts.updates.wait()
         self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)

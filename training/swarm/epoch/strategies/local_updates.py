@@ -79,7 +79,7 @@ class LocalUpdates(Strategy):
 
     @classmethod
     def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
-        """See `Strategy`. Without weight decay, which the inner optimizer has already."""
+        """Groups the parameters without weight decay, which the inner optimizer has already; see `Strategy.groups`."""
         return [dict(params=group["params"], weight_decay=0.0) for group in super().groups(model, run)]
 
     @classmethod
@@ -114,7 +114,7 @@ class LocalUpdates(Strategy):
             self._inner_update(epoch)
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """See `Strategy`. The peer waits for the outer update, which would undo inner updates made meanwhile."""
+        """Averages the distances and awaits the outer update, which would undo inner updates made meanwhile."""
         if self.inner_samples:
             self._inner_update(epoch_end.epoch)
         self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)
