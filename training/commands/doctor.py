@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from training.doctor.examination import LIMIT_SECONDS
+from training.doctor import LIMIT_SECONDS
 from training.errors import BadInput
 
 Recipe = Annotated[str | None, typer.Option(help="Recipe of the run, as for `join`: a name, a TOML file or a URL.")]

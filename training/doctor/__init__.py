@@ -12,3 +12,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that has the package `training`."""
+LIMIT_SECONDS = 18.0
+"""Longest time of an examination; what is not known by then is reported as such."""

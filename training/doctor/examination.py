@@ -19,13 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
-from training.doctor import ROOT
+from training.doctor import LIMIT_SECONDS, ROOT
 from training.doctor.facts import Asked, Facts
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.errors import reason_of
 
-LIMIT_SECONDS = 18.0
-"""The whole examination; what is not known by then is reported as such."""
 LIFE_MARGIN_SECONDS = 10.0
 """If the doctor is killed, its children end themselves this long after the examination's end."""
 END_SECONDS = 1.0
