@@ -1,7 +1,8 @@
 """Image codecs: they encode a picture as a grid of codebook entries and decode it again.
 
 `SmallCodec` is the project's own VQ model (van den Oord et al. 2017, arXiv:1711.00937), small enough to be trained
-while the demo is prepared. VQ-GAN, the codec of the 2021 run, has the same interface in `training.model.codecs.vqgan`.
+while pictures are prepared; the demo's is in `training/data/demo/codec`. VQ-GAN, the codec of the 2021 run, has the
+same interface in `training.model.codecs.vqgan`.
 
 Letters: B pictures, S side in pixels, f pixels per token along a side, G = S / f side of the grid, W width, C width of
 a code, K codebook entries.
@@ -118,7 +119,10 @@ class SmallCodec(nn.Module):
         return F.pixel_shuffle(self.paint(vectors.permute(0, 3, 1, 2)).flatten(1, 2), self.config.downsampling)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        """All weights; in 16 bits if that loses nothing, as in every codec that `train_small_codec` has made."""
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        halves = {name: tensor.half() for name, tensor in weights.items()}
+        return halves if all(torch.equal(halves[name].float(), weights[name]) for name in weights) else weights
 
     def nearest(self, vectors: Tensor) -> Tensor:
         """Finds the nearest codebook entries (n,) of vectors (n, C)."""
@@ -269,7 +273,8 @@ def train_small_codec(
         loss.backward()
         optimizer.step()
         progress(step + 1, steps, loss.item())
-    return codec.eval().requires_grad_(False)
+    # Rounded to 16 bits, so that the file has half the bytes and the codec encodes the same before and after it.
+    return codec.half().float().eval().requires_grad_(False)
 
 
 def rise_and_fall(step: int, steps: int) -> float:

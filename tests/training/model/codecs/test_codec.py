@@ -81,6 +81,16 @@ def test_saved_and_loaded_it_is_the_same(codec, pictures, tmp_path):
         assert torch.equal(loaded.decode(loaded.encode(pixels)), codec.decode(codec.encode(pixels)))
 
 
+def test_16_bits_are_stored_unless_they_lose_something(codec, tmp_path):
+    """A codec of an earlier version has 32 bits: it keeps its digest, which says what codes mean."""
+    assert {tensor.dtype for tensor in codec.tensors().values()} == {torch.float16}
+    torch.manual_seed(0)
+    fine = SmallCodec(CONFIG)
+    digest = save_codec(fine, tmp_path)
+    assert {tensor.dtype for tensor in fine.tensors().values()} == {torch.float32}
+    assert save_codec(load_codec(tmp_path, CONFIG), tmp_path / "again") == digest
+
+
 def test_broken_missing_or_other_files_are_refused(codec, tmp_path):
     with pytest.raises(BadInput, match="codec"):
         load_codec(tmp_path, CONFIG)
