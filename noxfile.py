@@ -15,6 +15,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
@@ -33,27 +35,38 @@ CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 PROFILES = {
     "tests": ALL,
     "training": ("builder", "site", "training"),
+    "demo": ("builder", "site", "demo"),
     "site": ("builder", "site"),
     "zensical": ("builder", "zensical"),
 }
 """File in constraints/ -> its extras; the first has all packages, and the others have the same versions."""
+WITH_TORCH = {"demo", "training"}
+"""Extras that need PyTorch."""
 TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris"}
 """File in constraints/ -> what it installs beside the extras."""
 IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz",)
 """Tools whose dependencies the tests pin."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
+BUILD_SITE, BUILD_ENVIRONMENT = ("python", "site/build.py"), {"NO_MKDOCS_2_WARNING": "1"}
+WAITING_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>The site is being built</title>
+<p>The site is being built, which takes a minute in a new clone. Then this page shows it; if not, {log} says why.
+"""
+"""Stands in public/ while the demo runs and no site has been built yet."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small model with three volunteers on this machine and watch it on the site."""
-    _install(session, "builder", "site", "training")
-    _build_site(session)
-    # After Ctrl-C the demo needs some seconds to end its processes. nox would kill it after half a second, and the
-    # processes would go on.
-    session.run("python", "-m", "training", "demo", "--site", "public", *session.posargs, terminate_timeout=15)
+    # Other recipes may train a language model, which takes 250 MB of packages more.
+    has_recipe = any(word.startswith("--recipe") for word in session.posargs)
+    _install(session, "builder", "site", "training" if has_recipe else "demo")
+    with _site_built_meanwhile(session):
+        # After Ctrl-C the demo needs some seconds to end its processes. nox would kill it after half a second, and the
+        # processes would go on.
+        session.run("python", "-m", "training", "demo", "--site", "public", *session.posargs, terminate_timeout=15)
 
 
 @nox.session
@@ -162,7 +175,7 @@ def constraints(session: nox.Session) -> None:
     compile_pins += ("--universal", "--python-version", "3.11")
     for profile, extras in PROFILES.items():
         sources = ["pyproject.toml", *(f"--extra={extra}" for extra in extras)]
-        if "training" in extras:
+        if WITH_TORCH & set(extras):
             sources += [str(PINS / "torch.in"), "--excludes", str(TORCH)]
         if profile != "tests":
             sources += ["--constraints", str(PINS / "tests.txt")]
@@ -222,7 +235,7 @@ def _install(session: nox.Session, *extras: str) -> None:
         return
     quietly = ("--no-compile", "--disable-pip-version-check")
     session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(pins), silent=False)
-    if "training" in extras:
+    if WITH_TORCH & set(extras):
         index = ("--extra-index-url", CPU_WHEELS, "--retries", "1") if build == "cpu" else ()
         session.log(f"PyTorch: the {build} build, because {reason}.")
         session.install(*quietly, "-r", str(TORCH), *index, silent=False)
@@ -246,7 +259,29 @@ def _serve(session: nox.Session, folder: str) -> None:
 
 
 def _build_site(session: nox.Session) -> None:
-    session.run("python", "site/build.py", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run(*BUILD_SITE, env=BUILD_ENVIRONMENT)
+
+
+@contextmanager
+def _site_built_meanwhile(session: nox.Session) -> Iterator[None]:
+    """Builds the site into public/ beside what the block does, and after it in importance; until then, a page waits."""
+    log, page = Path("build", "site.log"), Path("public", "index.html")
+    log.parent.mkdir(exist_ok=True)
+    if not page.exists():
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(WAITING_PAGE.format(log=log))
+    python = str(Path(session.bin, BUILD_SITE[0]))
+    environment = os.environ | BUILD_ENVIRONMENT
+    with log.open("w") as output:
+        build = subprocess.Popen(
+            ["nice", python, *BUILD_SITE[1:]], env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    session.log(f"The site is built meanwhile; {log} tells how far it is.")
+    try:
+        yield
+    finally:
+        build.terminate()
+        build.wait()
 
 
 def _browser(session: nox.Session) -> str:

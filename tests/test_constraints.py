@@ -10,7 +10,7 @@ import pytest
 from tests.programs import ROOT
 
 PINS = ROOT / "constraints"
-PROFILES = ("tests", "training", "site", "zensical")
+PROFILES = ("tests", "training", "demo", "site", "zensical")
 TOOLS = ("nox", "uv", "sbom", "fuzz")
 WITHOUT_HASHES = {"torch"}
 """Its builds for CPUs and for GPUs have the same version and other hashes."""
@@ -34,6 +34,12 @@ def test_every_pin_has_hashes(name):
 def test_all_profiles_have_the_same_versions():
     every = pins_of("tests")
     assert all(pins_of(profile).items() <= every.items() for profile in PROFILES)
+
+
+def test_the_demo_installs_a_part_of_what_the_trainer_does():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras["demo"]) < set(extras["training"])
+    assert pins_of("demo").items() < pins_of("training").items()
 
 
 def test_what_the_project_needs_is_pinned():

@@ -74,6 +74,7 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
     with only_one(config.run_dir, "demo"), Stop() as stop:
         demo = _Demo(config, run, console, stop)
         try:
+            demo.begin()
             prepare(config, run, console, stop)
             demo.start()
             demo.watch()
@@ -113,16 +114,19 @@ class _Demo:
         log = self._path("logs", f"{key}.log")
         return Part(name, [*self.config.python, *arguments, "--log-json", str(log.with_suffix(".jsonl"))], log)
 
-    def start(self) -> None:
-        """Starts the bootstrap peer, then the monitor, then the volunteers; waits until each role is ready."""
-        config = self.config
-        port = _free_port(config.port)
+    def begin(self) -> None:
+        """Starts the bootstrap peer, which loads its libraries while the data are prepared."""
         self.bootstrap = self._start(
             "bootstrap",
             "The bootstrap peer",
-            *("bootstrap", "--recipe", config.recipe),
+            *("bootstrap", "--recipe", self.config.recipe),
             *("--host-maddrs", LOOPBACK, "--state-dir", str(self._path("bootstrap"))),
         )
+
+    def start(self) -> None:
+        """Waits for the bootstrap peer, and starts the monitor, then the volunteers."""
+        config = self.config
+        port = _free_port(config.port)
         address = self._ready(self.bootstrap)["addresses"][0]
         self.url = f"http://{LOOPBACK_HOST}:{port}"
         command = join_command(self.url, [], python=config.python)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,12 +16,13 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.programs import run_program, until
+from tests.programs import ROOT, run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.data.store.shards import read_manifest
 from training.publish.history.history import HistoryReader
 from training.recipe import RECIPES
 
+EXTRAS, PINS = ("training", "demo"), ROOT / "constraints"
 PATIENCE_SECONDS = 180.0
 """For what only has to come."""
 CHANGES = {
@@ -85,11 +88,21 @@ def what_is_left(run_dir, shards):
     return history, checkpoint.epoch
 
 
+def without_the_trainers_other_packages(folder):
+    """The environment of programs that find no package of the trainer but those of the extra `demo`."""
+    pins = {name: set(re.findall(r"^([\w.-]+)==", (PINS / f"{name}.txt").read_text(), re.M)) for name in EXTRAS}
+    folder.mkdir()
+    hidden = sorted(pins["training"] - pins["demo"])
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({hidden})\n")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
 @pytest.mark.swarm
 @pytest.mark.timeout(600)
 def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     recipe, run_dir, log = tiny_recipe(tmp_path), tmp_path / "run", tmp_path / "demo.log"
     training = [sys.executable, "-m", "training"]
+    environment = without_the_trainers_other_packages(tmp_path / "missing")
 
     def call(*arguments):
         run_program([*training, *map(str, arguments)]).check_returncode()
@@ -105,7 +118,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     def start(*arguments):
         with log.open("w") as output:
             command = [*training, "demo", "--recipe", recipe, "--run-dir", run_dir, *arguments]
-            return programs.start(command, stdout=output, stderr=subprocess.STDOUT)
+            return programs.start(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     demo = start()
     url = while_it_runs(demo, lambda: [w for w in log.read_text().split() if w.startswith("http://127")], log)[0]
