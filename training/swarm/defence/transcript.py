@@ -99,7 +99,7 @@ class PeerTranscript:
     taken: Commitment | None = None
     """The other peer's commitment to the parts that it has sent to this one."""
     given: list[bytes] = field(default_factory=list)
-    """Digests of this peer's answers to those parts."""
+    """Digests of this peer's answers to the parts of `taken`."""
     asked: int = 0
     """Number of parts that the other peer has asked for, to check a reducer."""
     evaded: bool = False

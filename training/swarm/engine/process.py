@@ -162,7 +162,7 @@ class DHT(ForkProcess):
     # -- in the node's process ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The process's main function."""
+        """Runs the node until its process ends: the main function of the process."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the role decides when it ends
         switch_to_uvloop().run_until_complete(self._serve())
 
