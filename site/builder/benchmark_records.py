@@ -15,5 +15,5 @@ def record(name: str) -> dict:
 
 
 def recorded(name: str) -> list[dict]:
-    """Only the results of that record: a dictionary for each figure."""
+    """The results of a record, by its file's name without `.json`: a dictionary for each figure."""
     return record(name)["results"]

@@ -9,6 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "site"
 """The sources of the pages: Markdown, scripts, styles, pictures and the recorded run."""
 RESULTS = ROOT / "benchmarks" / "results"
-"""Records of the benchmarks."""
+"""Folder of the benchmarks' records."""
 BUILT = ROOT / "build" / "site"
 """Files that a build makes and the next build reuses."""

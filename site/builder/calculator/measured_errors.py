@@ -1,4 +1,5 @@
-"""For each number on the calculator's page, its error as measured by the benchmarks, or why it was not measured."""
+"""Errors of the numbers on the calculator's page, as measured by the benchmarks,
+or reasons why they were not measured."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _still(picture: dict) -> dict[str, str]:
 
 
 def _written(text: dict) -> dict[str, str]:
-    """Line breaks are written as `&#10;`: Markdown might end the HTML at an empty line."""
+    """Escapes a recorded text for HTML, with line breaks as `&#10;`: Markdown might end the HTML at an empty line."""
     return {"written": escape(text["text"].strip() or "(nothing)").replace("\n", "&#10;")}
 
 

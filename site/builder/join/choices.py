@@ -71,7 +71,7 @@ REFUSALS = {
     "amd": "The trainer has never run on these GPUs. It supports GPUs through CUDA only. PyTorch's build for AMD's "
     "ROCm uses the same name, but this project does not install it. Choose “Processor only”.",
 }
-"""Why a choice does not work. A key is a system, a device, or both; see `refusal` for their order."""
+"""Reasons why a choice does not work. A key is a system, a device, or both; see `refusal` for their order."""
 
 NOTES = {
     "macos": "The tests run on Linux; nobody has reported a volunteer on macOS yet.",
@@ -88,18 +88,18 @@ class Machine:
     memory: str
     """GB of the GPU, as printed on its box, or GiB of the host."""
     device: Device
-    """What the memory is planned for; of all GPUs of a size, the one with the least usable memory."""
+    """Device for which the memory is planned; of all GPUs of a size, the one with the least usable memory."""
     examples: str
     """Names of the GPUs of this size; empty for hosts."""
 
     @property
     def key(self) -> str:
-        """Its name in the data for the page's script."""
+        """Name of the machine in the data for the page's script."""
         return f"{self.kind}-{self.memory}"
 
     @property
     def title(self) -> str:
-        """Its name on the page."""
+        """Name of the machine on the page."""
         return f"NVIDIA GPU, {self.memory} GB" if self.kind == "nvidia" else f"Processor, {self.memory} GB of memory"
 
 
@@ -150,7 +150,8 @@ def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvi
 
 
 def refusal(system: str, kind: str) -> str:
-    """Why this choice does not work; empty if it works. A key with the system alone counts first, the device last."""
+    """Reason why this choice does not work; empty if it works.
+    A key with the system alone counts first, the device last."""
     return next((REFUSALS[key] for key in (system, f"{system} {kind}", kind) if key in REFUSALS), "")
 
 
@@ -231,7 +232,7 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
 
 
 def _host_bytes(training: PeerTraining, device: Device, samples: int) -> int:
-    """Memory of the computer beside that of its GPU."""
+    """Bytes of the computer's memory that training takes besides the GPU's."""
     result = estimate(training.setup(device, samples))
     _, of_the_mode = training.bytes_of_the_mode(result)
     return result.host.total + of_the_mode

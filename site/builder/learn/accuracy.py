@@ -32,7 +32,7 @@ SHARDINGS = {
     "tensor-sequence": "tensor and sequence parallelism",
 }
 ANOTHER_8B_GB = 21
-"""What another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
+"""GB that another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
 QWEN3_5_27B = {
     "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 5120, "intermediate_size": 17_408,
     "num_hidden_layers": 64, "num_attention_heads": 24, "linear_num_value_heads": 48,
@@ -45,7 +45,7 @@ CACHES = (
     ("deepseek-v3", PRESETS["deepseek-v3"], 163_840, 2.08),
     ("qwen3-0.6b", PRESETS["qwen3-0.6b"], 40_960, 2.19),
 )
-"""Model, tokens, and what another calculator gave in GiB before it was corrected (unsloth pull request 4757)."""
+"""Model, tokens, and the GiB that another calculator gave before it was corrected (unsloth pull request 4757)."""
 
 
 def accuracy_table() -> str:
@@ -59,7 +59,7 @@ def accuracy_table() -> str:
 
 
 def family_table() -> str:
-    """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
+    """HTML table: for each family the number of the steps drawn last, and their largest errors."""
     steps = [step for file, kind in FAMILIES for step in _steps(file, kind)] + _steps("families")
     configs = [step["setup"]["config"] for step in steps]
     names = [config.get("model_type") or config["_class_name"] for config in configs]
@@ -72,14 +72,15 @@ def _frozen_bits(written: dict) -> int:
 
 
 def adapter_table() -> str:
-    """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
+    """HTML table: steps and largest errors with LoRA, by the precision of training and the bits of the frozen
+    weights."""
     steps = _steps("adapters")
     names = [f"{step['setup']['precision']}, frozen in {_frozen_bits(step['setup'])} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
 def low_rank_table() -> str:
-    """HTML table: the same with GaLore, APOLLO and Muon."""
+    """HTML table: steps and largest errors with GaLore, APOLLO and Muon."""
     steps = _steps("optimizers", "low-rank", "muon")
     names = [OPTIMIZERS[step["setup"]["optimizer"]].title for step in steps]
     title = "Errors with GaLore, APOLLO and Muon on steps drawn last"
@@ -121,7 +122,7 @@ def _by_name(names: list[str], steps: list[dict]) -> tuple[list[str], list[dict]
 
 
 def _errors_table(title: str, head: str, names: list[str], steps: list[dict]) -> str:
-    """HTML table: for each name its number of steps, and the largest errors there."""
+    """HTML table: for each name its number of steps, and the largest errors of these steps."""
     errors: dict[str, list[tuple[float, float]]] = {}
     for name, step in zip(names, steps, strict=True):
         result = estimate(setup_from(step["setup"]))
@@ -147,7 +148,7 @@ def galore_8b() -> dict[str, str]:
 
 
 def reports_table() -> str:
-    """HTML table: what public bug reports say of other tools, and what this calculator gives."""
+    """HTML table: memory that public bug reports state for other tools, and this calculator's results."""
     qlora = {"lora_rank": 16, "base_bits": 4, "optimizer": "adamw8bit", "checkpointing": True, "sequence_length": 2048}
     total = estimate(setup_from({"model": "llama-3.1-8b", **qlora})).gpu.total
     rows = [("unsloth #10815", "QLoRA of llama-3.1-8b", f"{ANOTHER_8B_GB} GB", _gib(total))]
@@ -188,7 +189,7 @@ def large_logits() -> dict[str, str | int]:
 
 
 def linear_states() -> str:
-    """MiB that layers of linear attention keep of a sequence in Qwen3.5-27B."""
+    """MiB of the state that layers of linear attention in Qwen3.5-27B keep for a sequence."""
     return f"{cache_bytes(from_config(QWEN3_5_27B), batch=1, length=0) / 2**20:.0f}"
 
 
@@ -199,7 +200,7 @@ def _gib(size: int) -> str:
 def accuracy_counts() -> dict[str, int | str]:
     """Counts the steps: of the main table, drawn at random, of each kind, and drawn anew.
 
-    Of those that were drawn anew, also how many are right to the byte, and the worst error.
+    For the steps that were drawn anew, also the number of exact estimates and the worst error.
     """
     cases = record("memory_accuracy")["cases"]
     kinds = ("reference", "decoders", "adapters", "pictures", "optimizers", "liger", "several_gpus")

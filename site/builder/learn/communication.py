@@ -1,4 +1,4 @@
-"""What it costs to exchange the gradients of one epoch, for the page on communication: calculated, not measured."""
+"""Cost of exchanging the gradients of one epoch, for the page on communication: calculated, not measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINKS = (("10 Mbit/s", 10e6), ("100 Mbit/s", 100e6), ("10 Gbit/s", 10e9))
 
 
 def communication_table() -> str:
-    """HTML table: what each volunteer sends per epoch for the 2021 run's model, and how long that takes."""
+    """HTML table: bytes that each volunteer sends per epoch of the 2021 run's model, and the time of sending them."""
     shared = _parameters({"model": "dalle-2021"})
     separate = _parameters({"model": "dalle-2021", "shared_groups": load_recipe("dalle-2021").model.num_layers})
     rows = [

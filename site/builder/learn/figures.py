@@ -19,7 +19,7 @@ from calculator.figures.kit.figure import Figure
 from calculator.models.architectures import PRESETS
 
 MOST_RADIOS = 4
-"""A choice with more options than this is a list, one with fewer a row of buttons."""
+"""Most options of a choice that is shown as a row of buttons; a choice with more is a list."""
 
 
 def figure_html(name: str) -> str:
@@ -70,7 +70,7 @@ def samples_a_second(gpu: str) -> str:
 
 
 def answer_of(name: str, values: dict, *, narrow: bool = False) -> dict:
-    """The figure's answer to these values, as the browser gets it.
+    """Computes a figure's answer to these values, as the browser gets it.
 
     Raises:
         ValueError: If the values are invalid.
@@ -135,7 +135,7 @@ def _control(figure: Figure, control: Control, answer: dict) -> str:
 
 
 def _needs(control: Control, answer: dict) -> str:
-    """Attributes of a control that matters with one value of another; the script hides and shows it later."""
+    """HTML attributes of a control that needs a value of another control; the script hides and shows it later."""
     if control.needs is None:
         return ""
     other, value = control.needs

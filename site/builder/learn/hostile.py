@@ -11,9 +11,9 @@ from training.swarm.config import SwarmConfig
 
 RECORD = "byzantine"
 CHECKS = "audits"
-"""The record of checks of reducers,"""
+"""Name of the record of checks of reducers."""
 MALFORMED = "malformed"
-"""and that of malformed inputs."""
+"""Name of the record of malformed inputs."""
 HOSTILE_OF_25, HOSTILE_OF_53 = 5, 12
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
@@ -35,7 +35,7 @@ WHAT_THEY_SEND = {
     "reducer, silent": "honest gradients; answers with minus the averages, and shows nothing to those who check",
     "reducer, every other time": "the same in every other average, and honest in between",
 }
-"""Attack -> what the hostile peers send, in the order of the table."""
+"""Attack -> description of the hostile peers' gradients, in the order of the table."""
 
 
 def hostile_table() -> str:
@@ -78,17 +78,17 @@ def over_many_seeds(attack: str) -> str:
 
 
 def seeds() -> str:
-    """Number of runs."""
+    """Number of runs of each attack, as text."""
     return str(_by_attack("loss over clean, 5 of 25 hostile, mean of many seeds")["mimic"]["runs"])
 
 
 def liars() -> dict[str, str]:
-    """After how many updates the last of five lying reducers among 25 was left out, and of 12 among 53 that hide it.
+    """Updates until the last of five lying reducers among 25 was left out, and of 12 among 53 that hide their lies.
 
-    Of 12 that do so every other time, how many were left out.
+    Has also the number left out of 12 reducers that lie every other time.
 
     Raises:
-        ValueError: If one never was: then the page must say so.
+        ValueError: If one of them was never left out: then the page must say so.
     """
     found, last = _by_attack("loss over clean, 5 of 25 hostile:"), {}
     kinds = {"proven": ("reducer", "reducer, hidden"), "silent": ("reducer, silent",)}
@@ -139,7 +139,7 @@ def malformed() -> str:
     """Number of malformed inputs that were tried; none broke a reader.
 
     Raises:
-        ValueError: If one has.
+        ValueError: If an input has broken a reader.
     """
     found = {one["metric"]: one["ours"] for one in record(MALFORMED)["results"]}
     if found["malformed inputs that broke a reader"]:
@@ -159,7 +159,7 @@ def _check(beginning: str) -> dict:
 
 
 def _by_attack(beginning: str) -> dict[str, dict]:
-    """Results whose names begin so, by the attack at the name's end."""
+    """Results whose names begin with `beginning`, by the attack at the name's end."""
     found = [one for one in recorded(RECORD) if one["metric"].startswith(beginning)]
     return {one["metric"].rpartition(": ")[2]: one for one in found}
 

@@ -42,8 +42,8 @@ def recipe(name: str) -> RunConfig:
 
 
 def adapter_facts(name: str) -> dict[str, str]:
-    """Facts of a recipe with `[adapter]`: its model's weights, those that are trained, the bytes of their gradients,
-    what a peer sends, and what it would send if A were trained."""
+    """Facts of a recipe with `[adapter]`: numbers of weights and of trained weights, bytes of their gradients, bytes
+    that a peer sends, and bytes that it would send if A were trained too."""
     run = load_recipe(name)
     exchange = collaboration_of(run, ()).exchange()
     whole = run.model_copy(update={"adapter": run.adapter.model_copy(update={"freeze_a": False})})
@@ -58,7 +58,7 @@ def adapter_facts(name: str) -> dict[str, str]:
 
 
 def _sent(exchange: ExchangedVectors) -> str:
-    """What a peer sends in one average of gradients among two, and among `MANY`."""
+    """Bytes that a peer sends in one average of gradients among two peers, and among `MANY`, as text."""
     two, many = (show_bytes(round(exchange.gradient_bytes * load(1 / peers, peers))) for peers in (2, MANY))
     return f"{two} with one other volunteer, and {many} in a group of {MANY}"
 
@@ -76,7 +76,7 @@ def recipe_tables() -> str:
 
 
 def _language_table() -> str:
-    """HTML: what `[model]` holds in a recipe that trains a language model."""
+    """HTML table of the fields of `[model]` in a recipe that trains a language model."""
     rows = _rows("model", [load_recipe(name) for name in LANGUAGE])
     shown = stacked("Language model, table", ("Field", *LANGUAGE), rows, kind="recipe")
     heading = 'Language model <code>[model]</code>, with <code>task = "causal-lm"</code>'
@@ -84,7 +84,7 @@ def _language_table() -> str:
 
 
 def _adapter_table() -> str:
-    """HTML: what `[adapter]` holds in a recipe that trains adapters beside a frozen language model."""
+    """HTML table of the fields of `[adapter]` in a recipe that trains adapters beside a frozen language model."""
     rows = _rows("adapter", [load_recipe(name) for name in ADAPTED])
     shown = stacked("Adapter, table", ("Field", *ADAPTED), rows, kind="recipe")
     return f'<h2 id="adapter">Adapters of a language model <code>[adapter]</code></h2>\n{shown}\n'

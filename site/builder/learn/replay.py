@@ -1,4 +1,4 @@
-"""Three runs that one volunteer attacks, to replay: the losses after each update and what happened, from a record.
+"""Replay of three runs that one volunteer attacks: losses after each update and events, from a record.
 
 Without JavaScript, the page shows the whole runs (site/javascripts/replay.mjs shows them up to an update).
 """
@@ -19,15 +19,15 @@ RUNS = {
     "centered-clip": ("2", "Everybody is let in, averages by CenteredClip"),
     "tickets": ("3", "Members only, averages by the mean"),
 }
-"""Run -> number of its colour, and what the reader calls it."""
+"""Run -> number of its colour, and its name for readers."""
 MARKED = {"attack": ("attack", "end"), "banned": ("ban", "start"), "back": ("back", "start")}
-"""Events that the drawing marks -> the word there, and which end of it is at the line."""
+"""Events that the drawing marks -> label, and the end of the label that is at the line."""
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 HEIGHT = 280
 
 
 def attacked_runs() -> str:
-    """The figure, as one line of HTML for a page's text.
+    """Makes the figure as one line of HTML for a page's text.
 
     Raises:
         ValueError: If the attack did not begin at the same update in all runs: the page says that it did.
@@ -82,7 +82,7 @@ def attack() -> dict[str, str]:
 
 
 def _factor() -> str:
-    """What the hostile volunteer multiplies its gradients with."""
+    """Factor by which the hostile volunteer multiplies its gradients, as text."""
     return f"{record(RECORD)['factor']:.0f}".replace("-", "−")
 
 
@@ -91,7 +91,7 @@ def _event(run: dict, kind: str) -> dict:
 
 
 def _steps(run: dict) -> list[tuple[int, str]]:
-    """What happened, with the update up to which it had: all but the attack in the run of members."""
+    """Events of a run, each with its update; without the attack in the run of members."""
     refused, attack_, noticed, banned, back = (
         _event(run, kind) for kind in ("refused", "attack", "noticed", "banned", "back")
     )

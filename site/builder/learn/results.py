@@ -23,7 +23,7 @@ PAPER_PROMPTS = load_recipe("dalle-2021").monitor.prompts
 def gallery() -> str:
     """HTML table: for each prompt of the recorded run its pictures from the first to the last epoch.
 
-    A sentence if no run is recorded.
+    Returns a sentence if no run is recorded.
     """
     recorded = load_recorded(PAGES)
     if recorded is None:
@@ -43,7 +43,7 @@ def gallery() -> str:
 def gallery_caption() -> str:
     """Says how many recorded pictures are right, and from which epoch on all are, by the judge's recorded verdicts.
 
-    Nothing if no run is recorded, or one that writes.
+    Returns an empty text if no run is recorded, or the recorded run writes texts.
     """
     if not is_recorded(PAGES) or load_recorded(PAGES)["writes"]:
         return ""

@@ -25,16 +25,16 @@ SHOWN = {
     "local": "Local updates, with an exchange after 4096 samples per volunteer",
     "beyond": "The same, if the progress record had no limits",
 }
-"""Settings of the sweep (`settings` in benchmarks/swarm/simulation.py), and their words on the page."""
+"""Settings of the sweep (`settings` in benchmarks/swarm/simulation.py), and their descriptions on the page."""
 
 
 def simulation_error() -> str:
-    """The worst error of the cases to which no constant was fitted."""
+    """Worst error of the simulated cases to which no constant was fitted, as text."""
     return _worst("error")
 
 
 def simulation_error_beside_computing() -> str:
-    """The worst error of an epoch's time without computing, for the same cases."""
+    """Worst error of an epoch's time without computing, for cases to which no constant was fitted, as text."""
     return _worst("error_beside_computing")
 
 

@@ -10,7 +10,7 @@ from calculator.reports.units import show_bytes, show_count
 
 
 def stream_table() -> str:
-    """HTML table: each figure of the record, for this trainer and for those that it was compared with."""
+    """HTML table: each figure of the record, for this trainer and for the trainers with which it was compared."""
     results = record("data_stream")["results"]
     names = list(dict.fromkeys(one["peer_name"] for one in results if one["peer_name"]))
     rows = []

@@ -40,13 +40,13 @@ BASELINE = Setup(model="gpt2-large", precision="fp32", optimizer="adamw", dropou
 """The first row: PyTorch's defaults, among them fused attention, and no dropout. The calculator's "plain" setup has
 eager attention and dropout."""
 TUTORIAL_SETUP = replace(BASELINE, **{name: value for _, change in STEPS for name, value in change.items()})
-"""The last row: what the tutorial trains on an older GPU. A test compares it with the tutorial's code."""
+"""The last row: the tutorial's training on an older GPU. A test compares it with the tutorial's code."""
 
 TOGETHER = "\n## The same, with others\n"
 """Heading of the last section."""
 RECIPE = "llama-150m"
 GPT2_LARGE = {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20}
-"""What the published config.json of the weights says, so that the site is built without the hub."""
+"""Sizes from the published config.json of the weights, so that the site is built without the hub."""
 VOLUNTEER_GPU, UPLOAD_MBITS = "t4", 50
 """A GPU and a link for which the last section's table has a column."""
 
@@ -154,7 +154,7 @@ def _smallest(setup: Setup) -> str:
 
 
 def runs_together() -> dict[str, LanguageRun]:
-    """The runs of the last section, by what the table calls them."""
+    """The runs of the last section, by their names in the table."""
     return {RECIPE: load_recipe(RECIPE), "GPT-2 Large": gpt2_run()}
 
 
@@ -169,23 +169,23 @@ def gpt2_run() -> LanguageRun:
 
 
 def _own_lines() -> dict[str, dict]:
-    """The TOML of the last section."""
+    """The recipe's lines in the last section, parsed from TOML."""
     section = SOURCE.read_text(encoding="utf-8").partition(TOGETHER)[2]
     return tomllib.loads(re.search(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[1])
 
 
 def exchange_of(run: LanguageRun) -> ExchangedVectors:
-    """What peers send each other."""
+    """The vectors that the peers of a run exchange."""
     return collaboration_of(run, ()).exchange()
 
 
 def sent_bytes(exchange: ExchangedVectors) -> int:
-    """The most that a peer sends in an epoch: its vector, and the part that it has averaged, which is no longer."""
+    """Most bytes that a peer sends in an epoch: its vector, and its averaged part, which is at most as long."""
     return 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
 
 
 def together_table() -> str:
-    """HTML table: what each of the two runs takes of a volunteer's GPU, computer and link."""
+    """HTML table: the share of a volunteer's GPU, computer and link that each of the two runs takes."""
     needs = {title: volunteer_needs(run) for title, run in runs_together().items()}
     names = next(iter(needs.values()))
     rows = [(name, *(cells[name] for cells in needs.values())) for name in names]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 UNBROKEN_CHARACTERS = 28
-"""The longest word in running text that fits a phone's column without a break."""
+"""Characters of the longest word in running text that fits a phone's column without a break."""
 
 _CODE = re.compile(
     r'(?P<open>(?:<div class="(?P<kind>language-\w+)[^"]*">)?<pre[^>]*>(?:<span></span>)?<code(?P<facts>[^>]*)>)'
@@ -18,7 +18,7 @@ _CODE = re.compile(
 )
 _PIECE = re.compile(r"<[^>]+>|\s+|[^<\s]+")
 _BREAKS = re.compile(r"[-/]")
-"""Browsers may break a line after these, and would break `--dry-run` or a path in the middle."""
+"""Characters after which browsers may break a line; they would break `--dry-run` or a path in the middle."""
 
 NOT_SHELL = ("language-python", "language-json", "language-toml")
 """Languages whose lines may break anywhere; all other code is taken for commands."""

@@ -10,7 +10,7 @@ def table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, k
     """HTML table.
 
     Args:
-        name: What screen readers call the table.
+        name: Name of the table for screen readers.
         columns: Names of the columns, as text. The cells of the first column are the headings of the rows.
         rows: For each row its cells, as HTML.
         kind: CSS classes of the table.

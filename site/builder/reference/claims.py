@@ -1,4 +1,4 @@
-"""The site's claims, each with its tests and measurements. The build fails if one that is named does not exist."""
+"""The site's claims, each with its tests and measurements. The build fails if a named test or record does not exist."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_link(name: str) -> str:
         name: `FILE::TEST` below tests/, or a whole file.
 
     Raises:
-        ValueError: If there is no such test.
+        ValueError: If the test does not exist.
     """
     file, _, test = name.partition("::")
     path = ROOT / "tests" / file

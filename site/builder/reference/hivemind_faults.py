@@ -1,4 +1,4 @@
-"""Faults of hivemind that concern this project, each with the tests of what this project does instead."""
+"""Faults of hivemind that concern this project, each with the tests of this project's remedy."""
 
 from __future__ import annotations
 

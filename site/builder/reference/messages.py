@@ -25,7 +25,7 @@ def fault_count() -> int:
 
 
 def fault_table() -> str:
-    """HTML table of all faults; what the program fills in stands in capitals."""
+    """HTML table of all faults; words that the program fills in stand in capitals."""
     rows = [
         (
             f"<code>{fault.name}</code>",

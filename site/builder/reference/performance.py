@@ -36,7 +36,7 @@ DESCRIPTIONS = {
 """Descriptions of records that programs made with other flags; the others have the description of their program."""
 
 MOST_OPEN_ROWS = 4
-"""Longer tables are folded."""
+"""Most rows of a table that is shown open; longer tables are folded."""
 
 MAIN_FIGURES = {
     "audits": "lies to all",
@@ -57,7 +57,7 @@ MAIN_FIGURES = {
 
 
 def performance_sections() -> str:
-    """Markdown: for each record what was measured, when and on which machine, and all its figures."""
+    """Markdown: for each record its description, date, machine and all its figures."""
     return "\n\n".join(_section(path.stem) for path in sorted(RESULTS.glob("*.json")))
 
 
@@ -88,7 +88,7 @@ def main_figure(name: str) -> dict:
 
 
 def programs() -> dict[str, tuple[str, str]]:
-    """Reads benchmarks/README.md: name of a program -> its folder, and what it measures."""
+    """Reads benchmarks/README.md: name of a program -> its folder, and the description of its measurement."""
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)/(\w+)\.py` \| (.*) \|$", text, re.M)
     return {name: (folder, measures) for folder, name, measures in rows}

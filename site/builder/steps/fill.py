@@ -70,7 +70,7 @@ def _made() -> dict:
 
 
 def _runtime() -> str:
-    """What scripts need to load the browser's Python, as JSON for an HTML attribute."""
+    """Addresses by which scripts load the browser's Python, as JSON for an HTML attribute."""
     assets = load_assets()
     return escape(json.dumps({"folder": site_link(assets.runtime), "lock": assets.lock, "snapshot": assets.snapshot}))
 

@@ -1,8 +1,8 @@
 """Third step of a build: edits the HTML, in the same way for every generator.
 
 Links become relative, terms of the glossary become links, code wraps between words, and the search dialog gets a name
-for screen readers. The theme's script gets a hint with which it starts sooner. Style sheets lose what costs time on
-every element (builder/markup/styles.py). Last, the service worker is written with the list of all files.
+for screen readers. The theme's script gets a hint with which it starts sooner. Style sheets lose rules that cost time
+on every element (builder/markup/styles.py). Last, the service worker is written with the list of all files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from builder.steps.offline import write_service_worker
 
 THEMES_SCRIPT = "assets/javascripts/bundle.*.min.js"
 COMPILE_ALL = "//# allFunctionsCalledOnLoad"
-"""In a script's first line, Chromium reads this as a hint to compile all functions beside the main thread, while the
-script arrives. The theme calls most of its functions as a page opens; one by one they take a quarter of that task."""
+"""Comment in a script's first line, which Chromium reads as a hint to compile all functions beside the main thread,
+while the script arrives. The theme calls most of its functions as a page opens;
+one by one they take a quarter of that task."""
 SEARCH = 'data-md-component="search" role="dialog"'
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("service-worker.js")
 
 LARGE_FOLDERS = ("runtime", "vendor")
-"""The service worker stores a file of these only when a page has loaded it. Their names change with their content."""
+"""Folders whose files the service worker stores only when a page has loaded them.
+The files' names change with their content."""
 
 NOT_KEPT = ("live", "assets/javascripts/lunr")
 """Folders that are never stored: the live run, which changes, and search in languages that the site does not use."""
