@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; a package that is missing is one sentence."""
+    """Runs the command line; reports a missing package in one sentence."""
     try:
         from training.cli import main as run
 

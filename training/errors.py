@@ -5,40 +5,40 @@ A message says what was given, what is accepted and what to do next. The command
 
 
 class TrainingError(Exception):
-    """Something failed although the input is right. Exit code 1."""
+    """Error that is no fault of the input. Exit code 1."""
 
     exit_code = 1
     usual_cure = (
         "Nothing that you typed is wrong. Try again; if it happens again, `python -m training doctor` says whether "
         "this machine has a fault. If it has none, tell the run's maintainer."
     )
-    """What to do, if neither the message nor `cure` says it."""
+    """Advice to show if neither the message nor `cure` has any."""
 
     def __init__(self, message: str = "", *, cure: str = ""):
-        """`cure` says what to do, if the message does not."""
+        """Makes the error; `cure` is advice that the message lacks."""
         super().__init__(message)
         self.cure = cure
 
     @property
     def sentence(self) -> str:
-        """What the program prints before it exits: the message, and what to do."""
+        """Text that the program prints before it exits: the message, and advice."""
         return f"{self} {self.cure}".rstrip()
 
 
 class BeginsAnew(TrainingError):
-    """What has stopped the program will pass, so the program can begin anew."""
+    """Error of a temporary cause, after which the program can begin anew."""
 
 
 class ProcessEnded(BeginsAnew):
-    """A process that the program needs has ended."""
+    """Error for the end of a process that the program needs."""
 
 
 class DiskFilled(BeginsAnew):
-    """The disk has filled up while the program began; at its next beginning it waits for room."""
+    """Error for a full disk while the program began; at its next beginning the program waits for room."""
 
 
 class BadInput(TrainingError):
-    """A flag, file or recipe that cannot be used as it is. Exit code 2."""
+    """Error for a flag, file or recipe that cannot be used as it is. Exit code 2."""
 
     exit_code = 2
     usual_cure = "Change the flag, file or recipe that the message names; `--help` lists the flags."
@@ -52,7 +52,7 @@ class RefusedByRun(TrainingError):
 
 
 def reason_of(error: Exception) -> str:
-    """An error's text without its number and file name: the sentence around it names the file.
+    """Text of an error without its number and file name, for a sentence that names the file.
 
     >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'no such file or directory'
@@ -63,7 +63,7 @@ def reason_of(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""What an error of another library says, as the end of a sentence: its first two lines.
+    r"""First two lines of another library's error, as the end of a sentence.
 
     >>> first_line(RuntimeError("Error in Model:\n\tsize mismatch.\n\tsize mismatch."))
     'Error in Model: size mismatch.'

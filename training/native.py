@@ -23,7 +23,8 @@ from pathlib import Path
 from training.storage.whole import whole_file
 
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-"""No `-ffast-math`: a library linked with it makes the whole process flush denormal numbers to zero."""
+"""Flags of the compiler, without `-ffast-math`: a library linked with it makes the whole process flush denormal numbers
+to zero."""
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_SECONDS, PROBE_SECONDS = 60, 20
 _PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).probe())"
@@ -36,16 +37,16 @@ def cache_folder() -> Path:
 
 
 class NotNative(Exception):
-    """There is no compiled library; the message is the part of a sentence that says why."""
+    """Error for a library that cannot be compiled here; the message is the part of a sentence that says why."""
 
 
 def compiled(source: Path, cache: Path) -> ctypes.CDLL:
-    """The library of a C file; takes a second the first time and a few milliseconds from then on.
+    """Compiles and loads the library of a C file; takes a second the first time and a few milliseconds from then on.
 
     Args:
         source: The C file. It defines `int probe(void)`, which runs its loops and returns 0.
-        cache: Folder for libraries, made if need be. If it cannot be written, or other users can write to it, the
-            library is compiled for this process only.
+        cache: Folder for libraries, made if it does not exist. If it cannot be written, or other users can write to it,
+            the library is compiled for this process only.
 
     Raises:
         NotNative: If there is no C compiler, the compilation fails, or the result does not run here.
@@ -74,7 +75,7 @@ def _compiler() -> list[str]:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """Description of the processor's features, on which `-march=native` depends."""
     lines = [platform.machine(), platform.processor()]
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
@@ -84,7 +85,7 @@ def _processor() -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    """Makes the folder; whether this user alone can write to it, so that what lies there can be trusted."""
+    """Makes the folder. Returns True if only this user can write to it, so that its files can be trusted."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

@@ -34,7 +34,7 @@ LARGEST_RECIPE_BYTES, DEEPEST = 1 << 14, 20
 """Limits of a recipe: its size (ours have up to 5600 bytes), and how deep its tables and lists may be nested. `tomllib`
 takes a second for the worst recipe of this size, and half an hour for a dotted key of 1 MiB."""
 RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
-"""Within the first a recipe must have come; after the second a server that sends nothing is given up."""
+"""Longest time for the download of a recipe, and longest silence of its server."""
 KEPT_CHARACTERS = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Characters that a recipe's texts may have beside the printable ones; Persian, Hindi and emoji need the last two."""
 NOT_IN_DIGEST = {
@@ -61,13 +61,13 @@ class RunConfig(Section):
     title: str
     """The run's name for people."""
     description: str = ""
-    """One sentence on what is trained."""
+    """Description of the run in one sentence."""
     task: Annotated[str, Field(max_length=100)] = TEXT_TO_IMAGE
-    """What is trained: `text-to-image` or `causal-lm`."""
+    """Task of the run: `text-to-image` or `causal-lm`."""
     seed: int = 0
     """Seed of the initial weights, the same for all peers."""
     kind: ClassVar[Literal["pictures", "text"]]
-    """What the shards of such runs hold."""
+    """Kind of samples in the run's shards."""
     model: SerializeAsAny[Section]
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -79,7 +79,8 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _choose_aggregation(cls, fields: Any) -> Any:
-        """Where members may be unvouched for, a recipe that does not choose averages by CenteredClip."""
+        """Sets CenteredClip in a recipe whose members may be unvouched,
+        unless the recipe chooses another aggregation."""
         tables = [fields.get(name) for name in ("swarm", "membership")] if isinstance(fields, dict) else []
         if not tables or not all(isinstance(table, dict) for table in tables):
             return fields
@@ -101,19 +102,20 @@ class RunConfig(Section):
 
     @property
     def calculator_config(self) -> dict[str, Any] | None:
-        """The model as the calculator reads it, `model_type` among its fields; None if only the task knows it."""
+        """The model as the calculator reads it, including `model_type`; None if only the task can tell it."""
         return None
 
     @property
     def calculator_adapters(self) -> dict[str, Any]:
-        """What is trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model."""
+        """Adapters that are trained in place of the model, as fields of `calculator.step.setups.Setup`;
+        empty without adapters."""
         return {}
 
     @property
     def digest(self) -> str:
-        """Hex digest of what all peers must agree on: each field but those of `NOT_IN_DIGEST`.
+        """Hex digest of the fields on which all peers must agree: all except those of `NOT_IN_DIGEST`.
 
-        A maintainer may change these in mid-run; peers that still have the old ones stay in the run.
+        A maintainer may change the fields of `NOT_IN_DIGEST` in mid-run; peers with old values stay in the run.
         """
         fields = self.model_dump(mode="json", exclude=NOT_IN_DIGEST)
         # Sorted, so that the order of the lines in the file does not matter.
@@ -164,7 +166,7 @@ class LanguageRun(RunConfig):
 
     @property
     def calculator_config(self) -> dict[str, Any] | None:
-        """See `RunConfig.calculator_config`; None if the architecture is that of `from`, which has to be read first."""
+        """See `RunConfig.calculator_config`; None if the architecture is read from the weights that `from` names."""
         return self.model.architecture
 
     @property
@@ -178,7 +180,7 @@ RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: La
 
 
 def run_of(fields: Mapping[str, Any]) -> RunConfig:
-    """The run that a recipe's fields describe.
+    """Makes the configuration of a run from a recipe's fields.
 
     Raises:
         ValidationError: If a field is wrong.
@@ -202,13 +204,13 @@ def load_recipe(source: str) -> RunConfig:
         source: The name of a recipe of the project, a path to a TOML file, or an http(s) URL of one.
 
     Raises:
-        BadInput: If it cannot be found, is not TOML, or a field is wrong; the message names the field.
+        BadInput: If the recipe cannot be found, is not TOML, or a field is wrong; the message names the field.
     """
     return parse_recipe(read_recipe(source), source=source)
 
 
 def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
-    """A recipe from its TOML text; see `load_recipe`."""
+    """Parses a recipe from its TOML text; raises as `load_recipe` does."""
     fields = _fields(text, source)
     try:
         return run_of(fields)
@@ -225,10 +227,10 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
 
 
 def _fields(text: str, source: str) -> dict[str, Any]:
-    """A recipe's fields.
+    """Parses a recipe's fields from TOML.
 
     Raises:
-        BadInput: If the text is too long, or no TOML.
+        BadInput: If the text is too long, or is not TOML.
     """
     if len(text) > LARGEST_RECIPE_BYTES:
         raise BadInput(f"{source} has more than {LARGEST_RECIPE_BYTES} characters.", cure="Give a recipe.")
@@ -274,7 +276,7 @@ def _is_deep(fields: dict[str, Any]) -> bool:
 
 
 def read_recipe(source: str) -> str:
-    """The recipe's text, unparsed; arguments as in `load_recipe`."""
+    """Reads the text of a recipe; argument and errors as in `load_recipe`."""
     if source.startswith(("http://", "https://")):
         try:
             how = {"most_bytes": LARGEST_RECIPE_BYTES, "seconds": RECIPE_SECONDS, "silence_seconds": SILENCE_SECONDS}

@@ -30,7 +30,7 @@ Seconds = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the list.")]
 
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""`_check_others` refuses those that `join` does not have either."""
+"""Settings that let unknown flags through; `_check_others` refuses flags that `join` does not have either."""
 
 
 def run(
@@ -81,10 +81,11 @@ def run(
 
 
 def _check_address(given: str) -> None:
-    """Refuses what is neither the full address of a peer nor a site's; `join` does so by hivemind, which may be broken.
+    """Refuses an address that is neither a peer's full address nor a site's.
+    `join` checks by hivemind, which may be broken.
 
     Raises:
-        BadInput: If it is neither.
+        BadInput: If the address is neither.
     """
     if not re.fullmatch(r"https?://.+|/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d{1,5}/p2p/\w+", given):
         raise BadInput(
@@ -94,10 +95,10 @@ def _check_address(given: str) -> None:
 
 
 def _check_others(context: typer.Context) -> None:
-    """Refuses flags that neither this command nor `join` has; those that only `join` has make no difference here.
+    """Refuses flags that neither this command nor `join` has; flags that only `join` has are ignored.
 
     Raises:
-        BadInput: If there is one.
+        BadInput: If there is such a flag.
     """
     of_join = context.parent.command.get_command(context, "join").params
     known = {flag for option in of_join for flag in (*option.opts, *option.secondary_opts)}

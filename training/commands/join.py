@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from training.recipe import RunConfig
 
 LEAVE_SECONDS = 10.0
-"""A volunteer may take so long to leave: it waits for an average that runs, says goodbye, and keeps its weights."""
+"""Longest time of a volunteer's exit: it waits for a running average, tells the others that it leaves,
+and saves its weights."""
 
 
 def _advanced(*names: str, **facts: object) -> typer.models.OptionInfo:
@@ -192,7 +193,7 @@ def _ask_for_token(config: RunConfig) -> None:
 
 
 def _hub_token() -> str | None:
-    """The token of this machine; None if there is none."""
+    """Reads this machine's Hugging Face token; None if there is none."""
     from huggingface_hub import get_token
 
     return get_token()

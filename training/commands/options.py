@@ -46,7 +46,7 @@ def writable(log: Path | None) -> Path | None:
     """Returns the file of `--log-json` once it has opened it, before anything slow is loaded.
 
     Raises:
-        BadInput: If it cannot be written.
+        BadInput: If the file cannot be written.
     """
     EventLog(log)
     return log
@@ -72,14 +72,14 @@ Temperature = Annotated[
 
 
 def refuse(kind: str, flags: Mapping[str, object]) -> None:
-    """Refuses flags that mean nothing for what a checkpoint makes.
+    """Refuses flags that do not apply to a checkpoint's kind of model.
 
     Args:
-        kind: What it makes, `pictures` or `text`.
-        flags: Flag -> its value; None if it was not given.
+        kind: Output of the checkpoint's model, `pictures` or `text`.
+        flags: Flag -> its value; None if the flag was not given.
 
     Raises:
-        BadInput: If one was given.
+        BadInput: If one of the flags was given.
     """
     if given := [flag for flag, value in flags.items() if value is not None]:
         raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(given)} means nothing. Omit these flags.")

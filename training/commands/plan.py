@@ -134,7 +134,7 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
 
 
 def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by what they store."""
+    """Bytes that training takes, by their use."""
     gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
     return {
         "weights": gpu_memory.weights,

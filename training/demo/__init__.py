@@ -1,1 +1,1 @@
-"""The whole run on one machine."""
+"""The demo: a whole run on one machine."""

@@ -19,11 +19,12 @@ class Part:
     """One program of the demo, in its own session together with all that it starts.
 
     Args:
-        name: Its name in messages.
+        name: Name of the program in messages.
         command: Program and arguments.
-        log: Receives its output; an older log is replaced. A role's event log is next to it, with the suffix `.jsonl`.
-        output: Receives standard output in place of the log: a file descriptor or `subprocess.PIPE`.
-        threads: Threads that it may compute with; None: no limit.
+        log: File that receives the program's output; an older log is replaced.
+            A role's event log is next to it, with the suffix `.jsonl`.
+        output: File descriptor or `subprocess.PIPE` that receives standard output in place of the log.
+        threads: Most threads with which the program computes; None: no limit.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Part:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; the negative signal number if a signal ended it, None while it runs."""
+        """Exit code of the program; the negative signal number if a signal ended it, None while it runs."""
         return self.process.poll()
 
     def send(self, signal_number: int) -> None:
@@ -56,7 +57,7 @@ class Part:
             self.process.send_signal(signal_number)
 
     def failure(self, what: str) -> TrainingError:
-        """An error that names the part, how it ended, its log and the log's last lines."""
+        """Makes an error that names the part, its end, its log and the log's last lines."""
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
         lines = "".join(f"\n    {line}" for line in tail)
         return TrainingError(f"{self.name} {what} ({ending(self.exit_code)}). Its log: {self.log}{lines}")
@@ -68,7 +69,8 @@ def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
 
 
 def sweep(parts: Sequence[Part]) -> None:
-    """Kills what is left of the parts, except torch's shared-memory manager, which frees their memory and then ends."""
+    """Kills remaining processes of the parts, except torch's shared-memory manager,
+    which frees their memory and then ends."""
     kill_marked(part.mark for part in parts)
     for part in parts:
         with suppress(subprocess.TimeoutExpired):

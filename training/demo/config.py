@@ -1,4 +1,4 @@
-"""The demo's settings, and the command that starts it again with the same ones."""
+"""The demo's settings, and the command that starts the demo again with equal settings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class DemoConfig:
 
     recipe: str = "demo"
     run_dir: Path = Path("runs/demo")
-    """Holds everything that the run produces; a second start in the same folder continues the run."""
+    """Folder of everything that the run produces; a second start in this folder continues the run."""
     site: Path | None = None
     """Built site to serve."""
     port: int | None = None
     """Port of the site; None: 8000, or a free one if that is taken."""
     volunteers: int = 3
     epochs: int | None = None
-    """Stop once the run has done this many; None: continue until Ctrl-C."""
+    """Number of epochs after which the demo stops; None: it continues until Ctrl-C."""
     pictures: int = 12_000
     """Pictures to draw for training."""
     stories: int = 100_000

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 LINE_SECONDS = 10.0
-"""Without a terminal, a status line is printed this often."""
+"""Interval at which a status line is printed if there is no terminal."""
 
 
 @contextmanager

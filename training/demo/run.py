@@ -45,7 +45,7 @@ NAMES = ("ada", "grace", "alan", "barbara", "edsger", "frances", "donald", "radi
 READY_SECONDS = 120.0
 """Longest wait for a part to be ready; most of it is importing on a slow machine."""
 STALL_SECONDS = 600.0
-"""The demo fails if no epoch ends within this time."""
+"""Longest time without the end of an epoch, after which the demo fails."""
 MONITOR_STOP_SECONDS = 3.0
 """Longest time that the monitor may take for a last checkpoint, while the volunteers still serve their state."""
 STOP_SECONDS, LAST_SECONDS = 5.0, 8.0

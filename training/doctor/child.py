@@ -1,4 +1,4 @@
-"""The doctor's children, which use what may hang or crash: torch and the GPU's driver, or hivemind's network daemon.
+"""Child programs of the doctor for libraries that may hang or crash: torch and the GPU's driver, or hivemind's daemon.
 
 Arguments: `compute` or `network`; how many seconds it may live; `Asked` as JSON. It writes one line of JSON for each
 check, with its name and findings, as soon as they are known: what it has written before it crashes counts.
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def answer(check: str, findings: list[Finding] | Finding) -> None:
-    """Writes what a check has found, from any thread."""
+    """Writes the findings of a check; may be called from any thread."""
     several = [findings] if isinstance(findings, Finding) else findings
     with _lock:
         print(json.dumps([check, [asdict(finding) for finding in several]]), flush=True)

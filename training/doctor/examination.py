@@ -1,7 +1,7 @@
 """Runs all checks at once within a time, and puts their findings in order.
 
-Checks run in threads or in child programs. A thread cannot be ended, so one that takes too long is left behind; what it
-waits for ends with the program. Children are killed.
+Checks run in threads or in child programs. A thread cannot be ended, so a thread that takes too long is left running
+until the program ends. Children are killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.errors import reason_of
 LIFE_MARGIN_SECONDS = 10.0
 """If the doctor is killed, its children end themselves this long after the examination's end."""
 END_SECONDS = 1.0
-"""Longest wait for the end of a child that was killed: what hangs in a driver cannot be killed."""
+"""Longest wait for the end of a killed child: a process that hangs in a driver does not end."""
 
 TOO_SLOW = Fault(
     name="check-too-slow",
@@ -45,12 +45,12 @@ CHECK_FAILED = Fault(
 FAULTS = (TOO_SLOW, CHECK_FAILED)
 
 Answer = Callable[[str, list[Finding]], None]
-"""Takes the name of a check and what it has found."""
+"""Function that takes the name of a check and its findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question, and what answers it: a function in a thread, or a child."""
+    """Question about this machine, with the function (in a thread) or child that answers it."""
 
     name: str
     """Name for people, such as `open files`."""
@@ -58,11 +58,11 @@ class Check:
     child: str = ""
     """Name of the child that answers; see `training.doctor.child`."""
     broken: Fault = CHECK_FAILED
-    """What it means if the child ends before it has answered."""
+    """Fault to report if the child ends before it has answered."""
 
 
 def run_checks(checks: Sequence[Check], asked: Asked, *, limit_seconds: float = LIMIT_SECONDS) -> list[Finding]:
-    """The findings of all checks, in the checks' order; takes at most about `limit_seconds`."""
+    """Runs all checks at once; returns their findings in the checks' order after at most about `limit_seconds`."""
     began = time.monotonic()
     answers: dict[str, list[Finding]] = {}
     news = threading.Condition()
@@ -109,8 +109,8 @@ class _Child:
 
     Args:
         name: See `training.doctor.child`.
-        asked: What the volunteer gave.
-        life_seconds: It ends itself after so long, in case the doctor is killed.
+        asked: Flags that the volunteer gave.
+        life_seconds: Time after which the child ends itself, in case the doctor is killed.
     """
 
     def __init__(self, name: str, asked: Asked, life_seconds: float):
@@ -127,7 +127,8 @@ class _Child:
         )
 
     def pass_on(self, checks: Sequence[Check], answer: Answer) -> None:
-        """Passes its answers on as they come; if it ends too early, says so for the checks without one."""
+        """Passes the child's answers on as they come; if the child ends too early,
+        reports the checks without an answer."""
         left, last_line = {check.name: check for check in checks}, ""
         for line in self._process.stdout:
             try:
@@ -144,7 +145,7 @@ class _Child:
             answer(check.name, [skipped(f"Not checked. {told}") if number else check.broken.found(told)])
 
     def end(self) -> None:
-        """Kills it and all that it has started."""
+        """Kills the child and all processes that it has started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What the volunteer gave, and what several checks need of it: the recipe and the manifest, each read once."""
+"""The volunteer's flags, and facts that several checks need: the recipe and the manifest, each read once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECIPE_SECONDS = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the volunteer gave, as `join` takes it."""
+    """Flags that the volunteer gave, as `join` has them."""
 
     recipe: str | None = None
     """A name, a TOML file or a URL."""
@@ -41,7 +41,7 @@ class Facts:
     """The recipe and the manifest: each is read once; a second question gets the same answer, or the same error.
 
     Args:
-        asked: What the volunteer gave.
+        asked: Flags that the volunteer gave.
     """
 
     def __init__(self, asked: Asked):
@@ -53,10 +53,10 @@ class Facts:
         self._lock = threading.Lock()
 
     def run(self) -> RunConfig:
-        """The recipe, if one was given.
+        """The recipe; None if no recipe was given.
 
         Raises:
-            TrainingError: As `load_recipe`, or if it does not arrive within `RECIPE_SECONDS`.
+            TrainingError: If the recipe cannot be read, or does not arrive within `RECIPE_SECONDS`.
         """
         try:
             return self._run.result(max(0.0, self._late_at - time.monotonic()))
@@ -64,7 +64,7 @@ class Facts:
             raise TrainingError(f"{self.asked.recipe} has not arrived within {RECIPE_SECONDS:g} s.") from None
 
     def run_or_none(self) -> RunConfig | None:
-        """The recipe; None if none was given or it cannot be read."""
+        """The recipe; None if no recipe was given or it cannot be read."""
         if self._run is not None:
             with suppress(TrainingError):
                 return self.run()

@@ -1,4 +1,4 @@
-"""What a check finds: that all is well, or a fault by its name, with the reason and the remedy."""
+"""Findings of checks: nothing is wrong, or a fault by its name, with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Finding:
 
     level: Level
     found: str
-    """What the check saw, with its figures."""
+    """Observation of the check, as a sentence with figures."""
     name: str = ""
     """Name of the fault; empty if there is none."""
     why: str = ""
-    """What happens in training because of it."""
+    """Effect of the fault on training; empty without a fault."""
     remedy: str = ""
     check: str = ""
     """Name of the check, which the examination fills in."""
@@ -27,20 +27,20 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One thing that can be wrong."""
+    """Fault that a check can find."""
 
     name: str
     why: str
     remedy: str
-    """Words in braces are filled in by `found`."""
+    """Advice; `found` fills in the words in braces."""
     level: Literal["warning", "fault"] = "fault"
 
     def found(self, text: str, **words: object) -> Finding:
-        """The finding that this machine has the fault.
+        """Makes the finding that this machine has the fault.
 
         Args:
-            text: What the check saw, as a sentence.
-            words: For the braces in the remedy.
+            text: Observation of the check, as a sentence.
+            words: Words for the braces in the remedy.
         """
         return Finding(level=self.level, name=self.name, found=text, why=self.why, remedy=self.remedy.format_map(words))
 

@@ -18,12 +18,12 @@ MARKS: dict[Level, tuple[str, str]] = {
 
 
 def can_join(findings: Sequence[Finding]) -> bool:
-    """Returns whether no finding would stop `join`."""
+    """Returns True if no finding would stop `join`."""
     return not any(finding.level == "fault" for finding in findings)
 
 
 def as_json(findings: Sequence[Finding], seconds: float) -> str:
-    """One JSON object: `can_join`, `seconds`, `findings`."""
+    """Formats findings as one JSON object with `can_join`, `seconds` and `findings`."""
     return json.dumps(
         {
             "can_join": can_join(findings),
@@ -34,7 +34,7 @@ def as_json(findings: Sequence[Finding], seconds: float) -> str:
 
 
 def show(findings: Sequence[Finding], seconds: float) -> None:
-    """Prints a line for each finding, then what to do about those that are not well."""
+    """Prints a line for each finding, then the remedies of faults and warnings."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -65,7 +65,7 @@ def show(findings: Sequence[Finding], seconds: float) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One sentence on all findings."""
+    """Sums up all findings in one sentence."""
     faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
     counts = f"{faults} fault{'s' * (faults != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     if faults:

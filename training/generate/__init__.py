@@ -1,1 +1,1 @@
-"""Draws pictures and texts of prompts, judges them, and measures a model by them."""
+"""Draws pictures and continues texts of prompts, judges the results, and measures a model by them."""

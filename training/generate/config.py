@@ -10,7 +10,7 @@ from training.section import Positive, Section
 
 
 class PromptsConfig(Section):
-    """How often a model draws, or continues, the fixed prompts, and how it samples."""
+    """Fixed prompts of a run, the interval at which the model draws or continues them, and its sampling."""
 
     pictures_every_epochs: Positive = 100
     """Epochs between two drawings, or continuations, of the fixed prompts."""

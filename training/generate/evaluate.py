@@ -1,4 +1,4 @@
-"""A run's quality figure: how many generated pictures show what their prompt says.
+"""A run's quality figure: the share of generated pictures that match their prompt.
 
 Two judges: a fixed rule that looks at the pixels, for captions of coloured shapes, and CLIP, for all others.
 """
@@ -25,7 +25,7 @@ says."""
 CLIP_CHOICES = 10
 """Prompts from which CLIP chooses a picture's own, so chance is one in ten."""
 CHANCE_ROUNDS = 5
-"""Each picture is judged by this many other prompts to measure chance."""
+"""Number of other prompts by which each picture is judged to measure chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ def write_gallery(folder: Path) -> Path:
     """Writes both pages beside a folder's `pictures.json` and returns the one to open.
 
     Raises:
-        BadInput: If there is no such file.
+        BadInput: If there is no `pictures.json`.
     """
     try:
         facts = json.loads((folder / PICTURES_FILE).read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ FULL_CONTRAST = 0.72
 """A pixel has a thing's unmixed colour if its contrast is at least this share of the thing's strongest contrast."""
 
 MIN_PIXELS, MIN_SHARE = 14, 0.12
-"""Smaller specks, in pixels or as a share of the largest thing, are noise."""
+"""Least size of a thing, in pixels and as a share of the largest thing; smaller specks are noise."""
 
 MAX_COLOUR_DISTANCE, MIN_PURITY = 75.0, 0.7
 """Largest distance of a thing's median colour from the palette's, and smallest share of its inside that has this
@@ -46,7 +46,7 @@ from a square by 0.05, a square without a corner by 0.03.
 """
 
 SMALL_BELOW, LARGE_ABOVE = 23.0, 35.0
-"""Root of the box's area, in pixels: below is small, above is large."""
+"""Limits of the root of the box's area, in pixels: a thing below the first is small, above the second large."""
 
 CENTRE_WITHIN, ASIDE_FROM, APART = 7.0, 4.5, 6.0
 """Distances in pixels: the farthest from the middle that counts as the centre; the nearest that counts as off-centre;
@@ -58,24 +58,25 @@ class SeenThing:
     """One thing found in a picture. Lengths are in pixels of a picture of `SIDE`."""
 
     shape: str | None
-    """None if it is not similar enough to any shape."""
+    """Shape of the thing; None if it is not similar enough to any shape."""
     colour: str | None
-    """None if it does not have a single colour of the palette."""
+    """Colour of the thing; None if it does not have a single colour of the palette."""
     overlap: float
     """Intersection over union with the best shape's outline, 0 to 1."""
     stray: float
     """The area missing or in excess more than a pixel from that outline, as a share of the shape's area."""
     x: float
-    """Middle of its box, from the left."""
+    """Middle of the thing's box, from the left."""
     y: float
-    """Middle of its box, from the top."""
+    """Middle of the thing's box, from the top."""
     extent: float
-    """Root of its box's area."""
+    """Root of the area of the thing's box."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """Statements of the caption that are right in the picture. What the caption does not say counts as right."""
+    """Statements of the caption that are right in the picture.
+    Qualities that the caption does not name count as right."""
 
     shape: bool
     """Every named thing is present in its shape, and no other shape is."""
@@ -139,7 +140,7 @@ def judge(picture: np.ndarray, caption: str) -> Judgement:
 
 
 def look(picture: np.ndarray) -> tuple[str, tuple[SeenThing, ...]]:
-    """The background's colour and the things in front of it, largest first. Arguments and errors as in `judge`."""
+    """Finds the background's colour and the things in front of it, largest first. Argument and errors as in `judge`."""
     picture = np.asarray(picture)
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.shape[0] != picture.shape[1]:
         raise BadInput(

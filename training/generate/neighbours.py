@@ -44,7 +44,7 @@ class Neighbours:
 def find_neighbours(
     clip: Clip, queries: Sequence[np.ndarray], pictures: Sequence[np.ndarray], captions: Sequence[str], *, count: int
 ) -> list[Neighbours]:
-    """The nearest samples of each query.
+    """Finds the nearest training samples of each query.
 
     Args:
         clip: The model that embeds them.
@@ -79,7 +79,7 @@ def read_queries(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """Pictures by their path: files, and those that a folder's `pictures.json` names.
 
     Raises:
-        BadInput: If one cannot be read or is not square.
+        BadInput: If a picture cannot be read or is not square.
     """
     files: list[Path] = []
     for path in paths:

@@ -24,7 +24,7 @@ MOVES: tuple[Box, ...] = (
 
 
 def best_shape(coverage: np.ndarray) -> tuple[str, float]:
-    """The shape that fits the box's contents best, and how well (intersection over union, 0 to 1)."""
+    """Finds the shape that fits the box's contents best, and its overlap (intersection over union, 0 to 1)."""
     height, width = coverage.shape
     overlaps = {shape: _overlap(shape, coverage, (0, height, 0, width)) for shape in SHAPES}
     best = max(overlaps, key=overlaps.__getitem__)
@@ -32,7 +32,7 @@ def best_shape(coverage: np.ndarray) -> tuple[str, float]:
 
 
 def stray_from(shape: str, coverage: np.ndarray, box: Box) -> float:
-    """The share of the shape by which a thing differs from its outline, ignoring deviations of up to a pixel.
+    """Share of the shape by which a thing differs from its outline, ignoring deviations of up to a pixel.
 
     The outline is first moved to where it fits best: a codec's smear at one side widens the thing's box, but should not
     move the outline.
@@ -86,7 +86,7 @@ def _outlines(shape: str) -> tuple[np.ndarray, ...]:
 
 
 def _outline(shape: str, height: int, width: int) -> tuple[np.ndarray, float]:
-    """The shape's coverage in a box of these sides, and how well its proportions fit the box, 0 to 1."""
+    """Computes the shape's coverage in a box of these sides, and the fit of its proportions to the box, 0 to 1."""
     # The nearest in size, so that resizing hardly blurs it.
     outline = min(_outlines(shape), key=lambda outline: abs(outline.size - height * width))
     squeeze = (outline.shape[1] / outline.shape[0]) / (width / height)

@@ -70,7 +70,7 @@ class Picture:
     prompt: str
     """The caption that the picture should show."""
     seed: int
-    """This seed, with the same weights and sampling, gives the same picture again."""
+    """Seed of the picture; with equal weights and sampling it gives an equal picture."""
     codes: np.ndarray
     """uint16 (G * G), row by row."""
     pixels: np.ndarray
@@ -137,7 +137,7 @@ def drawer(
     total: int,
     show: Callable[[str, int, int], None],
 ) -> Callable[[Sequence[str], int], list[Picture]]:
-    """A function that draws prompts with a checkpoint, from a given seed on, and shows its progress.
+    """Makes a function that draws prompts with a checkpoint, from a given seed on, and shows its progress.
 
     Args:
         loaded: The checkpoint.
@@ -166,7 +166,7 @@ def drawer(
 
 
 def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) -> tuple[ImageCodec, Tokenizer]:
-    """The codec and tokenizer of a checkpoint, from the shards on which it was trained.
+    """Loads the codec and tokenizer of a checkpoint from the shards on which it was trained.
 
     Args:
         checkpoint: Result of `load_checkpoint`.
@@ -191,10 +191,10 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
 
 
 def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = "train") -> Shards:
-    """The shards on which a checkpoint was trained, opened at their present location.
+    """Opens the shards on which a checkpoint was trained, at their present location.
 
     Raises:
-        BadInput: If they are not found, have no such split, or have the codes of another codec.
+        BadInput: If the shards are not found, have no such split, or have the codes of another codec.
     """
     from training.data.store.sets import open_shards
 
@@ -261,7 +261,7 @@ def make_folder(folder: Path) -> None:
     """Creates the folder for pictures before they are drawn, so that a failure does not waste the drawing.
 
     Raises:
-        BadInput: If it cannot be created or written to.
+        BadInput: If the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

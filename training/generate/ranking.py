@@ -19,7 +19,7 @@ class Ranked:
 
     prompt: str
     pictures: tuple[Picture, ...]
-    """Best first."""
+    """Kept pictures, the best first."""
     kept_scores: tuple[float, ...]
     """Scores of `pictures`."""
     scores: tuple[float, ...]
@@ -29,11 +29,11 @@ class Ranked:
 def draw_best(
     draw: Draw, clip: Clip, prompts: Sequence[str], *, candidates: int, keep: int, seed: int = 0
 ) -> list[Ranked]:
-    """Draws candidates of each prompt, scores them, and keeps the best; one prompt's candidates are in memory.
+    """Draws candidates of each prompt, scores them, and keeps the best. Memory holds the candidates of one prompt.
 
     Args:
-        draw: The function that draws them.
-        clip: The model that scores them.
+        draw: Function that draws the candidates.
+        clip: Model that scores the candidates.
         prompts: Captions to draw.
         candidates: Pictures per prompt.
         keep: Pictures to keep per prompt.

@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, progress: Progress) -> Clip:
-    """The small CLIP in a run's folder; it is trained and stored there if it is missing or belongs to other shards.
+    """Loads the small CLIP of a run's folder; trains and stores it if it is missing or belongs to other shards.
 
     Args:
         folder: The run's folder; the model is in `clip/` in it.
@@ -66,13 +66,13 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
 def clip_of_run(
     checkpoint: Checkpoint, source: str | None, *, codec: ImageCodec, shards: str | None, progress: Progress
 ) -> Clip:
-    """The CLIP model that ranks a checkpoint's pictures.
+    """Loads the CLIP model that ranks a checkpoint's pictures.
 
     Args:
         checkpoint: A checkpoint of the run.
         source: Folder or name of a CLIP model; None: ViT-B/32 if the codec is VQ-GAN, else the run's own small CLIP.
         codec: The run's codec.
-        shards: Location of its shards, if they have been moved.
+        shards: Location of the run's shards, if they have been moved.
         progress: Called with the progress of training, if that is needed.
 
     Raises:
@@ -180,7 +180,7 @@ def _config(transformers, tokenizer, side: int):
 
 
 def _tokenizer(captions: list[str]):
-    """A word-level tokenizer of the captions' words that marks the beginning and end of a sentence."""
+    """Trains a word-level tokenizer of the captions, which marks the beginning and end of a sentence."""
     import tokenizers
     from tokenizers.models import WordLevel
     from tokenizers.normalizers import Lowercase

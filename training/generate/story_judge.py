@@ -1,9 +1,9 @@
-"""Judges continued stories by rules: is each sentence one of the grammar, and does it follow from those before it?
+"""Judges continued stories by rules: each sentence must be of the grammar,
+and must follow from the sentences before it.
 
 The judge reads a story sentence by sentence, as `training.data.demo.stories` could have made it, and keeps account of
-who
-has what, who is where and who is with whom. The first sentence that contradicts the account gives the reason. It does
-not know the plots: any order of sentences is right in which each one fits the facts.
+who has what, who is where and who is with whom. The first sentence that contradicts the account gives the reason. It
+does not know the plots: any order of sentences is right in which each one fits the facts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from training.errors import BadInput
 from training.generate.evaluate import wilson_interval
 
 MOST_SENTENCES = 6
-"""No plot has more."""
+"""Most sentences of a story; no plot has more."""
 OPENING_KINDS = frozenset({"has", "goes", "loses", "hides", "is with", "needs"})
 """Kinds of sentences that state a fact which nothing before explains; they stand in the opening only."""
 EXAMPLE = "Anna has a red ball. She goes to the garden with Tom."
@@ -31,15 +31,15 @@ class StoryVerdict:
     grammatical: bool
     """True if the grammar can make every sentence."""
     consistent: bool
-    """No sentence contradicts those before it; False where the story is not grammatical."""
+    """True if the story is grammatical and no sentence contradicts the sentences before it."""
     ends: bool
-    """The last sentence tells how it ended, and nothing follows."""
+    """True if the last sentence is an ending, and nothing follows."""
     reason: str = ""
     """The first fault; empty if the story is good."""
 
     @property
     def good(self) -> bool:
-        """Returns whether the story has no fault."""
+        """True if the story has no fault."""
         return self.grammatical and self.consistent and self.ends
 
 
@@ -60,7 +60,7 @@ class StoryShare:
 
 
 class _Contradiction(Exception):
-    """A sentence does not fit those before it; the text says why."""
+    """Error for a sentence that does not fit the sentences before it; the text says why."""
 
 
 def judge_story(prompt: str, continuation: str) -> StoryVerdict:
@@ -71,7 +71,7 @@ def judge_story(prompt: str, continuation: str) -> StoryVerdict:
         continuation: The rest, without the token that ends a text.
 
     Raises:
-        BadInput: If the prompt itself is not a beginning that the grammar can make.
+        BadInput: If the grammar cannot make the prompt.
     """
     beginning = _read(prompt)
     if not beginning.grammatical or not beginning.consistent:
@@ -84,11 +84,11 @@ def judge_story(prompt: str, continuation: str) -> StoryVerdict:
 def evaluate_stories(
     prompts_by_kind: Mapping[str, Sequence[str]], continue_: Callable[[Sequence[str]], Sequence[str]]
 ) -> dict[str, StoryShare]:
-    """Lets a model continue prompts, and judges what it wrote.
+    """Lets a model continue prompts, and judges the continuations.
 
     Args:
         prompts_by_kind: Kind -> prompts, as `training.data.demo.stories.prompts` makes them.
-        continue_: Gives for prompts their continuations, each as far as the end of the text.
+        continue_: Returns the continuations of prompts, each up to the end of its text.
 
     Raises:
         BadInput: If a kind has no prompt, a prompt is not of the grammar, or `continue_` gives another number of texts.
@@ -137,7 +137,7 @@ def parse_sentence(sentence: str) -> tuple[str, dict[str, str]] | None:
 
 
 def _read(text: str) -> StoryVerdict:
-    """The verdict on a text, read from its beginning."""
+    """Judges a text, sentence by sentence from its beginning."""
     sentences = [sentence.strip() for sentence in re.findall(r"[^.]*\.|[^.]+$", text.strip())]
     if len(sentences) > MOST_SENTENCES:
         return StoryVerdict(grammatical=False, consistent=False, ends=False, reason="the story is too long")
@@ -178,9 +178,9 @@ class _Account:
     owners: dict[str, str] = field(default_factory=dict)
     """Thing -> its owner; a thing that is lost or hidden is not in it."""
     former: dict[str, str] = field(default_factory=dict)
-    """Thing -> its owner before."""
+    """Thing -> its previous owner."""
     lies: dict[str, str] = field(default_factory=dict)
-    """Lost or hidden thing -> where it is."""
+    """Lost or hidden thing -> its place."""
     places: dict[str, str] = field(default_factory=dict)
     """Person -> place."""
     company: frozenset[str] = frozenset()
@@ -196,12 +196,12 @@ class _Account:
     needs: dict[str, str] = field(default_factory=dict)
     """Person -> need."""
     helps: dict[str, str] = field(default_factory=dict)
-    """Person -> what was given against the need."""
+    """Person -> help that was given against the need."""
     well: set[str] = field(default_factory=set)
     """People whose need is over."""
 
     def follow(self, kind: str, words: dict[str, str]) -> None:
-        """Takes in the next sentence, or raises `_Contradiction`."""
+        """Updates the account by the next sentence; raises `_Contradiction` if the sentence does not fit."""
         opening = self.told < OPENING_SENTENCES
         _must(not self.ended, "the story goes on after its end")
         _must(opening or kind not in OPENING_KINDS, "a new beginning within the story")

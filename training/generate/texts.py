@@ -25,7 +25,7 @@ KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 
 
 def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextTokenizer:
-    """The tokenizer of a language model, from the shards on which it was trained.
+    """Loads the tokenizer of a language model from the shards on which it was trained.
 
     Args:
         checkpoint: Result of `load_checkpoint`.
@@ -49,8 +49,8 @@ def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
     Adapters are merged into the weights beside which they were trained.
 
     Args:
-        source: A checkpoint's folder, or one of checkpoints, whose latest is taken.
-        folder: To write; an older one is replaced.
+        source: Folder of a checkpoint, or a folder of checkpoints, of which the latest is written.
+        folder: Folder to write; an older one is replaced.
         shards: Folder or address of the shards, if they have been moved.
 
     Raises:
@@ -69,7 +69,7 @@ def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
 def continued(
     model: LanguageModel, tokenizer: TextTokenizer, prompt: str, *, sampling: Sampling, most_tokens: int, seed: int
 ) -> Iterator[str]:
-    """The text that follows a prompt, in pieces, to the end of the document or the most tokens.
+    """Yields the text that follows a prompt, in pieces, up to the end of the document or `most_tokens`.
 
     Args:
         model: The model, in evaluation mode.

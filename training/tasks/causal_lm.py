@@ -54,7 +54,7 @@ class CausalLanguageModel(Task):
 
     @property
     def vocab_size(self) -> int:
-        """Ids for which the model has room."""
+        """Number of ids for which the model has room."""
         return self._paper.vocab_size
 
     def calculator_config(self) -> dict[str, Any]:

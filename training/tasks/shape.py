@@ -1,4 +1,4 @@
-"""The shape of a run's model, without PyTorch where the recipe alone says it all."""
+"""The shape of a run's model, without PyTorch if the recipe alone describes the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from training.tasks.task import ModelShape
 def shape_of(run: RunConfig) -> ModelShape:
     """The shape of a run's model, as `Task.shape` gives it.
 
-    Needs no PyTorch if the recipe says it all, so the site's pages are built where PyTorch is not installed.
+    Needs no PyTorch if the recipe alone describes the model, so the site is built where PyTorch is not installed.
 
     Raises:
         BadInput: If the model cannot be built.
-        TrainingError: If its description has to be fetched and cannot be.
+        TrainingError: If the model's description cannot be fetched.
     """
     config = run.calculator_config
     if config is not None and isinstance(run, TextToImageRun):

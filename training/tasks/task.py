@@ -1,4 +1,4 @@
-"""A task: what a run trains. The interface between it and everything else: peers, plans, monitor, checkpoints."""
+"""Interface of a task, the model and samples of a run, to everything else: peers, plans, monitor, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ModelShape:
     reversible: bool
     """See `Task.reversible`."""
     adapters: Mapping[str, Any] = field(default_factory=dict)
-    """Adapters that are trained in place of the model, as fields of `calculator.step.setups.Setup`; empty: the model is
-    trained."""
+    """Adapters that are trained in place of the model, as fields of `calculator.step.setups.Setup`;
+    empty without adapters."""
 
 
 class Losses(Protocol):
@@ -50,7 +50,7 @@ class TrainedModel(Protocol):
         """Losses of a micro-batch, whose tensors are those of `Batch.inputs`.
 
         Args:
-            inputs: On the model's device; the first dimension is the sample.
+            inputs: Tensors on the model's device; the first dimension is the sample.
             stored_layers: The number of layers, from the last, that keep their activations for backward.
         """
 
@@ -58,23 +58,23 @@ class TrainedModel(Protocol):
     """The recipe's `[model]`."""
 
     def stored_layers(self, micro_batch_size: int, budget_bytes: int | None, dtype: torch.dtype | None = None) -> int:
-        """Layers that keep their activations within a budget; None keeps all, 0 none."""
+        """Number of layers that keep their activations within a budget; None keeps all, 0 none."""
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """Kernels that compute attention, and the reason."""
+        """Chooses the kernels that compute attention; returns them with the reason."""
 
 
 class Task(ABC):
-    """What one run trains: a model, and samples for it.
+    """Task of a run: its model, and the samples for the model.
 
     Args:
-        run: Its recipe.
+        run: Recipe of the run.
     """
 
     name: ClassVar[str]
-    """Name in recipes."""
+    """Name of the task in recipes."""
     run_config: ClassVar[type[RunConfig]]
-    """Class that its recipes are read into."""
+    """Class into which recipes of the task are read."""
 
     def __init__(self, run: RunConfig):
         self.run = run
@@ -83,21 +83,22 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> TrainedModel:
-        """The model with its initial weights, equal on all machines; on the meta device if that is the default one."""
+        """Builds the model with its initial weights, equal on all machines;
+        on the meta device if PyTorch's default is that."""
 
     def build_trained_part(self) -> TrainedModel:
         """Builds a model that has memory for its trained part at least: enough to receive weights and to save them."""
         return self.build_model()
 
     def describes(self, model: TrainedModel) -> bool:
-        """Returns whether a model is the recipe's."""
+        """Returns whether a model has the configuration of the task's recipe."""
         return self.run.model == model.config
 
     def on_paper(self) -> TrainedModel:
-        """The model on the meta device: shapes without memory for its weights.
+        """Builds the model on the meta device: shapes without memory for the weights.
 
         Raises:
-            BadInput: If its sizes are too large for PyTorch.
+            BadInput: If the model's sizes are too large for PyTorch.
         """
         import torch
 
@@ -112,13 +113,13 @@ class Task(ABC):
 
     @property
     def computing_parameters(self) -> int:
-        """Weights that a token passes through; shared weights count each time."""
+        """Number of weights that a token passes through; shared weights count each time."""
         return sum(parameter.numel() for parameter in self.on_paper().parameters())
 
     @property
     @abstractmethod
     def num_layers(self) -> int:
-        """L."""
+        """L, layers of the model."""
 
     @property
     @abstractmethod
@@ -129,7 +130,7 @@ class Task(ABC):
 
     @abstractmethod
     def calculator_config(self) -> dict[str, Any]:
-        """The model as the calculator reads it, `model_type` among its fields."""
+        """The model as the calculator reads it, including `model_type`."""
 
     @property
     def shape(self) -> ModelShape:
@@ -155,7 +156,7 @@ class Task(ABC):
 
     @property
     def reversible(self) -> bool:
-        """Returns whether layers are reversible: those that do not keep their activations keep no input either."""
+        """Returns whether layers are reversible: then layers that recompute their activations keep no input either."""
         return False
 
     @property
@@ -170,15 +171,15 @@ class Task(ABC):
         """Compares the shards' tokens with the recipe's model.
 
         Raises:
-            BadInput: If they were prepared for another model.
+            BadInput: If the shards were prepared for another model.
         """
 
     @abstractmethod
     def samples(self, shards: Shards) -> Samples:
-        """The samples of opened shards.
+        """Makes the samples of opened shards.
 
         Raises:
-            BadInput: As `check_fit`.
+            BadInput: If the shards were prepared for another model.
         """
 
     @abstractmethod

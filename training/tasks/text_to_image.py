@@ -15,7 +15,7 @@ from training.tasks.task import Task
 
 
 class TextToImage(Task):
-    """Draws pictures; its samples are captions and codes."""
+    """Task of a model that draws pictures; its samples are captions and codes."""
 
     name = TEXT_TO_IMAGE
     run_config = TextToImageRun

@@ -69,7 +69,7 @@ def run(
 
 
 def _print_neighbours(found: dict[str, Neighbours]) -> None:
-    """The neighbours of each picture, by the picture's name."""
+    """Prints the neighbours of each picture, by the picture's name."""
     for name, near in found.items():
         print(f"\n{name}")
         for title, neighbours in (("by picture", near.pictures), ("by caption", near.captions)):

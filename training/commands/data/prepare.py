@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
 
 MOST_SHOWN = 3
-"""Names that are shown of what was left out for one reason."""
+"""Most files and lines that are named for one reason to leave them out."""
 Out = Annotated[Path, typer.Option(help="Folder for the shards; appears only once it is complete.")]
 Images = Annotated[
     str | None,
@@ -210,7 +210,7 @@ def _prepare_text(out: Path, flags: dict[str, Any], settings: dict[str, Any]) ->
 
 
 def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
-    """Prints what was prepared of pictures."""
+    """Prints the counts of a prepared set of pictures."""
     from training.data.prepare.pictures import NEAR_DUPLICATE
     from training.data.store.card import times_smaller
 
@@ -229,7 +229,7 @@ def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
 
 
 def _tell_text(manifest: TextManifest, out: Path, *, made: bool) -> None:
-    """Prints what was prepared of text."""
+    """Prints the counts of a prepared set of text."""
     from training.data.store.card import times_smaller
 
     print(f"{_made(manifest, made=made)} blocks of {manifest.block_length} tokens in {out}.")
@@ -242,7 +242,7 @@ def _tell_text(manifest: TextManifest, out: Path, *, made: bool) -> None:
 
 
 def _tell_left_out(manifest: Manifest | TextManifest, out: Path, of: str) -> None:
-    """Prints the counts by reason, and the first names of each."""
+    """Prints the counts of left-out input by reason, and the first names of each reason."""
     from training.data.sources.unused import LEFT_OUT_FILE, first_left_out, told_reasons
 
     print(f"Left out of {of}: {told_reasons(manifest.left_out) or 'none'}.")

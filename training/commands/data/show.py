@@ -1,4 +1,4 @@
-"""`data`: a page that shows what prepared shards hold."""
+"""`data`: makes a page that shows the contents of prepared shards."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run(
 
 
 def _convert(source: Path, out: Path, *, recipe: str | None, epoch: int, shards: str | None, adapters: bool) -> str:
-    """Converts; says in a sentence what was written."""
+    """Converts `source`. Returns a sentence on the written files."""
     from training.checkpoints.checkpoint import find_checkpoint, recipe_of
     from training.checkpoints.convert import (
         export_adapters_of,

@@ -130,7 +130,7 @@ def _show(loaded: LoadedCheckpoint, asked: dict[str, object], verdict: RuleVerdi
 
 
 def _captions(loaded: LoadedCheckpoint, shards: str | None, named: str | None) -> tuple[str, list[str]]:
-    """The name of a split or file, and its captions.
+    """Reads captions: returns the name of the split or file, and its captions.
 
     Raises:
         BadInput: If the shards have no such split, or the file cannot be read.
@@ -159,7 +159,7 @@ def _verdict(pictures: Sequence[Picture], clip: Clip | None, seed: int) -> RuleV
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What the rule says, as the command shows it."""
+    """Verdict of the rule, in the forms that the command shows."""
 
     found: Evaluation
 
@@ -177,13 +177,13 @@ class RuleVerdict:
         return {**found.shares, "matched_interval": list(found.matched_interval), "chance": found.chance}
 
     def show(self, title: str) -> None:
-        """Prints a table."""
+        """Prints the verdict as a table."""
         _print_table(self.found, title)
 
 
 @dataclass(frozen=True)
 class ClipVerdict:
-    """What CLIP says, as the command shows it."""
+    """Verdict of CLIP, in the forms that the command shows."""
 
     found: ClipEvaluation
     clip: str
@@ -206,7 +206,7 @@ class ClipVerdict:
         }
 
     def show(self, title: str) -> None:
-        """Prints three lines."""
+        """Prints the verdict in three lines."""
         found = self.found
         low, high = found.interval
         print(f"{title}, judged by CLIP ({self.clip}), not by the rule for coloured shapes")

@@ -1,4 +1,5 @@
-"""What `evaluate` does with a language model: it judges stories, for prompts seen, unseen, and never combined."""
+"""`evaluate` for a language model: judges stories that continue prompts seen, unseen,
+and never combined in training."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from training.generate.pictures import Sampling
 
 SHOWN_FAULTS = 3
-"""The most frequent ones of a kind, which the table shows."""
+"""Number of the most frequent faults that the table shows for a kind of prompt."""
 
 
 def judge_texts(
@@ -30,10 +31,10 @@ def judge_texts(
     """Prints the share of right continuations, by kind of prompt.
 
     Args:
-        loaded: Of a language model.
+        loaded: Checkpoint of a language model.
         shards: Folder or address of its shards, if they have been moved.
         count: Prompts of each kind.
-        seed: Of the choice of prompts and of sampling.
+        seed: Seed of the choice of prompts and of sampling.
         sampling: How tokens are drawn.
         as_json: Whether to print one JSON object instead of a table.
 

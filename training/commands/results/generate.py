@@ -104,7 +104,7 @@ def _draw(
     sampling: Sampling,
     seed: int,
 ) -> None:
-    """Draws the prompts into a folder, and prints where."""
+    """Draws the prompts into a folder, and prints its path."""
     from training.generate.gallery import write_gallery
     from training.generate.pictures import drawer, load_codec_and_tokenizer, make_folder, save_pictures
     from training.generate.ranking import draw_best
@@ -138,7 +138,7 @@ def _continue(
     sampling: Sampling,
     seed: int,
 ) -> None:
-    """Prints each prompt with its continuation, as it comes; an empty line between two."""
+    """Prints each prompt and its continuation, piece by piece, with an empty line between two prompts."""
     from training.generate.texts import continued, tokenizer_of
 
     tokenizer, most = tokenizer_of(loaded, shards), tokens or loaded.config.monitor.continuation_tokens

@@ -121,8 +121,11 @@ def _check(action: str, name: str | None, reason: str | None, uses: int | None, 
 
 
 def _check_revert(action: str, revert_to: int | None, run_dir: Path | None) -> None:
-    """Before anybody is banned: the checkpoint to go back to must be there. Whether it is sound is found out after the
-    ban: that takes seconds, or a minute with a large model, in which the banned would go on."""
+    """Checks before a ban that the checkpoint to go back to exists.
+
+    Its contents are checked after the ban: that takes seconds, or a minute with a large model,
+    in which the banned peer would go on.
+    """
     if action == "list" and revert_to is None:
         return
     if (revert_to is None) != (run_dir is None) or (revert_to is not None and action != "ban"):

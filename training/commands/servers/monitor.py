@@ -129,7 +129,7 @@ def run(
 
 
 def _monitor(settings: dict[str, object], invitation: str | None, stop: StopRequest) -> None:
-    """The role: serves the run's checkpoints from the first second on, and then the whole site."""
+    """Runs the monitor: serves the run's checkpoints from the first second on, and then the whole site."""
     from training.checkpoints.serve.site import CheckpointSite
 
     checkpoints = settings["run_dir"] / "checkpoints"

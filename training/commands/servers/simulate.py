@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.simulate.forecast import Outcome
 
 MIX = {"t4": 0.6, "rtx-3060": 0.25, "rtx-3090": 0.15}
-"""Assumed shares of GPUs where only a number of volunteers is given."""
+"""Assumed shares of GPUs among the volunteers if only their number is given."""
 MOST_VOLUNTEERS = 100_000
 
 VolunteerKinds = Annotated[
@@ -91,7 +91,7 @@ def _collaboration(
     links: dict[str, float],
     declared_links: bool,
 ) -> Collaboration:
-    """The recipe's run with these volunteers.
+    """Builds the collaboration of the recipe's run and these volunteers.
 
     Raises:
         BadInput: If there are no volunteers, or more than `MOST_VOLUNTEERS`.
@@ -158,7 +158,7 @@ def _play(
 
 
 def _mix(count: int, links: dict[str, float]) -> list[dict]:
-    """That many volunteers in the usual mix, rounded by largest remainders."""
+    """Divides `count` volunteers among GPUs by `MIX`, rounded by largest remainders."""
     exact = {gpu: share * count for gpu, share in MIX.items()}
     counts = {gpu: int(number) for gpu, number in exact.items()}
     for gpu in sorted(exact, key=lambda gpu: counts[gpu] - exact[gpu])[: count - sum(counts.values())]:

@@ -29,7 +29,7 @@ MOST_BITS = 2 * BANDS - 1
 MOST_DIFFERENCE = 8.0
 """Largest difference of two thumbnails: root mean square over their colours, each in 0 ... 255."""
 BRIGHTER_BY = 1
-"""Least difference of brightness that sets a bit, in steps of 256; so noise of a compression does not set bits."""
+"""Difference of brightness, in steps of 256, above which a bit is set; so noise of a compression does not set bits."""
 FLIPS = np.array([0, *(1 << bit for bit in range(BAND_BITS))])
 """Masks: a quarter XOR each of them gives the quarter itself and all quarters that differ from it in one bit."""
 HASH_BYTES = SIDE * SIDE // 8

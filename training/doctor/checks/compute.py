@@ -1,4 +1,4 @@
-"""Checks of what computes, by torch: devices, compiler, the memory that the recipe takes, and the shards."""
+"""Checks by torch: devices, compiler, the memory that the recipe takes, shards, cache and link."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ FAULTS = (
 )
 
 LEAST_BYTES = 1100 << 20
-"""What the smallest peer takes, if no recipe says more: the processes of a peer of the demo were measured at 1.07 GiB,
-memory that they share counted once."""
+"""Memory of the smallest peer, if there is no recipe: the processes of a peer of the demo took a measured 1.07 GiB,
+with shared memory counted once."""
 LEAST_SHARED_BYTES = 32 << 20
-"""A peer of the demo, whose weights take 5 MiB, was measured to take 11 MiB of it."""
+"""Shared memory that is required in any case. A peer of the demo, whose weights take 5 MiB, took a measured 11 MiB."""
 SHARED_COPIES = 4
 """Copies of the trained weights, 4 bytes each, in shared memory: two were measured in the demo (gradients and
 parameters); a download and a state that is served to a newcomer are two more."""
@@ -116,7 +116,7 @@ SHARD_BYTES = 64 << 20
 PROBE_BYTES, PROBE_SECONDS = 4 << 20, 2.0
 """Largest part of a shard, and longest time, by which the link is measured."""
 LEAST_PROBE_BYTES = 1 << 18
-"""The time of a smaller download depends more on latency than on bandwidth."""
+"""Least download by which the link is judged; the time of a smaller one depends more on latency than on bandwidth."""
 READ_SECONDS = 3.0
 """Longest time for reading files of a folder; a run's shards may take hours."""
 SMI_SECONDS = 5
@@ -174,10 +174,11 @@ def _why_none() -> str:
 
 
 def system_gpus(cards: Path = Path("/sys/bus/pci/devices")) -> str:
-    """What `nvidia-smi` says of this machine's GPUs, or else the places of NVIDIA's cards; empty if there are none.
+    """Output of `nvidia-smi` on this machine's GPUs, or else the PCI addresses of NVIDIA's cards;
+    empty if there are none.
 
     Args:
-        cards: Where Linux lists PCI devices.
+        cards: Folder in which Linux lists PCI devices.
     """
     if shutil.which("nvidia-smi") is not None:
         try:
@@ -225,8 +226,8 @@ def check_compiler() -> Finding:
 
 
 def plan_of(facts: Facts) -> Plan | None:
-    """What training takes on this machine with one sample at a time; None if the recipe or the device cannot be used,
-    which other checks say."""
+    """Plans training on this machine with one sample at a time;
+    None if the recipe or the device cannot be used, which other checks report."""
     from training.compute.machine import this_machine
     from training.compute.plan import make_plan
     from training.tasks.known import task_of
@@ -243,8 +244,8 @@ def check_memory(plan: Plan | None, total: int, available: int) -> list[Finding]
 
     Args:
         plan: From `plan_of`.
-        total: Memory of the machine.
-        available: What other programs leave of it.
+        total: Memory of the machine, in bytes.
+        available: Memory that other programs leave, in bytes.
     """
     from training.compute.machine import group_bytes
 
@@ -258,14 +259,14 @@ def check_memory(plan: Plan | None, total: int, available: int) -> list[Finding]
 
 
 def judge_memory(what: str, need: int, total: int, available: int, allowed: int | None) -> Finding:
-    """Compares what training takes with the memory of a machine.
+    """Compares the memory that training takes with that of a machine.
 
     Args:
-        what: Takes `need`, as the beginning of a sentence.
-        need: In bytes.
-        total: Of the machine.
-        available: What other programs leave.
-        allowed: What a container or service still allows; None if it has no limit.
+        what: Name of the training that takes `need`, as the beginning of a sentence.
+        need: Bytes that training takes.
+        total: Bytes of the machine's memory.
+        available: Bytes that other programs leave.
+        allowed: Bytes that a container or service still allows; None without a limit.
     """
     told = f"{what} takes about {show_bytes(need)}"
     if allowed is not None and allowed < need:
@@ -276,14 +277,14 @@ def judge_memory(what: str, need: int, total: int, available: int, allowed: int 
 
 
 def judge_gpu_memory(what: str, need: int, gpu: Device) -> Finding:
-    """Compares what training takes with the memory of a GPU; arguments as for `judge_memory`."""
+    """Compares the memory that training takes with that of a GPU; arguments as for `judge_memory`."""
     told = f"{what} takes about {show_bytes(need)} of {gpu.title}, which has {show_bytes(gpu.usable_bytes)} free"
     level = SMALL.found if gpu.memory_bytes < need else OCCUPIED.found if gpu.usable_bytes < need else fine
     return level(f"{told}.")
 
 
 def check_shared_memory(plan: Plan | None, folder: Path = Path("/dev/shm")) -> Finding:
-    """Checks that /dev/shm has room for what the trainer and its averagers share."""
+    """Checks that /dev/shm has room for the tensors that the trainer and its averagers share."""
     if not folder.is_dir():
         return skipped(f"Not checked: this system has no {folder}.")
     need, free = max(LEAST_SHARED_BYTES, SHARED_COPIES * 4 * plan.trained_parameters if plan else 0), free_bytes(folder)
@@ -314,10 +315,10 @@ def check_shards(facts: Facts) -> Finding:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Compares files with the manifest, the smallest first: the size of all, the content as far as time allows.
+    """Compares files with the manifest, the smallest first: the sizes of all files, the contents as far as time allows.
 
     Raises:
-        BadInput: If one differs.
+        BadInput: If a file differs.
     """
     from training.data.store.shards import check_file
 
@@ -375,7 +376,7 @@ def check_link(facts: Facts, plan: Plan | None) -> Finding:
 
 
 def downloaded(url: str) -> tuple[int, float]:
-    """Bytes of a file's beginning, and the seconds from the first to the last of them."""
+    """Downloads the beginning of a file; returns its bytes, and the seconds from the first to the last byte."""
     came, began = 0, time.monotonic()
     with ask(url, seconds=4 * PROBE_SECONDS) as answer:
         answer.check()

@@ -1,4 +1,4 @@
-"""Checks of processor, memory and folders, as far as no other library is needed: cores, load, room and rights."""
+"""Checks of processor and folders that need no other library: cores, load, room and rights."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ FAULTS = (FEW_CORES, BUSY, STATE_FOLDER, TEMP_FOLDER)
 LOOK_SECONDS = 1.0
 """Time over which the load is measured."""
 BUSY_SHARE = 0.5
-"""Other programs that take at least this share of the cores slow training visibly."""
+"""Share of the cores from which on other programs slow training visibly."""
 STATE_BYTES = 16 << 20
-"""Far more than identity and contribution take."""
+"""Room that the state folder must have, far more than identity and contribution take."""
 TEMP_BYTES = 64 << 20
-"""Sockets, and files of a few megabytes while the optimizer's loops are compiled."""
+"""Room for temporary files: sockets, and a few megabytes while the optimizer's loops are compiled."""
 
 
 def check_cores(_facts: object) -> Finding:
@@ -117,13 +117,13 @@ def check_temp_folder(_facts: object) -> Finding:
 
 
 def first_existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists, where it would be made."""
+    """Returns the folder, or the nearest folder above it that exists, in which it would be made."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
 
 
 def unwritable(folder: Path) -> str | None:
-    """The reason why nothing can be written into a folder; None if something was."""
+    """Tries to write into a folder. Returns the reason why that fails; None if it succeeds."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")

@@ -101,7 +101,7 @@ FAULTS = (
 )
 
 LARGE_VALUES = 65_536
-"""Values of a tensor that is sent in 8 bit."""
+"""Number of values of a test tensor that is sent in 8 bit."""
 
 
 def examine(facts: Facts, answer: Answer) -> None:
@@ -116,7 +116,7 @@ def examine(facts: Facts, answer: Answer) -> None:
 
 
 def check_codecs() -> Finding:
-    """Averages through each codec, as `join` does through that of the run."""
+    """Averages tensors through each codec, as `join` does through the run's codec."""
     from training.swarm.engine.codecs import exchange_codec
     from training.swarm.epoch.selftest import check_exchange
 
@@ -143,7 +143,7 @@ def check_files(run: RunConfig | None) -> Finding:
 
 
 def check_port(host_maddrs: Sequence[str]) -> Finding:
-    """Listens for a moment at the addresses at which `join` would."""
+    """Checks that this machine can listen at the addresses that `join` would use."""
     from training.swarm.node.addresses import place_of
 
     for address in host_maddrs:
@@ -226,7 +226,7 @@ def judge_peers(faults: dict[str, str | None]) -> Finding:
     """Judges the addresses of the run's peers.
 
     Args:
-        faults: Address -> why no peer of its id answers there; None: one does.
+        faults: Address -> reason why no peer of its id answers there; None if the peer answers.
     """
     bad = {address: fault for address, fault in faults.items() if fault}
     told = "; ".join(f"{address} ({fault})" for address, fault in bad.items())
@@ -242,7 +242,7 @@ def judge_clock(seconds_ahead: Sequence[float]) -> Finding:
     """Compares this clock with those of the peers.
 
     Args:
-        seconds_ahead: By how much it is ahead of each.
+        seconds_ahead: Seconds by which this clock is ahead of each peer's.
     """
     from training.swarm.node.clocks import MAX_DHT_TIME_DISCREPANCY_SECONDS, ahead_of_most
 
@@ -254,7 +254,7 @@ def judge_clock(seconds_ahead: Sequence[float]) -> Finding:
 
 
 def judge_reach(outcome: str, text: str) -> Finding:
-    """Judges what a peer says that was asked to connect back."""
+    """Judges the answer of a peer that was asked to connect back."""
     if outcome == "reached":
         return fine(f"A peer of the run has connected to this machine at {text}.")
     if outcome == "failed":
@@ -263,7 +263,7 @@ def judge_reach(outcome: str, text: str) -> Finding:
 
 
 def judge_run(outcome: str, text: str = "", members: int = 0) -> Finding:
-    """Judges what the peers say of the recipe."""
+    """Judges the peers' answers on the recipe."""
     if outcome == "same":
         return fine(f"The run trains this recipe; {members} volunteers train now.")
     return {"other": DIFFERS, "unknown": UNKNOWN_RUN}.get(outcome, RUN_SILENT).found(text)
@@ -273,9 +273,9 @@ def judge_tokens(source: str, ours: str, theirs: Counter[str]) -> Finding:
     """Compares the tokens of the shards with those on which the run trains.
 
     Args:
-        source: Where the shards are.
+        source: Folder or address of the shards.
         ours: Digest of their tokens.
-        theirs: Digest -> how many peers train on these tokens.
+        theirs: Digest -> number of peers that train on these tokens.
     """
     told = ", ".join(f"{digest} ({count} peers)" for digest, count in theirs.most_common())
     if theirs and theirs[ours] < max(theirs.values()):

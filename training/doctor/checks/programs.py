@@ -1,6 +1,6 @@
 """Checks of the programs below the trainer: system, Python, packages and their versions.
 
-Uses the standard library only: it has to work where packages are missing.
+Uses the standard library only, so that it works if packages are missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OTHER_VERSIONS = Fault(
 FAULTS = (SYSTEM, PYTHON, MISSING, UNSUITABLE, OTHER_VERSIONS)
 
 PYTHONS = ((3, 11), (3, 14))
-"""The first version that works, and the first that does not, as in pyproject.toml."""
+"""First Python version that works, and first later version that does not, as in pyproject.toml."""
 
 
 def check_system(_shared: object, platform: str = sys.platform) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of what the recipe says: that it can be read, and that its membership server can give a ticket."""
+"""Checks that the recipe can be read, and that its membership server answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_recipe(facts: Facts) -> Finding:
 
 
 def check_membership(facts: Facts) -> Finding:
-    """Checks that the membership server answers, and has the recipe's key. Sends nothing of the volunteer."""
+    """Checks that the membership server answers, and has the recipe's key. Sends no data of the volunteer."""
     run = facts.run_or_none()
     if run is None:
         return skipped("Not checked: this needs a readable --recipe.")
