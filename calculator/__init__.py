@@ -1,4 +1,4 @@
-"""How much memory training a transformer takes, on the device and on its host. Standard library only."""
+"""Calculator of the memory that training a transformer takes on device and host. Standard library only."""
 
 from calculator.errors import BadSetup
 from calculator.models.architectures import PRESETS, Architecture

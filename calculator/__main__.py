@@ -240,7 +240,8 @@ def _read(path: str) -> object:
 
 
 def report(result: Estimate) -> str:
-    """A table for people: GPU and host memory by part, the peak, and what is kept."""
+    """Formats an estimate as a table for people: GPU and host memory by part, the peak,
+    and the bytes kept for backward."""
     trained = result.trained_parameters
     adapters = f", of which {trained:,} are trained" if trained < result.parameters else ""
     lines = [f"{result.model}: {result.parameters:,} parameters{adapters}", ""]

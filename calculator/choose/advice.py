@@ -140,7 +140,7 @@ def sizes_to_advise(
 
     Args:
         target_batch_size: Samples of all peers together for one epoch.
-        matchmaking_seconds: How long a peer looks for a group.
+        matchmaking_seconds: Time for which a peer looks for a group.
         sample_seconds: Time of one sample; None if it is not known.
 
     >>> sizes_to_advise(64), sizes_to_advise(4096, matchmaking_seconds=15.0, sample_seconds=3.0)

@@ -192,7 +192,7 @@ DEVICES: dict[str, Device] = {
 
 
 def smallest_first(also: Device | None = None) -> list[Device]:
-    """Every GPU that is listed, and another one if it is given, the one with the least usable memory first."""
+    """Lists all listed GPUs, and `also` if it is given, by rising usable memory."""
     others = [also] if also and also.name not in DEVICES else []
     return sorted([*DEVICES.values(), *others], key=lambda device: device.usable_bytes)
 

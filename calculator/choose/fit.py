@@ -66,7 +66,7 @@ class Suggestion:
     seconds_per_update: float
     """Time of the transfer between host and GPU, once per optimizer step."""
     costs: str
-    """What it costs and what it changes about the training, in words."""
+    """Description of the costs, and of the changes to the training."""
     verdict: Fit
     sentence: str
 

@@ -61,9 +61,10 @@ class Technique:
 
 
 def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
-    """For each choice of the setup, the techniques that could replace it, the one that saves most last; None keeps it.
+    """Yields for each choice of the setup the techniques that could replace it, by rising savings;
+    None keeps the choice.
 
-    Weights are shared only in models of which no trained weights are published: those of others are of no use then.
+    Sharing weights is offered only for models without published weights, because published weights would not fit.
     """
     architecture = resolve(setup)
     yield [None, *_precisions(setup, architecture, device)]

@@ -43,7 +43,7 @@ class Batch:
 
 
 def no_buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The model has no tables that are not trained."""
+    """Returns 0, for models without tables that are not trained."""
     return 0
 
 
@@ -59,9 +59,9 @@ class Family:
     """A family of models. A technique that a family does not name is refused for its models, in a sentence."""
 
     name: str
-    """`Architecture.family` of its models."""
+    """Name of the family, which is `Architecture.family` of its models."""
     models: tuple[str, ...]
-    """Names of its models for people; the first is the family's title."""
+    """Names of the family's models for people; the first is the family's title."""
     parameters: Callable[[Architecture], list[ParameterGroup]]
     """The parameters outside of the layers and in one layer, in the model's order."""
     buffer_bytes: Callable[[Architecture, int], int] = no_buffer_bytes
@@ -118,11 +118,11 @@ class Family:
     attention_note: str = ""
     """A sentence on why `attention` makes no difference; empty if it does."""
     auto_class: str = CAUSAL_LM
-    """The class of transformers that loads it."""
+    """Class of transformers that loads the models."""
     layers: str = "model.model.layers"
-    """Its layers, as an expression of Python on a `model` of transformers."""
+    """Python expression for the layers of a `model` of transformers."""
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Name of the family for people."""
         return self.models[0]

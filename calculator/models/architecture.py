@@ -69,7 +69,7 @@ class LinearAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCache:
-    """What one layer keeps of a sequence while text is generated."""
+    """Cache of one layer for a sequence while text is generated."""
 
     values_per_token: int = 0
     """Values cached for each token."""
@@ -235,8 +235,8 @@ class Architecture:
     patch_size: int = 0
     """Pixels of a patch's side; each patch is a token."""
     channels: int = 0
-    """Numbers per pixel of what a model of pictures reads; of a diffusion model per pixel of the latents (Stable
-    Diffusion 3), or per token (Flux)."""
+    """Numbers per pixel of a picture that a model reads; for a diffusion model, per pixel of the latents (Stable
+    Diffusion 3) or per token (Flux)."""
     output_channels: int = 0
     """Numbers that a diffusion model predicts for each token of the picture."""
     text_width: int = 0

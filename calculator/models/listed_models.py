@@ -257,7 +257,7 @@ class _Mamba:
 
     @property
     def projected(self) -> int:
-        """Outputs of the first matrix: gate, what is convolved, and time steps."""
+        """Outputs of the first matrix: gate, input of the convolution, and time steps."""
         return self.inner + self.channels + self.heads
 
     def cache(self, attention: LayerCache = NOTHING, *, precise: bool) -> LayerCache:
@@ -377,7 +377,8 @@ def _plain(width: int, inner: int, biased: bool, name: str = "feed_forward") -> 
 
 
 def _nemotron_experts(config: Config, width: int, number: int, biased: bool) -> ListedLayer:
-    """Experts without a gate, which may compute in a narrower space, and one that computes every token."""
+    """Layer of experts without a gate, which may compute in a narrower space,
+    and an expert that computes every token."""
     inner, narrow = size(config, 7688, "moe_intermediate_size"), width
     shapes = _plain(width, size(config, 7688, "moe_shared_expert_intermediate_size"), biased, "shared")
     if config.get("moe_latent_size") is not None:

@@ -275,7 +275,7 @@ OTHER_READERS: dict[str, Callable[[Config], Architecture]] = {
 
 
 def _config(kind: str, heads: tuple[int, int], **values: object) -> dict[str, object]:
-    """What a published config says; `heads` are those of queries and of keys."""
+    """Makes a config in the published form; `heads` are the numbers of heads of queries and of keys."""
     return {"model_type": kind, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], **values}
 
 

@@ -16,12 +16,12 @@ FREE = f"leaves {fit.TIGHT_PERCENT}\u00a0% free for fragmentation"
 
 
 def advised(setup: Setup, device: Device) -> dict:
-    """The page's advice.
+    """Makes the page's advice.
 
     Returns:
         `sentence`; `room`, the memory that the GPU offers; and `choices`: the suggestions of `fit.advice`, the largest
-        setups that fit with room to spare, and what suits the GPU better. Each has its `change`, the `memory` that the
-        setup then needs and the `cost` in words, and `changes`, the texts of the form's fields.
+        setups that fit with room to spare, and settings that suit the GPU better. Each has its `change`, the `memory`
+        that the setup then needs and the `cost` in words, and `changes`, the texts of the form's fields.
     """
     advice = fit.advice(setup, device)
     rows = [
@@ -37,7 +37,8 @@ def advised(setup: Setup, device: Device) -> dict:
 
 
 def _largest(setup: Setup, device: Device) -> Iterator[dict]:
-    """The largest micro-batch and the longest sequence that fit with room to spare, all else unchanged."""
+    """Yields the largest micro-batch and the longest sequence that fit with room to spare,
+    with nothing else changed."""
     room = fit.roomy_bytes(device)
     largest = fit.largest_micro_batch(setup, device, most_bytes=room)
     if largest and largest != setup.micro_batch_size:

@@ -30,11 +30,11 @@ FITS, TIGHT, NOT, UNCOUNTED = "fits", "tight", "no", "–"
 
 
 def models_on(device: Device, settings: dict[str, object]) -> list[dict[str, str]]:
-    """Every model on a GPU, the largest first, those that fit in no way last.
+    """Judges every model on a GPU. The largest come first, and models that fit in no way last.
 
     Args:
         device: The GPU.
-        settings: Keys of a setup, of which each model takes those that apply to it.
+        settings: Keys of a setup; each model gets the keys that apply to it.
 
     Returns:
         For each model its `name`, its `size` in words, and for each of `WAYS` "fits", "tight", "no", or "–" if it is
@@ -45,14 +45,14 @@ def models_on(device: Device, settings: dict[str, object]) -> list[dict[str, str
 
 @lru_cache(maxsize=8)
 def _models_on(device: Device, settings: tuple[tuple[str, object], ...]) -> list[dict[str, str]]:
-    """See `models_on`; a question and the table that it opens ask for the same."""
+    """Computes `models_on` for the cache: a question and the table that it opens need one result."""
     largest_first = sorted(PRESETS.values(), key=count_parameters, reverse=True)
     rows = [_row(architecture, device, dict(settings)) for architecture in largest_first]
     return sorted(rows, key=lambda row: not any(row[way] in (FITS, TIGHT) for way in WAYS))
 
 
 def with_applicable(setup: Setup, settings: dict[str, object]) -> Setup:
-    """A setup with those of some settings that it can have.
+    """Returns a setup with those of `settings` that its model can have.
 
     >>> with_applicable(Setup(model="dalle-2021"), {"optimizer": "sgd", "lora_rank": 8}).lora_rank
     """

@@ -21,7 +21,7 @@ def generating(architecture: Architecture, texts: Mapping[str, object], device: 
 
     Args:
         architecture: The model.
-        texts: Of the fields in `DEFAULTS`; an empty or missing one says nothing.
+        texts: Texts of the fields in `DEFAULTS`; for an empty or missing text, the default counts.
         device: A GPU that has a row even if it is not listed.
 
     Returns:

@@ -31,10 +31,11 @@ class Run:
 
     @classmethod
     def of(cls, texts: Mapping[str, object]) -> Run:
-        """From the texts of the page's two fields, `billions` and `price`; without them it is one billion, at no price.
+        """Reads a run from the texts of the page's two fields, `billions` and `price`;
+        without texts, one billion and no price.
 
         Raises:
-            BadSetup: If one of them is no number in its range.
+            BadSetup: If a text is not a number in the field's range.
         """
         billions = _number(texts.get("billions"), "The tokens to train on, in billions,", MOST_BILLIONS)
         price = _number(texts.get("price"), "The price of one GPU for an hour", MOST_PRICE)
@@ -54,14 +55,15 @@ def _number(text: object, what: str, most: float) -> float | None:
 
 
 def rows(setup: Setup, result: Estimate, run: Run, device: Device | None = None) -> list[dict]:
-    """For each GPU, those that the setup fits first: its verdict, what is left, its speed, and the run's cost.
+    """Makes a row for each GPU: its verdict, the memory left, its speed, and the run's cost.
+    GPUs that the setup fits are first.
 
-    Of those with one verdict, the GPU with the least memory is first.
+    Among GPUs with equal verdicts, the GPU with the least memory is first.
 
     Args:
-        setup: Whose step it is.
-        result: Its estimate.
-        run: How much is trained, at which price.
+        setup: Setup of the training.
+        result: Estimate of the setup.
+        run: Amount of training, and price of a GPU.
         device: A GPU that has a row even if it is not listed.
 
     Returns:
@@ -117,7 +119,7 @@ def _pace(setup: Setup, device: Device, run: Run) -> tuple[str, str, str]:
 
 
 def _show_cost(amount: float) -> str:
-    """An amount of money to two digits, because the pace behind it is a rough one.
+    """Formats an amount of money to two digits, because the speed from which it is computed is rough.
 
     >>> _show_cost(0.1234), _show_cost(12.34), _show_cost(12345.6)
     ('0.12', '12', '12\u202f000')
@@ -126,7 +128,7 @@ def _show_cost(amount: float) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """A time in the unit that fits it.
+    """Formats a time in a fitting unit.
 
     >>> show_time(5000), show_time(200_000), show_time(1e9)
     ('1.4 hours', '2.3 days', '32 years')

@@ -8,7 +8,7 @@ from calculator.parts.parameters import odd_matrix
 
 
 def own_values(model: Architecture) -> dict:
-    """For the form: the values of empty fields, the most of others, and which fields apply."""
+    """Returns for the form the values of empty fields, the largest values of others, and the fields that apply."""
     family = family_of(model)
     most = {"sequence_length": model.max_positions} if family.position_table and model.max_positions else {}
     return {
@@ -38,7 +38,7 @@ def used_part(config: dict) -> dict:
     """The entries of a config.json that the calculator reads, in its order; null is kept, as it may have a meaning.
 
     Raises:
-        BadSetup: If the calculator refuses it.
+        BadSetup: If the calculator refuses the config.
     """
     watched = _Watched(config)
     from_config(watched)

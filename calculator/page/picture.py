@@ -12,16 +12,16 @@ WIDTH, HEIGHT, MARGIN, COLUMN = 640, 132, 16, 206
 COLOURS = ("#14727c", "#d97b24", "#8459b8", "#4d9b55", "#c44a68")
 """Colours of the parts, in their order."""
 INK, PAPER = "#1b2130", "#fcfbf7"
-"""The picture has a ground of its own, so that it can be read on dark pages too."""
+"""Colours of text and ground; the picture has its own ground, so that it can be read on dark pages too."""
 
 
 def picture(title: str, result: Estimate, verdict: str = "") -> str:
-    """SVG of the memory at the peak: a bar with its parts, and what they are.
+    """Draws the memory at the peak as SVG: a bar with its parts, and their names.
 
     Args:
         title: The setup in one line.
-        result: Its estimate.
-        verdict: A sentence about the GPU; "": none.
+        result: Estimate of the setup.
+        verdict: A sentence about the GPU; empty: no sentence.
     """
     sizes = asdict(result.gpu)
     scale, x, shapes = (WIDTH - 2 * MARGIN) / result.gpu.total, float(MARGIN), []
@@ -44,7 +44,7 @@ def picture(title: str, result: Estimate, verdict: str = "") -> str:
 
 
 def _escaped(words: str) -> str:
-    """Like `html.escape`, whose module also has the names of all characters: 0.3 MB in the browser."""
+    """Escapes words for HTML. `html.escape` does the same, but its module takes 0.3 MB in the browser."""
     return words.translate({ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"})
 
 

@@ -14,7 +14,7 @@ from calculator.step.setups import Setup
 
 
 def judgement(verdict: Fit, result: Estimate) -> tuple[str, str]:
-    """The verdict with its margin, and the figures behind it: PyTorch's memory, what is added to it, and the GPU's.
+    """Says the verdict with its margin, and its figures: PyTorch's memory, the bytes added to it, and the GPU's memory.
 
     Together they are one sentence; the first half is enough where there is no room for both.
     """

@@ -91,7 +91,7 @@ def chosen_modules(architecture: Architecture, targets: str) -> frozenset[str]:
         targets: "all-linear", or ends of modules' paths with commas between them, which peft compares in the same way.
 
     Raises:
-        KeyError: If one of them is no module's.
+        KeyError: If one of the targets matches no module.
     """
     modules = modules_of(architecture)
     chosen: set[str] = set()

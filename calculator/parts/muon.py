@@ -1,4 +1,4 @@
-"""Muon: the layers' matrices take steps of which all directions are equally long (Jordan 2024, Liu et al. 2025).
+"""Muon: steps of the layers' matrices have equal lengths in all directions (Jordan 2024, Liu et al. 2025).
 
 The rules are those of torch 2.13 (optim/_muon.py), whose Muon takes matrices only; AdamW updates all else, as its
 documentation advises: vectors, embeddings and the output head. Muon goes from matrix to matrix, and its Newton-Schulz
@@ -26,7 +26,7 @@ def muon_step(tensors: tuple[ParameterTensor, ...], itemsize: int) -> int:
     """Bytes that an update takes temporarily: Muon's largest matrix, or AdamW's roots of all second moments after it.
 
     Args:
-        tensors: All that are trained.
+        tensors: All trained tensors.
         itemsize: Bytes of a value of the parameters; of two, they are bfloat16.
     """
     matrices = [_iteration(tensor, itemsize) for tensor in tensors if is_hidden(tensor)]

@@ -21,7 +21,7 @@ from calculator.tape.autograd import allocated_bytes
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
 """The run's 8-bit LAMB, on the host: the number of values that share one scale, and the size below which a tensor keeps
-its moments in 32 bits (paper, section 3.3). The trainer's 8-bit AdamW has the same."""
+its moments in 32 bits (paper, section 3.3). The trainer's 8-bit AdamW has equal values."""
 PAGED_FROM = 100_000
 """Values from which bitsandbytes pages a tensor's state (bitsandbytes 0.50, optim/optimizer.py, get_state_buffer)."""
 

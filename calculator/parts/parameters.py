@@ -35,7 +35,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
 
 
 def distinct_layers(architecture: Architecture, layers: int, shared_groups: int) -> int:
-    """How many layers of a stack have distinct weights.
+    """Number of layers of a stack that have distinct weights.
 
     Layers i and j share weights if i mod `shared_groups` = j mod `shared_groups`; with 0, no layers share.
     """

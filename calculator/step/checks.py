@@ -147,7 +147,7 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
 
 
 def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> None:
-    """Refuses what GaLore, APOLLO and Muon cannot do, and what is not counted with them."""
+    """Refuses setups that GaLore, APOLLO and Muon cannot train, or that are not counted with them."""
     if setup.optimizer_rank is not None:
         if setup.optimizer not in DEFAULT_RANKS:
             raise BadSetup(f"optimizer_rank is for {', '.join(DEFAULT_RANKS)}; {setup.optimizer} has none, so omit it.")
@@ -175,7 +175,7 @@ def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> N
 
 
 def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
-    """Refuses what diffusers cannot do with a diffusion model."""
+    """Refuses setups that diffusers cannot run for a diffusion model."""
     if not architecture.diffuses:
         return
     if setup.dropout:
@@ -268,7 +268,7 @@ def _check_fp8(setup: Setup, architecture: Architecture) -> None:
 
 
 def _check_sharding(setup: Setup, architecture: Architecture) -> None:
-    """Refuses what FSDP2 and ZeroRedundancyOptimizer cannot run, and what is not counted with them."""
+    """Refuses setups that FSDP2 and ZeroRedundancyOptimizer cannot run, or that are not counted with them."""
     whole("gpus", setup.gpus, 1, MOST_GPUS)
     one_of("sharding", setup.sharding, SHARDINGS)
     if setup.sharding == "none":

@@ -1,4 +1,4 @@
-"""Plays the step of a checked setup: what the device holds at each instant, and the sizes that do not change."""
+"""Plays the step of a checked setup: the memory of the device at each instant, and the sizes that do not change."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from calculator.step.setups import ATTENTIONS, LOSSES, PCIE_BYTES_PER_SECOND, PR
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """A checked setup, with what its fields stand for."""
+    """Checked setup, with the model, optimizer and adapters that its fields name."""
 
     setup: Setup
     architecture: Architecture

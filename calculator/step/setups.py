@@ -23,7 +23,7 @@ DIVIDED = ("zero-2", "zero-3")
 """Shardings of FSDP2."""
 MOST_GPUS = 65_536
 OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
-"""Optimizers that treat a layer's matrices otherwise than all else."""
+"""Optimizers with a special rule for a layer's matrices."""
 LOSSES = ("whole", "liger", "trainer")
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""

@@ -1,4 +1,4 @@
-"""Training on several GPUs: what each holds when weights, gradients and optimizer state are divided among them.
+"""Training on several GPUs: the memory of each when weights, gradients and optimizer state are divided among them.
 
 - "zero-1" is PyTorch's DistributedDataParallel with `ZeroRedundancyOptimizer`: each GPU keeps the state of whole
   parameters, which are dealt out by size.
@@ -249,7 +249,7 @@ class _Step:
 
     Args:
         architecture: The model.
-        course: How it is divided.
+        course: Settings of the division.
     """
 
     def __init__(self, architecture: Architecture, course: Course) -> None:
@@ -289,7 +289,7 @@ class _Step:
         return self.root.gradients + sum(group.gradients for group in self.order.values())
 
     def outside(self, segment: Segment, key: str) -> None:
-        """A stretch outside of the layers."""
+        """Adds a stretch of the step outside of the layers."""
         place, phase = PLACES[key], segment.phase
         if phase == "forward" and key == "inputs":
             self._gather(self.root, place)
@@ -302,7 +302,7 @@ class _Step:
         self._add(segment, place, phase)
 
     def run(self, segment: Segment, stack: str, indices: range) -> None:
-        """Layers with equal stretches; of each kind of instant, the highest of all these layers is kept."""
+        """Adds layers with equal stretches; keeps for each kind of instant the highest of all these layers."""
         begin = len(self.instants)
         for index in indices:
             place = f"{stack.removesuffix('s')} {index + 1}"
@@ -399,8 +399,8 @@ def largest_part(
 
     Args:
         trained: All kinds of tensors that are trained.
-        gpus: Among which they are dealt out.
-        optimizer: Whose state it is.
+        gpus: Number of GPUs that divide the tensors.
+        optimizer: Optimizer whose state is divided.
         itemsize: Bytes of a value of the parameters.
     """
     tensors = [tensor for tensor in trained for _ in range(tensor.copies)]

@@ -62,7 +62,7 @@ class Options:
     fp8: bool = False
     """The same."""
     by_tokens: bool = False
-    """True if these also divide the tokens between their matrices."""
+    """True if the GPUs of `together` also divide the tokens between matrices."""
 
     @property
     def lora_rank(self) -> int:
@@ -76,7 +76,7 @@ class Instant(NamedTuple):
     phase: str
     """"forward" or "backward"; of a whole step also "optimizer"."""
     place: str
-    """Where in the model, for people: "layer 12 of 24", "output head and loss"."""
+    """Place in the model, for people: "layer 12 of 24", "output head and loss"."""
     levels: Levels
     gathered: int = 0
     """The part of `levels.live` that is weights gathered from other GPUs."""
@@ -239,7 +239,7 @@ def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layers of a stack: which cost the same, and which of them are played."""
+    """Plan of a stack: groups of layers with equal costs, and the layers that are played."""
 
     keys: tuple[tuple, ...]
     """One key for each layer; layers with the same key have the same events."""
@@ -274,7 +274,7 @@ def _plan(
     folded: bool,
     adapted: bool,
 ) -> Plan:
-    """Which layers of a stack cost the same.
+    """Groups the layers of a stack by cost, and chooses those that are played.
 
     A key holds the layer's place where that matters (the first layer makes or keeps what others share), whether it is
     checkpointed, whether it is the first or the last layer to use its weights, and its attention mask. Autocast makes
@@ -326,7 +326,7 @@ def _plan(
 
 
 def _runs(keys: list[tuple]) -> tuple[tuple[tuple, int, int], ...]:
-    """See `Plan.runs`."""
+    """Computes `Plan.runs`: key, first and last layer of each run of layers with equal keys."""
     runs = []
     for key, run in groupby(range(len(keys)), key=keys.__getitem__):
         indices = list(run)

@@ -9,7 +9,7 @@ SHUFFLED_SAMPLES = 8192
 
 
 class DataConfig(Section):
-    """Where the prepared shards are."""
+    """Place of the prepared shards."""
 
     shards: str
     """Folder or address (`https://`, `hf://`, `s3://`) of the prepared shards: Parquet files of codes and captions,

@@ -33,10 +33,10 @@ class Clip:
 
     Args:
         model: transformers' `CLIPModel`.
-        tokenizer: Its tokenizer, from transformers.
+        tokenizer: The model's tokenizer, from transformers.
         mean: Mean of each colour channel, in [0, 1], which is subtracted from pixels.
         deviation: Standard deviation of each channel, by which the result is divided.
-        name: Its name for people.
+        name: Name of the model for people.
     """
 
     def __init__(self, model, tokenizer, *, mean: Sequence[float], deviation: Sequence[float], name: str):

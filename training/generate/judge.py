@@ -79,30 +79,30 @@ class Judgement:
     Qualities that the caption does not name count as right."""
 
     shape: bool
-    """Every named thing is present in its shape, and no other shape is."""
+    """True if every named thing is present in its shape, and no other shape is."""
     colour: bool
-    """The named things have their colours, and no other colour is present."""
+    """True if the named things have their colours, and no other colour is present."""
     count: bool
-    """The number of things is right."""
+    """True if the number of things is right."""
     relation: bool
-    """The first thing is on the right side of the second."""
+    """True if the first thing is on the side of the second that the caption names."""
     place: bool
-    """The thing lies where the caption says."""
+    """True if the thing lies at the place that the caption names."""
     size: bool
-    """The thing is as small or as large as the caption says."""
+    """True if the thing is as small or as large as the caption says."""
     background: bool
-    """The background has the said colour."""
+    """True if the background has the colour that the caption names."""
     seen: tuple[SeenThing, ...]
     """Things that were found, largest first."""
 
     @property
     def matched(self) -> bool:
-        """Shape and colour are right: the run's quality figure counts these."""
+        """True if shape and colour are right; the run's quality figure counts these pictures."""
         return self.shape and self.colour
 
     @property
     def exact(self) -> bool:
-        """Everything that the caption says is right."""
+        """True if everything that the caption says is right."""
         return all((self.matched, self.count, self.relation, self.place, self.size, self.background))
 
 

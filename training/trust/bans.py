@@ -23,7 +23,7 @@ _ENTRY = re.compile(rf"({ACCOUNT.pattern}|{PEER_ID.pattern}) ({SECONDS.pattern})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BanList:
-    """See the module."""
+    """Ban list of a run: names whose tickets are void."""
 
     run_id: str
     version: int = 0

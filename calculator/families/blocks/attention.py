@@ -256,7 +256,7 @@ def _memory_efficient(
 
 
 def _padded_sums(queries: int, *operands: Tensor) -> int:
-    """How many sums memory-efficient attention makes for a head, rounded up to a multiple of 32: none if no operand
+    """Number of sums that memory-efficient attention makes for a head, rounded up to a multiple of 32; 0 if no operand
     needs a gradient (pytorch, aten/src/ATen/native/transformers/attention.cpp, should_compute_logsumexp)."""
     return -(-queries // 32) * 32 if any(one.node is not None for one in operands) else 0
 

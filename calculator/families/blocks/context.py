@@ -16,11 +16,11 @@ class Layer:
     """One layer of a stack, as it is played."""
 
     key: tuple
-    """Identifies its segment of the step."""
+    """Key of the layer's segment of the step."""
     weights: dict[str, Parameter]
     checkpointed: bool
     kind: str = ""
-    """Its attention mask, if layers have different ones."""
+    """Name of the layer's attention mask; empty if all layers have one mask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

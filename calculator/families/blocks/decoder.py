@@ -71,7 +71,7 @@ def embedded_tokens(c: Context) -> Tensor:
 
 
 def usual_tables(c: Context, itemsize: int) -> Callable[[str], tuple[Tensor, Tensor]]:
-    """Cosine and sine for each kind of layer: the same for all."""
+    """Makes one pair of cosine and sine, which all kinds of layers use."""
     tables = rotary_tables(c, c.architecture.rotary_dim, itemsize)
     return lambda kind: tables
 
@@ -170,7 +170,7 @@ def rotary_tables(c: Context, channels: int, itemsize: int, *, halves: int = 2) 
         c: Sizes, and the tape.
         channels: Channels of a head that are rotated.
         itemsize: Bytes of a value of the result.
-        halves: How often the tables have each frequency: for both channels that it rotates, or once.
+        halves: Copies of each frequency in the tables: 2, one for each channel that it rotates, or 1.
     """
     t = c.tape
     positions = c.batch * c.length if c.packed else c.length
@@ -234,10 +234,10 @@ def grouped_attention(
     Args:
         c: Sizes and options.
         w: The layer's parameters.
-        hidden: Its normalized input.
+        hidden: Normalized input of the layer.
         mask: See `attention_mask`.
         cosine: See `rotary_tables`; None if the layer rotates nothing.
-        sine: The same.
+        sine: Second result of `rotary_tables`; None if the layer rotates nothing.
         split: The function that makes queries, keys and values of the input, such as `projected`.
         turn: The function that rotates queries and keys.
         attending: The function that attends; None: `attend`.
@@ -274,7 +274,7 @@ def parts_of_one(c: Context, w: dict, hidden: Tensor, shape: AttentionShape) -> 
 def normed_last(
     norm: Callable[[Context, Tensor, Matrix], Tensor], c: Context, w: dict, hidden: Tensor, shape: AttentionShape
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, of which queries and keys are normalized after all three have been made."""
+    """Makes queries, keys and values, and then normalizes queries and keys."""
     t = c.tape
     query = t.linear(hidden, w["attention.query.weight"], w.get("attention.query.bias"))
     key = t.linear(hidden, w["attention.key.weight"], w.get("attention.key.bias"))
@@ -287,7 +287,7 @@ def normed_last(
 
 
 def seen_by_head(c: Context, x: Tensor, heads: int) -> Tensor:
-    """A view head by head. Rotation gives a gradient that is contiguous head by head."""
+    """Views a tensor head by head. Rotation gives a gradient that is contiguous head by head."""
     return c.tape.view(x) if heads > 1 and c.length > 1 else x
 
 
@@ -371,7 +371,7 @@ def decoder_flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length:
 
 
 def _causal_pairs(length: int, window: int) -> int:
-    """Pairs of tokens of which one sees the other, itself and at most `window` - 1 before it.
+    """Number of pairs of tokens if each token sees itself and at most `window` - 1 tokens before it.
 
     >>> _causal_pairs(4, 4), _causal_pairs(4, 2)
     (10, 7)

@@ -1,7 +1,8 @@
 """Parts that the diffusion transformers of diffusers share (diffusers 0.42, models/embeddings.py, normalization.py).
 
 A step learns the direction from noise to a picture's latents, by the mean squared error. Each layer's norms are scaled
-and shifted by what a linear layer makes of the time step, the guidance, and the whole text's vector.
+and shifted by the output of a linear layer, whose input is made of the time step, the guidance,
+and the whole text's vector.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _fused_cross_entropy(t: Operations, hidden: Tensor, head: Matrix) -> Tensor:
 
 
 def _piece(t: Operations, hidden: Tensor, head: Matrix, rows: int, *, casts: bool) -> None:
-    """The logits of some rows, of which the loss's gradient takes the place, and its products with both operands."""
+    """Plays the logits of some rows, their gradient in the same memory, and its products with both operands."""
     vocabulary, width = head.shape
     if casts:
         # Autocast caches no copy of the transposed head.
@@ -86,7 +86,8 @@ def _cached_copy(t: Operations, head: Parameter) -> Storage:
 
 
 def _given_away(t: Operations, made: list[Storage | None], grad: Storage) -> tuple:
-    """The gradients that forward made, which nothing else holds from now on, after a comparison of the loss's own."""
+    """Returns the gradients that forward made, and gives up other references to them,
+    after a check of the loss's gradient."""
     t.workspace(rounded(4))
     results = tuple(made)
     made.clear()

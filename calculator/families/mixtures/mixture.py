@@ -170,7 +170,7 @@ def experts(
         c: Sizes and options.
         w: The layer's parameters; with biases, the experts' matrices are stored as (in, out), as gpt-oss has them.
         hidden: The input.
-        weights: Of each token's experts.
+        weights: Weights of each token's experts.
         indices: The numbers of each token's experts.
         gate: Makes the input of the second product of the first one's result.
     """

@@ -56,7 +56,7 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
 
 
 def _mixture(c: Context, w: dict, hidden: Tensor) -> Tensor:
-    """The sum of the chosen experts, and of the shared one's share (Qwen2MoeSparseMoeBlock)."""
+    """Adds the chosen experts' results and the shared expert's gated result (Qwen2MoeSparseMoeBlock)."""
     t, name = c.tape, "shared expert"
     shared = shared_expert(c, w, hidden)
     _logits, weights, indices = routed(c, w, hidden, raised=True)

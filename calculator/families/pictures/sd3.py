@@ -163,8 +163,8 @@ def _projected(c: Context, w: dict, stream: str, x: Tensor, *, parts: bool) -> l
 
 
 def _normed(c: Context, w: dict, name: str, x: Tensor) -> Tensor:
-    """Queries or keys, normalized by head if the model does so. One at a time: what came of the linear layer is freed
-    as soon as its name stands for the result, before the other's norm."""
+    """Queries or keys, normalized by head if the model does so. The real code normalizes them one at a time: the linear
+    layer's output is freed when its name is assigned the result, before the other norm."""
     norm = w.get(f"attention.{name}.norm")
     return x if norm is None else c.tape.t5_norm(x, norm)
 

@@ -547,7 +547,7 @@ def _flops(a: Architecture, tensors: tuple[ParameterTensor, ...], length: int) -
 
 @lru_cache(maxsize=256)
 def _pairs(place: Layout, kind: str, kernel: int) -> int:
-    """Pairs of tokens of which one attends to the other; the last token predicts nothing and is left out.
+    """Number of pairs of tokens in which one attends to the other; the last token predicts nothing and is left out.
 
     Each token attends to the text up to itself; image tokens attend to the image as the mask says
     (training/model/attention.py, `allowed_pairs`).

@@ -136,7 +136,8 @@ def _input_bytes(a: Architecture, batch: Batch) -> int:
 
 
 def _more_gradient_bytes(a: Architecture, samples: int, itemsize: int) -> int:
-    """Bytes of all tokens' gradients, which PyTorch keeps with the class token's if there is a single picture."""
+    """Bytes of the gradients of all tokens, which PyTorch keeps along with the class token's gradient for a single
+    picture."""
     if samples > 1:
         return 0
     tokens = a.sequence_length * a.hidden_size

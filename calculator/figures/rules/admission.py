@@ -15,7 +15,7 @@ AUTHORITY, VOLUNTEER, PEER, OTHER_PEER, ATTACKER = "authority", "volunteer", "pe
 LONGEST_DELAY = 60
 """Seconds by which a request's time may differ from the peer's clock (hivemind's `_MAX_CLIENT_SERVICER_TIME_DIFF`)."""
 TICKET_SECONDS = 7200
-"""How long a ticket of the example is valid."""
+"""Validity of the example's ticket in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

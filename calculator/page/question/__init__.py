@@ -1,1 +1,1 @@
-"""A reader's question in own words: what it means, what it sets, and its answer."""
+"""A question in a reader's own words: its meaning, the fields that it sets, and its answer."""

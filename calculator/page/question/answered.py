@@ -1,4 +1,4 @@
-"""The answer to a question in a reader's own words, and what the page shows for it."""
+"""The answer to a question in a reader's own words, and the tables and fields that the page shows for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFF: dict[str, object] = {"attention": "eager", "precision": "fp32"}
 SERVER = 8
 """GPUs of the usual server."""
 STORED = {"bf16": "16 bits", "fp8": "8 bits (FP8)", "nf4": "4 bits (NF4)", "mxfp4": "4 bits (MXFP4)", "fp32": "32 bits"}
-"""Types of weights in words, the largest that people generate with first."""
+"""Types of weights in words, from the largest type used for generating text down."""
 
 
 def answered(text: str, defaults: Mapping[str, object]) -> dict:
@@ -158,7 +158,7 @@ def _largest(found: Question, setup: Setup, rest: str) -> dict:
 
 
 def _saved(found: Question) -> dict:
-    """What each named technique saves, on against off, with nothing else changed."""
+    """Compares the memory with and without each named technique, with nothing else changed."""
     base = _without(Setup(**found.setup), found.techniques)
     apart = [changes for changes in found.techniques if replace(base, **changes) != base]
     answer = " ".join(_compared(base, changes) for changes in apart)

@@ -30,11 +30,11 @@ BEFORE_AMPERE = {
     "rtx-2080-super": 8, "rtx-5000-turing": 16, "rtx-8000": 48, "titan-rtx": 24, "titan-v": 12, "titan-xp": 12,
     "k80": 12, "m40": 24, "p4": 8, "p40": 24,
 }  # fmt: skip
-"""The same of cards without bfloat16."""
+"""GiB of cards without bfloat16 that are not listed."""
 SERIES = frozenset({"ti", "ada", "super", "laptop", "d", "pro", "turing", "nvl", "xt", "xtx"})
-"""Words without which a name means another card."""
+"""Words of a card's name that a text must have too: without them it means another card."""
 OTHER_SERIES = frozenset({"ti", "super", "laptop", "nvl", "g"})
-"""Words behind a card's name that make it another one."""
+"""Words after a card's name that make it the name of another card."""
 CARD_WORDS = OTHER_SERIES | {"rtx", "gtx", "rx", "radeon", "quadro", "titan", "apple", "mac", "macbook", "max", "ultra"}
 """Words that belong to cards and computers, not to models."""
 COLAB = rf"(?<!\w)(?:free{GAP})?(?:google{GAP})?(?:kaggle|colab)(?:{GAP}(?:free|(pro)))?(?!\w)"
@@ -49,7 +49,7 @@ HOST_MEMORY = (
     rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:(?:system|cpu|host|main){GAP}(?:ram|memory)|ram)(?!\w)"
     rf"|(?<!\w)(?:(?:system|cpu|host|main){GAP}(?:ram|memory)|ram){GAP}(?:of{GAP})?\d+{GAP}gi?b(?!\w)"
 )
-"""Pattern of the computer's own memory, which is none of a GPU."""
+"""Pattern of the memory of the computer, not of a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a text asks for: whether a setup fits, how many GPUs it needs, what a technique saves, and so on."""
+"""Kinds of questions: whether a setup fits, how many GPUs it needs, how much a technique saves, and so on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from calculator.page.question.spelling import GAP, without
 
 FIT, GPUS, MODELS, COUNT, LENGTH, BATCH = "fit", "gpus", "models", "count", "length", "batch"
-"""Whether a setup fits; which GPU it needs, and how long it trains there; which models fit a GPU; how many GPUs a setup
-needs; the longest sequence and the largest batch that fit."""
+"""Kinds of questions: whether a setup fits; which GPU it needs, and how long it trains there; which models fit a GPU;
+how many GPUs a setup needs; the longest sequence and the largest batch that fit."""
 SAVING, COMPARING = "saving", "comparing"
-"""What a technique saves; what one saves against another."""
+"""Kinds of questions: how much a technique saves; how much it saves in comparison with another."""
 
 MOST = r"(?:max(?:imum|imal)?|longest|largest|biggest|highest|most)"
 WHAT = rf"(?:what(?:'s|{GAP}is)?|which|how{GAP}(?:long|much|big|large|high)|{MOST})"

@@ -124,8 +124,8 @@ def check_words_beside(model: str, text: str, without_model: str, rest: str) -> 
     Args:
         model: The model that was found.
         text: The whole text.
-        without_model: The same with bars in place of the model.
-        rest: The part that was not understood.
+        without_model: The whole text with bars in place of the model.
+        rest: The part of the text that was not understood.
     """
     places = masked(rest, text, without_model)
     beside = re.findall(r"(?<![\w|.'])([a-z][\w.']*)[\s_-]*(?=\0)", places)

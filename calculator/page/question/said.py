@@ -1,4 +1,4 @@
-"""What was understood of a question, as sentences."""
+"""Sentences on the understood part of a question."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASKED = {
     BATCH: "the largest batch",
     SAVING: "what is saved",
 }
-"""What a question asks for, beside whether its setup fits."""
+"""Descriptions of the kinds of questions, other than whether a setup fits."""
 
 
 def said(found: Question) -> str:

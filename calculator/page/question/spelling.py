@@ -22,7 +22,7 @@ EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\
 LEFT_OUT = ("rtx", "gtx", "rx", "pro")
 """First words of names that people leave out."""
 XL = r"xx?l(?![a-z\d])"
-"""Pattern of the size at the end of a model's name, in which x is no sign."""
+"""Pattern of the size at the end of a model's name, in which x does not mean "times"."""
 PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?<=\d),(?=\d{3}(?!\d))", ""),
     (r"(?:^|(?<=\s))--?(?=[a-z])", "| "),  # a flag's name begins anew: "4 --gpu" are no 4 GPUs

@@ -52,7 +52,7 @@ from calculator.parts.optimizers import OPTIMIZERS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a reader's words mean."""
+    """Meaning of a reader's words."""
 
     kind: str = FIT
     """One of the kinds of `calculator.page.question.kinds`."""
@@ -67,7 +67,7 @@ class Question:
     techniques: tuple[dict[str, object], ...] = ()
     """The changes that each named technique makes, in the order of `WORDS`."""
     run: dict[str, str] = field(default_factory=dict)
-    """How much is trained and the price of a GPU, by the names of the page's fields."""
+    """Amount of training and price of a GPU, by the names of the page's fields."""
     notes: tuple[str, ...] = ()
     """Sentences on words that were taken for something else."""
     ignored: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def understood(text: str) -> Question:
     """Reads a question.
 
     Args:
-        text: In any order: a model, a GPU or its memory, techniques, numbers, and what is asked.
+        text: Words in any order: a model, a GPU or its memory, techniques, numbers, and the question.
 
     Raises:
         BadSetup: If the text names no model and needs one, or the words beside the model's name are not understood.

@@ -1,4 +1,4 @@
-"""Packs documents into blocks of one length: one behind the other, with an end-of-text token between them.
+"""Packs documents into blocks of one length, one document after the other, with an end-of-text token between them.
 
 Nothing is padded: a document that does not fit goes on in the next block. So that attention across documents can be
 cut, a block also says at which of its positions a document begins.

@@ -167,7 +167,7 @@ class _Files:
         self._table.execute("INSERT OR IGNORE INTO used VALUES (?)", (os.fsencode(name),))
 
     def of(self, kind: str) -> Iterator[_File]:
-        """Files of a kind that no line has named."""
+        """Yields files of a kind that no line of a captions file has named."""
         found = self._table.execute(
             "SELECT name, offset, size FROM files WHERE kind = ? AND name NOT IN used ORDER BY rowid", (kind,)
         )
@@ -182,7 +182,7 @@ class _Files:
         return {posixpath.splitext(file.name)[1].lower(): file for file in files}
 
     def unused(self, condition: str, reason_of: Callable[[str], str]) -> Iterator[Unusable]:
-        """Files that no line has named, and that belong to no picture's sample."""
+        """Yields files that no line of a captions file has named, and that belong to no picture's sample."""
         found = self._table.execute(
             f"SELECT name, kind FROM files WHERE {condition} AND name NOT IN used AND (kind NOT IN (?, ?) OR "
             "NOT EXISTS (SELECT 1 FROM files other WHERE other.stem = files.stem AND other.kind = ?)) ORDER BY rowid",

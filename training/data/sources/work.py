@@ -91,7 +91,7 @@ def alone_at(out: Path) -> Iterator[None]:
         out: Folder of the set; the folders above it are made at once.
 
     Raises:
-        BadInput: If another call is making it, or something else is there.
+        BadInput: If another call is making the set, or `out` is not a folder of shards.
         TrainingError: If the disk is full within the block.
     """
     if out.name in ("", ".."):
@@ -142,7 +142,7 @@ def _beside(out: Path, kind: str) -> Iterator[Path]:
 
 
 def part_folder(out: Path, digest: str) -> Path:
-    """The folder in which a set is made of an input; the next call with the same input finds what is finished there."""
+    """Folder in which a set is made of an input; the next call with this input finds the finished shards there."""
     return out.with_name(f".{out.name}.part-{digest[:12]}")
 
 

@@ -80,7 +80,7 @@ class Footer:
         return cls(metadata=metadata, digests=tuple(digests))
 
     def extent(self, group: int) -> tuple[int, int]:
-        """Returns the first byte of a row group in the file, and the one behind its last."""
+        """Returns the offsets in the file of a row group's first byte, and of the byte after its last."""
         chunks = self.metadata.row_group(group)
         extents = [_extent(chunks.column(at)) for at in range(chunks.num_columns)]
         return min(start for start, _ in extents), max(end for _, end in extents)

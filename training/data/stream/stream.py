@@ -423,7 +423,7 @@ class _Loading:
 
         Args:
             at: Index of the block in the window.
-            rows: Its samples; None if it cannot be used.
+            rows: Samples of the block; None if it cannot be used.
             fault: The reason why it cannot be used; empty if it can.
         """
         self.found[at], self.faults[at] = rows, fault
