@@ -142,7 +142,7 @@ def gemma4_config(config: Config) -> Architecture:
             f"In config, the last {shared} layers (num_kv_shared_layers) use keys and values that no earlier layer of "
             "their kind makes: those of another model, as an assistant does; no supported family is like it."
         )
-    kinds = [f"{kind} shared" if layer >= layers - shared else kind for layer, kind in enumerate(types)]
+    kinds = [f"{kind} {'shared' if layer >= layers - shared else 'own'}" for layer, kind in enumerate(types)]
     attentions = {
         "sliding": _Attention(config, 8, 4, 2304, 256),
         "full": _Attention(_of_full_layers(config), 8, 4, 2304, 512),

@@ -103,6 +103,14 @@ def test_gpt_oss_is_counted_as_published():
     assert cache_bytes(large, batch=1, length=4096) == 18 * (4096 + 128) * 2 * 8 * 64 * 2 == 155_713_536
 
 
+def test_all_positions_of_scout_are_answered():
+    """Llama 4 Scout as published: 12 of its 48 layers see all tokens, the others chunks of 8192."""
+    text = {"model_type": "llama4_text", "max_position_embeddings": 10_485_760, "num_local_experts": 16}
+    model = from_config({"model_type": "llama4", "text_config": text})
+    cached = (12 * 10_485_760 + 36 * 8192) * 2 * 8 * 128 * 2
+    assert inference_memory(model, length=10_485_760).cache == cached == 516_604_035_072
+
+
 def test_published_bits_count_unless_others_are_asked_for(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GPT_OSS_20B))
