@@ -22,7 +22,8 @@ from calculator.step.setups import Setup
 MOST_SAMPLES = 32
 """The largest micro-batch that is advised: on the measured processors, larger ones compute a sample no faster."""
 LEAST_STEPS = 8
-"""A single peer takes at least this many steps per epoch, as the last step of an epoch may exceed the target batch."""
+"""Least steps of a single peer per epoch; with fewer, the last step of an epoch exceeds the target batch by too
+much."""
 KEPT_ACTIVATION_BYTES = 160 << 20
 """The bytes of activations that reversible layers keep if no budget is given (`training.model.transformer`)."""
 

@@ -459,7 +459,7 @@ def dividing(setup: Setup) -> tuple[dict[str, object], str]:
 
 
 def fewest_gpus(setup: Setup, device: Device) -> int | None:
-    """The least number of GPUs that a setup fits with room to spare if they divide its model; None if no number does.
+    """The least number of GPUs that, dividing a setup's model, have room to spare for it; None if no number has.
 
     Raises:
         BadSetup: If FSDP2 is not counted for the setup.

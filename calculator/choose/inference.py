@@ -49,7 +49,7 @@ class InferenceMemory:
         return self.weights + self.cache + self.overhead
 
     def total_on(self, device: Device) -> int:
-        """The sum on a device: with unified memory there is no CUDA context."""
+        """Bytes of all parts on a device; with unified memory there is no CUDA context."""
         return self.total - (self.overhead if device.unified else 0)
 
 

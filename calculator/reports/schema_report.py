@@ -26,7 +26,7 @@ def run(flags: dict, read: object) -> str:
 
 
 def schema() -> dict:
-    """A JSON schema of an estimate; `$defs` has that of a setup, of which a line of `batch` is one."""
+    """A JSON schema of an estimate; its `$defs` has the schema of a setup, which a line of `batch` must follow."""
     estimate = _schema_of(Estimate)
     # `Estimate.as_dict` adds the sums.
     for name, part in (("gpu", GpuMemory), ("host", HostMemory)):

@@ -123,7 +123,7 @@ class DesignedModel(ABC):
 
     @property
     def host_optimizer(self) -> str:
-        """The calculator's name of the optimizer."""
+        """Name of the host's optimizer in the calculator."""
         return OF_RECIPES[str(self.optimizer["name"])]
 
     def architecture(self) -> Architecture:

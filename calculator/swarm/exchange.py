@@ -23,8 +23,8 @@ CODEBOOK_BYTES = 8 + 256 * 4
 compression/quantization.py)."""
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 1 << 14, 1 << 19
 PARTS_OF_A_VECTOR = 32
-"""A vector of V values is sent in parts of V / 32 bytes, within these bounds; the upper one is hivemind's default
-(1.1.12, averaging/partition.py)."""
+"""Rule of the length of parts: a vector of V values is sent in parts of V / `PARTS_OF_A_VECTOR` bytes, within the
+bounds above; the upper bound is hivemind's default (1.1.12, averaging/partition.py)."""
 WIRE_BYTES_PER_BYTE = 1514 / 1448
 """Bytes of an Ethernet frame over those of its payload: 14 bytes of Ethernet, 20 of IPv4 and 32 of TCP with time stamps
 (RFC 894, 791, 7323) around 1448."""

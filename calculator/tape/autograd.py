@@ -156,7 +156,7 @@ class FrozenWeight(Matrix):
         shape: The tensor's shape.
         itemsize: Bytes of a value with which it computes.
         scales: 32-bit scales that are made of the quantized ones whenever it computes; None if it is not quantized.
-        adapter: Trained in its place.
+        adapter: Adapter that is trained in place of the tensor; None without one.
     """
 
     __slots__ = ("adapter", "scales")
@@ -228,7 +228,7 @@ class Tape:
     other lists point into it, so that the bytes of all of them can be summed later for other sizes.
 
     Args:
-        formulas: Of all sizes.
+        formulas: Formulas of all sizes.
         itemsize: Bytes of a value of the parameters and activations: 4, or 2 in pure 16 bit.
         autocast: Whether forward runs under 16-bit autocast.
         half: "bf16" or "fp16", whichever 16-bit type is used.
@@ -274,7 +274,7 @@ class Tape:
     # -- what lives --------------------------------------------------------------------------------------------
 
     def size_id(self, count: int, itemsize: int) -> int:
-        """The number under which the tape notes this size; equal formulas have the same one."""
+        """The number under which the tape notes this size; equal formulas have one number."""
         key = (count.number if type(count) is Size else self.formulas.number(count), itemsize)
         size_id = self.size_ids.get(key)
         if size_id is None:
@@ -292,7 +292,7 @@ class Tape:
         return Storage(self, self.size_id(count, itemsize))
 
     def nothing(self) -> Storage:
-        """A storage of 0 bytes, in place of one that is counted elsewhere."""
+        """A storage of 0 bytes, in place of a storage that is counted elsewhere."""
         return self.new(0, 1)
 
     def enter(self, key: object) -> None:
@@ -493,7 +493,7 @@ class Tape:
         return results
 
     def _deliver(self, target: Node, slot: int, gradient: Storage, shared: bool) -> None:
-        """Adds a gradient to the one that waits at a node, if any (input_buffer.cpp).
+        """Adds a gradient to the gradient that waits at a node, if there is one (input_buffer.cpp).
 
         The sum takes new memory only if each of the two is also held elsewhere.
         """
@@ -517,7 +517,7 @@ class Tape:
             slots[slot] = total
 
     def _accumulate(self, leaf: Node) -> None:
-        """The gradient of a parameter is complete: it becomes `.grad`, or is added to it."""
+        """Makes a parameter's complete gradient its `.grad`, or adds it to that."""
         gradient = leaf.slots[0]
         leaf.slots = None
         if self.accumulating and not leaf.saved:

@@ -1,9 +1,9 @@
 """Linear layers whose products are in FP8, as torchao's `convert_to_float8_training` makes them of `torch.nn.Linear`.
 
-Weights, results and gradients stay as they are. A layer keeps its input as it came; whatever is multiplied, in forward
-and again in backward, is cast to 8 bits just before (torchao 0.18, float8/float8_linear.py,
-matmul_with_hp_or_float8_args), with one scale for a whole tensor, the default. The output head is left out, as in
-torchao's own example.
+Weights, results and gradients keep their precision. A layer keeps its input unchanged; operands of products, in forward
+and again in backward, are cast to 8 bits just before (torchao 0.18, float8/float8_linear.py,
+matmul_with_hp_or_float8_args), with one scale for a whole tensor, the default.
+The output head is left out, as in torchao's own example.
 
 This is what PyTorch runs without torch.compile. A cast then holds three copies of 32 bits one after the other, two of
 them at a time; torch.compile fuses them.
@@ -17,8 +17,8 @@ from calculator.tape.autograd import Matrix, Storage, Tensor
 from calculator.tape.operations import Operations
 
 SIDES_OF = 16
-"""Both sides of a matrix, and the tokens of a pass, are multiples of this (pytorch, aten/src/ATen/native/cuda/Blas.cpp,
-_scaled_mm)."""
+"""Number of which both sides of a matrix, and the tokens of a pass, must be multiples (pytorch,
+aten/src/ATen/native/cuda/Blas.cpp, _scaled_mm)."""
 HEAD = "output head"
 
 
@@ -35,7 +35,8 @@ class EightBitOperations(Operations):
     """PyTorch's operations, whose linear layers multiply in FP8."""
 
     def _plain_linear(self, x: Tensor, weight: Matrix, bias: Matrix | None, name: str) -> Tensor:
-        """y = x Wᵀ (+ b): keeps x; W is read again in backward. Names hold what those of torchao's code hold."""
+        """y = x Wᵀ (+ b): keeps x; W is read again in backward.
+        Names hold the tensors that torchao's variables hold."""
         if name == HEAD:
             return super()._plain_linear(x, weight, bias, name)
         if self.autocast:

@@ -1,4 +1,4 @@
-"""Rules of memory: what each operation allocates, keeps for backward, and allocates again in backward.
+"""Rules of memory: bytes that each operation allocates, keeps for backward, and allocates again in backward.
 
 The rules are those of PyTorch 2.13 on CUDA: tools/autograd/derivatives.yaml says what an operation keeps,
 aten/src/ATen/autocast_mode.h what autocast casts. An operation that keeps only its operands is recorded before its
@@ -51,7 +51,7 @@ class Operations(Tape):
         return self.cast(x, 4, "casting to 32 bit") if self.autocast else x
 
     def _raised_weight(self, weight: Matrix) -> Tensor:
-        """A parameter's copy in 32 bits for an operation that autocast runs so."""
+        """A parameter's copy in 32 bits for an operation that autocast runs in 32 bits."""
         copy = self.raised(weight)
         if copy is not weight:
             copy.storage.kind = WEIGHT_COPY
@@ -110,7 +110,7 @@ class Operations(Tape):
         return self._product(x, weight, bias, inner, outer, name)
 
     def linear_of_part(self, x: Tensor, weight: Matrix, bias: Matrix) -> Tensor:
-        """The same for an x whose values do not lie side by side: a copy of x is kept, and b is added in place
+        """`linear` for an x whose values do not lie side by side: a copy of x is kept, and b is added in place
         (pytorch, aten/src/ATen/native/Linear.cpp, linear)."""
         if type(weight) is FrozenWeight:
             return self._frozen_linear(x, weight, bias, "linear", plain=self._plain_linear_of_part, of_part=True)
@@ -185,7 +185,7 @@ class Operations(Tape):
             x: The input.
             weight: The layer's weight.
             bias: The layer's bias.
-            name: Of the operation.
+            name: Name of the operation.
             plain: The layer without an adapter; None: `linear`'s.
             of_part: Whether x's values do not lie side by side, see `linear_of_part`. A cast and dropout copy them.
         """
@@ -601,7 +601,7 @@ class Operations(Tape):
         """x between two bounds that are tensors: keeps x and the bounds (0-dimensional).
 
         Args:
-            x: What is clamped.
+            x: Tensor to clamp.
             variable: Holder of the upper bound, until the caller drops it.
         """
         count, itemsize = x.count, x.itemsize
@@ -714,7 +714,7 @@ class Operations(Tape):
             x: Rows, sorted by expert.
             weight: The matrices of all experts, each stored as (out, in).
             offsets: Ends of the experts' rows.
-            name: Of the operation.
+            name: Name of the operation.
             transposed: Whether the matrices are stored as (in, out).
         """
         x = self.cast(x, weight.itemsize, name)
@@ -819,7 +819,8 @@ class Operations(Tape):
         return result
 
     def masked_softmax(self, x: Tensor, keys: int) -> Tensor:
-        """Softmax of 32-bit values that gives 0 for a row without any (pytorch, transformers/attention.cpp,
+        """Softmax of 32-bit values that gives 0 for a row whose values are all masked (pytorch,
+        transformers/attention.cpp,
         _safe_softmax): besides its result, it holds the softmax, a byte for each value and one for each row."""
         count = x.count
         self.name = "softmax of the attention scores"
@@ -852,15 +853,15 @@ class Operations(Tape):
         """One kernel: keeps its operands, its result and one 32-bit number for each row (log-sum-exp).
 
         Args:
-            sums: How many such numbers there are.
+            sums: Number of 32-bit numbers that the kernel keeps.
             forward_bytes: Bytes that forward takes beside its result; see `calculator.tape.attention_kernels`.
             backward_bytes: Bytes that backward takes beside its results, at each of its instants.
             result_count: Values of the result, if values are not as wide as queries.
-            bias: Added to the scores, shared by all sequences.
+            bias: Bias that is added to the scores, shared by all sequences.
             bias_count: Values of the bias, expanded to all heads: a view, but a copy on the host has all of them.
             bias_allocated: Values of its gradient, whose rows are padded to a multiple of 16.
-            copies: How many of the result and its gradient backward copies, because their heads do not lie beside each
-                other (pytorch, attention_backward.cu, _flash_attention_backward).
+            copies: Number of tensors, of the result and its gradient, that backward copies because their heads do not
+                lie beside each other (pytorch, attention_backward.cu, _flash_attention_backward).
         """  # fmt: skip
         itemsize = query.itemsize
         counts = (query.count, key.count, value.count)

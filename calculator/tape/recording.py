@@ -12,13 +12,13 @@ from calculator.tape.sizes import Formulas
 
 
 class Levels(NamedTuple):
-    """Bytes at one instant, without what is always allocated (weights, optimizer state, inputs).
+    """Bytes at one instant, without the bytes that are always allocated (weights, optimizer state, inputs).
 
     A tuple: an estimate makes hundreds of them, and a frozen dataclass takes three times as long to make.
     """
 
     live: int = 0
-    """The sum; the fields below are parts of it."""
+    """All bytes; the fields below are parts of this sum."""
     activations: int = 0
     """Bytes kept for backward, autocast's copies of weights excluded."""
     weight_copies: int = 0

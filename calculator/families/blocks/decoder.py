@@ -322,7 +322,8 @@ def attend(
 
 
 def repeated(c: Context, x: Tensor, shape: AttentionShape) -> Tensor:
-    """Keys or values for every query head (transformers, repeat_kv); a single head's are expanded without a copy."""
+    """Keys or values for every query head (transformers, repeat_kv);
+    those of a single head are expanded without a copy."""
     if shape.group == 1:
         return x
     return c.tape.expanded(x, shape.group) if shape.expanded else c.tape.repeated(x, shape.group)
