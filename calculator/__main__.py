@@ -118,7 +118,11 @@ def flags_parser() -> argparse.ArgumentParser:
     )
     _add_update_flags(parser)
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs that train together (1)")
-    parser.add_argument("--sharding", choices=SHARDINGS, default="none", help="what they divide among them")
+    parser.add_argument(
+        "--sharding", choices=SHARDINGS, default="none",
+        help="what they divide among them: zero-1 is PyTorch's DDP, zero-2 and zero-3 are its FSDP2, not DeepSpeed's "
+        "stages, which are deepspeed-1, -2 and -3",
+    )  # fmt: skip
     _add_adapter_flags(parser)
     parser.add_argument(
         "--gpu",
@@ -130,6 +134,11 @@ def flags_parser() -> argparse.ArgumentParser:
 
 
 def _add_update_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--optimizer-in-backward",
+        action="store_true",
+        help="update each parameter once its gradient is there; free that",
+    )
     parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
     parser.add_argument("--delta-rule", action="store_true", help="hivemind's delta rule with the offloaded optimizer")
     parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")

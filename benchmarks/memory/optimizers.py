@@ -7,15 +7,19 @@ may take 512 bytes less. PyTorch's copy of a matrix that is decomposed counts; t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from calculator.parts.adapters import modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import resolve
 from calculator.step.setups import Setup
+from calculator.tape.autograd import rounded
 
 SETTINGS = {
     "galore": {"scale": 0.25},
+    "galore8bit": {"scale": 0.25},
     "apollo": {"proj": "random", "scale_type": "channel", "scale": 1.0},
     "apollo-mini": {"proj": "random", "scale_type": "tensor", "scale": 128.0},
 }
@@ -31,6 +35,9 @@ OF_BITSANDBYTES = {
 
 def optimizer_of(setup: Setup, named: dict[str, torch.nn.Parameter]):
     """Makes the optimizer of a setup for trained parameters, by their names in the model."""
+    if setup.optimizer_in_backward:
+        setup = replace(setup, optimizer_in_backward=False)
+        return InBackward({parameter: optimizer_of(setup, {name: parameter}) for name, parameter in named.items()})
     if setup.offload_optimizer:
         return Offloaded(setup, list(named.values()))
     if setup.optimizer == "muon":
@@ -62,6 +69,35 @@ class Offloaded:
         self.optimizer.step()
         for copy, parameter in zip(self.copies, self.on_device, strict=True):
             parameter.copy_(copy)
+
+
+class InBackward:
+    """An optimizer for each parameter, which a hook runs during backward; then the gradient is freed.
+
+    Args:
+        optimizers: By their parameters.
+    """
+
+    def __init__(self, optimizers: dict[torch.nn.Parameter, object]) -> None:
+        self.optimizers = optimizers
+        self.gradient_bytes = 0  # of the largest gradient
+        for parameter in optimizers:
+            parameter.register_post_accumulate_grad_hook(self._update)
+
+    def _update(self, parameter: torch.nn.Parameter) -> None:
+        self.gradient_bytes = max(self.gradient_bytes, rounded(parameter.grad.nbytes))
+        self.optimizers[parameter].step()
+        parameter.grad = None
+
+    def step(self) -> None:
+        """Updates all parameters that have a gradient: none after backward."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    @property
+    def state(self) -> dict:
+        """The state of each parameter."""
+        return {parameter: one.state[parameter] for parameter, one in self.optimizers.items()}
 
 
 class Muon:
@@ -121,6 +157,7 @@ def run_bitsandbytes_without_kernels() -> None:
     from bitsandbytes import functional
 
     bitsandbytes.optim.optimizer.sync_gpu = lambda tensor: None
+    torch.cuda.synchronize = lambda device=None: None  # GaLore's own
     functional.is_on_gpu = lambda tensors: True
     functional.create_dynamic_map = lambda *args, **kwargs: torch.zeros(256, device="cpu")
     original = functional.optimizer_update_32bit
@@ -163,10 +200,10 @@ class LowRank:
 
 def _class_of(name: str) -> type:
     """The package's optimizer, which neither draws numbers nor reads any: fake tensors have none."""
-    if name == "galore":
+    if name.startswith("galore"):
         import galore_torch
 
-        return galore_torch.GaLoreAdamW
+        return galore_torch.GaLoreAdamW8bit if name == "galore8bit" else galore_torch.GaLoreAdamW
     import apollo_torch
     from apollo_torch import apollo, random_projector
 

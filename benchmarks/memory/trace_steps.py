@@ -9,7 +9,8 @@ steps of every kind are drawn anew: a rule that is right for the steps that taug
 become `steps/redrawn.json` and `steps/redrawn_several_gpus.json`.
 
 Steps on one GPU need a C++ compiler and PyTorch's build for CPUs. Some kinds need packages that the tests do not:
-    pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3 torchao==0.18.0 liger-kernel==0.8.5 triton==3.9.0
+    pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3 torchao==0.18.0 liger-kernel==0.8.5 triton==3.9.0 \
+        deepspeed==0.19.8 einops hjson ninja py-cpuinfo
 """
 
 from __future__ import annotations
@@ -20,22 +21,27 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.memory.tracing.draws import ONE_GPU, OPTIMIZERS_OF_PICTURES, SEVERAL_GPUS
+from calculator.parts.low_rank import DEFAULT_RANKS
+from calculator.step.deepspeed import Zero
 from calculator.step.estimate import estimate
 from calculator.step.resolve import resolve
-from calculator.step.setups import Setup, setup_from
+from calculator.step.setups import DEEPSPEED, Setup, setup_from
 
 KINDS = ONE_GPU | SEVERAL_GPUS
 STEPS = Path(__file__).parent / "steps"
 """Recorded steps: files of {kind: [step]}, a step a line."""
 ALL = "all"
-TRACED_OPTIMIZERS = (*OPTIMIZERS_OF_PICTURES, "muon", "galore", "apollo", "apollo-mini")
+TRACED_OPTIMIZERS = (*OPTIMIZERS_OF_PICTURES, "muon", *DEFAULT_RANKS)
 FIGURES = (
     "parameters", "trained_parameters", "saved_activations", "autocast_weight_copies", "gradient_bytes",
     "optimizer_state_bytes", "host_total", "peak", "peak_phase",
@@ -44,7 +50,9 @@ FIGURES = (
 
 def trace(setup: Setup) -> dict:
     """Counts what the device, or one of several, holds in a step of a setup."""
-    if setup.gpus > 1:
+    if setup.sharding in DEEPSPEED:
+        from benchmarks.memory.tracing import of_deepspeed as tracing
+    elif setup.gpus > 1:
         from benchmarks.memory.tracing import several_gpus as tracing
     else:
         from benchmarks.memory.tracing import one_gpu as tracing
@@ -76,12 +84,22 @@ def write(path: Path, steps: dict[str, list[dict]]) -> None:
 
 def estimated(setup: Setup) -> dict:
     """Takes the calculator's figures of a step."""
-    answer = estimate(setup)
+    with limited(setup):
+        answer = estimate(setup)
     figures = {name: getattr(answer, name, None) for name in FIGURES}
     figures |= {"host_total": answer.host.total, "peak": answer.gpu.total, "peak_phase": answer.peak.phase}
     phases = {instant.phase for instant in answer.timeline}
     highest = {phase: max(one.bytes for one in answer.timeline if one.phase == phase) for phase in phases}
     return figures | {"peaks": highest}
+
+
+def limited(setup: Setup):
+    """Within `with`, DeepSpeed has the limits of a traced step."""
+    if setup.sharding not in DEEPSPEED:
+        return nullcontext()
+    from benchmarks.memory.tracing.of_deepspeed import limits_of
+
+    return patch("calculator.step.play.Zero", partial(Zero, **limits_of(setup)))
 
 
 def compared(setup: Setup, step: dict, known: dict) -> str:

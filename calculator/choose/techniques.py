@@ -11,7 +11,7 @@ from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.step.resolve import resolve
-from calculator.step.setups import DIVIDED, OPTIMIZERS_OF_MATRICES, SHARDINGS, Setup
+from calculator.step.setups import DEEPSPEED, DIVIDED, OPTIMIZERS_OF_MATRICES, SHARDINGS, Setup
 from calculator.tape.tensor_parallel import undivided
 
 FORWARD_SHARE = 1 / 3
@@ -199,14 +199,14 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     rounded = "the frozen weights are rounded to 4 bits"
     if setup.lora_rank is None:
         caveat = "only adapters are trained, beside the frozen model"
-        changes, instead = _beside_adapters(setup, TOGETHER)
+        changes, instead = _beside_adapters(setup, (*TOGETHER, *DEEPSPEED))
         title = f"LoRA of rank {LORA_RANK}"
         yield Technique(title + instead, {**changes, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
         if family.in_4_bits:
             title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
             caveat = f"{caveat}, whose weights are rounded to 4 bits"
             # FSDP2 cannot divide 4-bit weights.
-            changes, instead = _beside_adapters(setup, (*TOGETHER, *DIVIDED))
+            changes, instead = _beside_adapters(setup, (*TOGETHER, *DEEPSPEED, *DIVIDED))
             yield Technique(title + instead, {**changes, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):

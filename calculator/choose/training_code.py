@@ -18,7 +18,7 @@ from calculator.models.architectures import quantization_of
 from calculator.parts.adapters import ALL_LINEAR, modules_of
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import resolve
-from calculator.step.setups import DIVIDED, Setup, sees_pictures
+from calculator.step.setups import DEEPSPEED, DIVIDED, Setup, sees_pictures
 
 OPTIMIZERS_OF_TRAINER = {
     "adamw8bit": "adamw_8bit",
@@ -30,6 +30,7 @@ OPTIMIZERS_OF_TRAINER = {
     "paged-lion8bit": "paged_lion_8bit",
     "adafactor": "adafactor",
     "galore": "galore_adamw",
+    "galore8bit": "galore_adamw_8bit",
     "apollo": "apollo_adamw",
     "apollo-mini": "apollo_adamw",
     "sgd": "sgd",
@@ -267,6 +268,18 @@ def _torch_optimizer(setup: Setup) -> str:
     return f"AdamW(trained, lr=5e-5, weight_decay=0.0, {setup.optimizer_impl}=True)"
 
 
+def deepspeed_config(setup: Setup) -> dict[str, object]:
+    """DeepSpeed's configuration as transformers' Trainer completes it; buckets have DeepSpeed's own sizes."""
+    config: dict[str, object] = {
+        "zero_optimization": {"stage": int(setup.sharding[-1])},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    if setup.precision.startswith("amp-"):
+        config[setup.precision.removeprefix("amp-")] = {"enabled": True}
+    return config
+
+
 def _indented(lines: Iterable[str], spaces: int = 4) -> list[str]:
     return [f"{' ' * spaces}{line}" for line in lines]
 
@@ -287,19 +300,23 @@ def _arguments(setup: Setup) -> list[str]:
     if setup.optimizer in DEFAULT_RANKS:
         settings["optim_target_modules"] = list(modules_of(resolve(setup)))
         settings["optim_args"] = f"rank={setup.optimizer_rank or DEFAULT_RANKS[setup.optimizer]}"
+        if setup.optimizer_in_backward:
+            settings["optim"] += "_layerwise"
         if setup.optimizer == "apollo-mini":
             settings["optim_args"] += ", scale_type=tensor, scale=128"
     if setup.optimizer == "sgd":  # by itself, `Trainer` has none
         settings["optim_args"] = f"momentum={SGD_MOMENTUM}"
+    if setup.sharding in DEEPSPEED:
+        settings["deepspeed"] = deepspeed_config(setup)
     if setup.precision.startswith("amp-"):
         settings[setup.precision.removeprefix("amp-")] = True
     if setup.checkpointing:
         settings["gradient_checkpointing"] = True
     if setup.loss == "liger":
         settings |= {"use_liger_kernel": True, "liger_kernel_config": LOSS_OF_LIGER}
-    needed = []
+    needed = ["# The GPUs are divided by a package: pip install deepspeed"] if setup.sharding in DEEPSPEED else []
     if setup.optimizer in DEFAULT_RANKS:
-        package = "galore-torch" if setup.optimizer == "galore" else "apollo-torch"
+        package = "galore-torch" if setup.optimizer.startswith("galore") else "apollo-torch"
         needed.append(f"# The optimizer is that of a package: pip install {package}")
     if setup.loss == "liger":
         needed.append("# The loss is that of a package: pip install liger-kernel")

@@ -7,7 +7,7 @@ from calculator.parts.optimizers import chosen
 from calculator.reports.units import show_bytes, show_count
 from calculator.step.answer import Estimate
 from calculator.step.resolve import lora_of, resolve
-from calculator.step.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup
+from calculator.step.setups import DEEPSPEED, DIVIDED, PCIE_BYTES_PER_SECOND, Setup
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
@@ -83,6 +83,9 @@ def _weights(setup: Setup, result: Estimate) -> str:
     trained = show_count(result.trained_parameters)
     if lora is None:
         whole = f"{trained} parameters × {2 if setup.precision in ('bf16', 'fp16') else 4} bytes"
+        if setup.sharding in DEEPSPEED:
+            halves = f"{trained} parameters × 2 bytes, and " if setup.precision != "fp32" else f"{whole}, and "
+            return f"{halves}1 / {setup.gpus} of them × 4 bytes, which the optimizer updates"
         if setup.sharding in TENSOR_SHARDINGS:
             return f"{whole} / {setup.gpus} GPUs, norms and biases of sums whole"
         if setup.sharding not in DIVIDED:
@@ -97,6 +100,10 @@ def _weights(setup: Setup, result: Estimate) -> str:
 
 
 def _gradients(setup: Setup) -> str:
+    if setup.sharding in DEEPSPEED:
+        return "The bucket of 500 million values that DeepSpeed sums over the GPUs, and the gradients that it keeps"
+    if setup.optimizer_in_backward:
+        return "As many values as the largest tensor has, since each is updated and its gradient freed in backward"
     if setup.sharding in DIVIDED:
         return "As many values as this GPU's share of the weights, and whole ones until they are summed over the GPUs"
     if setup.sharding in TENSOR_SHARDINGS:

@@ -95,7 +95,9 @@ def _others(setup: Setup) -> str:
     others = setup.gpus - 1
     if not others:
         return ""
-    most = ", at most" if setup.sharding.startswith("zero-") else ""  # counted is the GPU that holds the most
+    most = (
+        ", at most" if setup.sharding.startswith(("zero-", "deepspeed-")) else ""
+    )  # counted is the GPU that holds the most
     if others > MOST_OTHERS:
         return f"{MOST_OTHERS} of {others} others{most}"
     return f"The {others} others{most}" if others > 1 else f"The other{most}"

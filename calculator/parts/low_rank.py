@@ -7,7 +7,8 @@ update there only how much to scale the gradient: each row or column ("channel")
 The rules are those of galore-torch 1.0 (adamw.py, galore_projector.py) and apollo-torch 1.0.3 (apollo.py,
 random_projector.py) with the settings of their examples: the linear modules of attention and feed-forward are
 projected, along their shorter side (`proj_type="std"`), and everything else has plain AdamW. Every 200th update finds
-new projections. It takes the most memory, so we count this update.
+new projections. It takes the most memory, so we count this update. GaLore in 8 bits is that of galore-torch over
+bitsandbytes 0.50, which keeps the moments in R dimensions in 8 bits.
 
 Letters: a matrix is (M, N), its shorter side K, the rank R.
 """
@@ -21,7 +22,7 @@ from calculator.families.family import DECODER_MODULES
 from calculator.models.architecture import ParameterTensor
 from calculator.tape.autograd import allocated_bytes
 
-DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
+DEFAULT_RANKS = {"galore": 128, "galore8bit": 128, "apollo": 256, "apollo-mini": 1}
 """Default ranks: GaLore's from transformers' Trainer, the others from apollo-torch 1.0.3's README."""
 GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
 
@@ -35,13 +36,30 @@ def galore_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
     """Bytes of a matrix's state, two moments in R dimensions and the projection; of another tensor's, two moments."""
     if not is_projected(tensor):
         return 2 * allocated_bytes(tensor.count, itemsize)
-    rows, columns = tensor.shape
     shorter, longer = min(tensor.shape), max(tensor.shape)
     moments = 2 * allocated_bytes(longer * min(rank, shorter), itemsize)
+    return moments + _projection_bytes(tensor, itemsize, rank)
+
+
+def galore_8bit_state(tensor: ParameterTensor, itemsize: int, rank: int, moments: Callable[[int, int], int]) -> int:
+    """Bytes of two moments, by bitsandbytes' rule for a number of values, and of a norm; of a matrix, the projection.
+
+    galore-torch gives `percentile_clipping=100`, which bitsandbytes 0.50 takes for `max_unorm`: hence the norm.
+    """
+    norm = allocated_bytes(1, 4)
+    if not is_projected(tensor):
+        return moments(tensor.count, itemsize) + norm
+    low = max(tensor.shape) * min(rank, *tensor.shape)
+    return moments(low, itemsize) + norm + _projection_bytes(tensor, itemsize, rank)
+
+
+def _projection_bytes(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
+    rows, columns = tensor.shape
+    shorter = min(rows, columns)
     # Of 32-bit gradients, the projection is a view of all singular vectors, (K, N) or (M, K), so that it keeps them
     # whole; of others, it is cast, which makes it a tensor of its own.
     kept = shorter if itemsize == 4 else min(rank, shorter)
-    return moments + allocated_bytes(kept * (columns if rows >= columns else rows), itemsize)
+    return allocated_bytes(kept * (columns if rows >= columns else rows), itemsize)
 
 
 def apollo_state(tensor: ParameterTensor, itemsize: int, rank: int) -> int:
@@ -89,6 +107,37 @@ def galore_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int) 
         rank: Rank of the projections.
     """
     return _step(tensors, itemsize, lambda loop, tensor: _galore_update(loop, tensor, itemsize, rank))
+
+
+def galore_8bit_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int, min_8bit_size: int) -> int:
+    """Temporary bytes of an update in 8 bits; see `galore_step`.
+
+    The package puts each matrix's projected gradient in place of the whole one, so that no later layer takes more than
+    the first two.
+    """
+    loop = _Loop()
+    in_order = list(_unrolled(tensors))
+    for tensor in in_order:
+        if not is_projected(tensor) and tensor.count < min_8bit_size:
+            # The norm of a parameter, from a copy in 32 bits.
+            loop.use(allocated_bytes(1, 4), allocated_bytes(tensor.count, 4) if itemsize != 4 else 0)
+    for tensor in in_order:
+        if is_projected(tensor):
+            _galore_8bit_update(loop, tensor, itemsize, min(rank, *tensor.shape), min_8bit_size)
+    return loop.peak
+
+
+def _galore_8bit_update(loop: _Loop, tensor: ParameterTensor, itemsize: int, rank: int, min_8bit_size: int) -> None:
+    whole = allocated_bytes(tensor.count, itemsize)
+    low = allocated_bytes(max(tensor.shape) * rank, itemsize)
+    _decompose(loop, tensor, itemsize, rank)
+    loop.assign("grad", low)
+    loop.use(whole)  # a copy of the parameter, whose place the projected one takes
+    loop.kept["whole gradients"] = loop.kept.get("whole gradients", 0) + low - whole
+    loop.kept["grad"] = 0  # it is now the parameter's own
+    if max(tensor.shape) * rank < min_8bit_size:
+        loop.use(low, allocated_bytes(1, 4), allocated_bytes(max(tensor.shape) * rank, 4) if itemsize != 4 else 0)
+    loop.use(low, whole, whole)  # projected back, and scaled
 
 
 def apollo_step(tensors: tuple[ParameterTensor, ...], itemsize: int, rank: int, *, by_channel: bool) -> int:

@@ -13,6 +13,8 @@ from calculator.parts.low_rank import (
     GALORE_PACKAGE,
     apollo_state,
     apollo_step,
+    galore_8bit_state,
+    galore_8bit_step,
     galore_state,
     galore_step,
 )
@@ -88,6 +90,12 @@ class Optimizer:
     """Bytes that an update takes besides `step_bytes`, after it has freed `kept_bytes` of the previous tensor."""
     all_step_bytes: Callable[[tuple[ParameterTensor, ...], int], int] | None = None
     """Bytes that the update of all tensors, in the model's order, uses temporarily, if `step_bytes` does not say it."""
+
+    def alone_bytes(self, tensor: ParameterTensor, itemsize: int) -> int:
+        """Bytes that an update of this tensor alone uses temporarily."""
+        if self.all_step_bytes:
+            return self.all_step_bytes((tensor,), itemsize)
+        return self.step_bytes(tensor, itemsize) + self.later_bytes(tensor, itemsize)
 
 
 def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
@@ -210,21 +218,34 @@ def _paged_optimizer(name: str, title: str, rule: Moments, shared_bytes: int = 0
     )
 
 
+LOW_RANK_TITLES = {
+    "galore": "GaLore",
+    "galore8bit": "GaLore, 8-bit",
+    "apollo": "APOLLO",
+    "apollo-mini": "APOLLO-Mini",
+}
+LOW_RANK_SOURCES = {"galore": f"{GALORE_PACKAGE}, adamw.py", "galore8bit": f"{GALORE_PACKAGE}, adamw8bit.py"}
+
+
 @lru_cache(maxsize=256)
 def low_rank(name: str, rank: int) -> Optimizer:
     """GaLore or APOLLO with a rank; the same object for the same rank, so that caches know it."""
     if name == "galore":
         state, step = partial(galore_state, rank=rank), partial(galore_step, rank=rank)
+    elif name == "galore8bit":
+        state = partial(galore_8bit_state, rank=rank, moments=_ADAMW_8BIT.bytes_of)
+        step = partial(galore_8bit_step, rank=rank, min_8bit_size=_ADAMW_8BIT.min_8bit_size)
     else:
         state = partial(apollo_state, rank=rank)
         step = partial(apollo_step, rank=rank, by_channel=name == "apollo")
     return Optimizer(
         name=name,
-        title={"galore": "GaLore", "apollo": "APOLLO", "apollo-mini": "APOLLO-Mini"}[name],
-        source=f"{GALORE_PACKAGE}, adamw.py" if name == "galore" else f"{APOLLO_PACKAGE}, apollo.py",
+        title=LOW_RANK_TITLES[name],
+        source=LOW_RANK_SOURCES.get(name, f"{APOLLO_PACKAGE}, apollo.py"),
         state_bytes=state,
         step_bytes=_nothing,
         all_step_bytes=step,
+        shared_bytes=_MAPS_OF_TWO if name == "galore8bit" else 0,
     )
 
 

@@ -17,9 +17,10 @@ from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.models.architectures import quantization_of
 from calculator.models.names import hub_id
+from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.reports.inference_report import add_model_flags, model_or_config
 from calculator.step.resolve import resolve
-from calculator.step.setups import DIVIDED, PRECISIONS, Setup
+from calculator.step.setups import DEEPSPEED, DIVIDED, PRECISIONS, Setup
 
 USUAL_LENGTH = 2048
 """Tokens of a sequence if no length is given and the model takes more."""
@@ -43,7 +44,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=("adamw", *OPTIMIZERS_OF_TRAINER), default="adamw", help="to begin with (adamw)"
     )
+    parser.add_argument(
+        "--sharding", choices=("none", *DEEPSPEED, *DIVIDED), default="none", help="to begin with; DeepSpeed or FSDP2"
+    )
     parser.add_argument("--optimizer-rank", type=int, metavar="R", help="of GaLore's and APOLLO's projections")
+    parser.add_argument(
+        "--optimizer-in-backward", action="store_true", help="GaLore or APOLLO layer by layer, which frees gradients"
+    )
     parser.add_argument("--lora-rank", type=int, metavar="R", help="train LoRA's adapters in any case")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -79,6 +86,11 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
             "that they were made of."
         )
     setup = _first_setup(device, **named, **flags)
+    if setup.optimizer_in_backward and setup.optimizer not in DEFAULT_RANKS:
+        raise BadSetup(
+            f"Trainer updates in backward with the optimizers {', '.join(DEFAULT_RANKS)} only, not {setup.optimizer}; "
+            "choose one of these, or omit optimizer_in_backward."
+        )
     setup, judged, changed = best(setup, device)
     techniques, costs = (changed.techniques, changed.costs) if changed else ((), "")
     code = training_code(setup, source)

@@ -11,7 +11,7 @@ from calculator.step.fixed import FixedSizes
 from calculator.step.notes import notes_of
 from calculator.step.play import Played
 from calculator.step.resolve import Training, itemsize_of
-from calculator.step.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup
+from calculator.step.setups import DEEPSPEED, DIVIDED, PCIE_BYTES_PER_SECOND, Setup
 from calculator.step.timeline import Instant
 from calculator.tape.autograd import allocated_bytes
 from calculator.tape.recording import Levels
@@ -53,24 +53,28 @@ def added_up(training: Training, played: Played) -> Estimate:
 def _bucket_bytes(training: Training, fixed: FixedSizes) -> int:
     """Bytes of the buckets in which DistributedDataParallel sends gradients; 0 where it is not used."""
     setup, lora = training.setup, training.lora
-    if setup.gpus == 1 or setup.sharding in (*DIVIDED, *TENSOR_SHARDINGS):
+    if setup.gpus == 1 or setup.sharding in (*DIVIDED, *TENSOR_SHARDINGS, *DEEPSPEED):
         return 0
     return allocated_bytes(fixed.values, lora.adapter_itemsize if lora else itemsize_of(setup))
 
 
 def _instants(setup: Setup, played: Played, state: int, buckets: int) -> list[StepInstant]:
-    """The highest instants of the micro-batch, then the update."""
+    """The highest instants of the micro-batch, then the update, unless backward makes it."""
     fixed, gradients = played.fixed, played.gradient_bytes
     weights = fixed.frozen_bytes + fixed.trained_bytes + played.buffer_bytes
     # With FSDP2, the timeline has them.
     accumulated = gradients if setup.accumulation_steps > 1 and setup.sharding not in DIVIDED else 0
+    inputs = played.input_bytes
+    instants = [_step_instant(one, weights, state, inputs, accumulated, buckets) for one in played.timeline.instants]
+    if setup.optimizer_in_backward:
+        return instants
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = played.timeline.after_backward
+    if setup.sharding in DEEPSPEED:
+        gradients = after.gradients  # of this GPU's share
     # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
     live = gradients + step + after.live - after.gradients
     updating = Instant("optimizer", "the update", Levels(live=live, gradients=gradients))
-    inputs = played.input_bytes
-    instants = [_step_instant(one, weights, state, inputs, accumulated, buckets) for one in played.timeline.instants]
     return [*instants, _step_instant(updating, weights, state, inputs, 0, buckets)]
 
 

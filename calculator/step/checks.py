@@ -15,6 +15,7 @@ from calculator.step.setups import (
     ADAPTER_BITS,
     ADAPTER_FIELDS,
     BASE_BITS,
+    DEEPSPEED,
     DEFAULTS,
     MOST_GPUS,
     MOST_RANK,
@@ -174,6 +175,29 @@ def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> N
         raise BadSetup("Muon computes in bfloat16, and is not counted for weights in float16; choose precision bf16.")
 
 
+def _check_optimizer_in_backward(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what needs all gradients at once, or is not counted with updates during backward."""
+    if not setup.optimizer_in_backward:
+        return
+    if setup.accumulation_steps > 1:
+        raise BadSetup(
+            "With optimizer_in_backward, each micro-batch updates the weights and frees its gradients; choose "
+            "accumulation_steps 1."
+        )
+    if setup.precision == "amp-fp16":
+        raise BadSetup(
+            "The scaled loss of amp-fp16 needs all gradients before an update: each is searched for infinities; choose "
+            "amp-bf16, or omit optimizer_in_backward."
+        )
+    if setup.offload_optimizer or setup.gpus > 1 or family_of(architecture).own_trainer:
+        raise _untraced(
+            "optimizer_in_backward is counted for the models of transformers and diffusers on one GPU, whose optimizer "
+            "is there too; omit offload_optimizer and gpus, or optimizer_in_backward."
+        )
+    if setup.optimizer == "muon" or setup.fp8:
+        raise _untraced("optimizer_in_backward is not counted with Muon and FP8; omit one of the two.")
+
+
 def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
     """Refuses setups that diffusers cannot run for a diffusion model."""
     if not architecture.diffuses:
@@ -287,11 +311,32 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
     if setup.sharding in TENSOR_SHARDINGS:
         _check_tensor_parallel(setup, architecture)
         return
+    if setup.sharding in DEEPSPEED:
+        _check_deepspeed(setup, architecture)
+        return
     _check_divided_adapters(setup)
     if setup.shared_groups or architecture.shared_groups:
         raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
     if architecture.fixed_length:
         raise _untraced(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+
+
+def _check_deepspeed(setup: Setup, architecture: Architecture) -> None:
+    if setup.precision in ("bf16", "fp16"):
+        raise BadSetup(
+            f"DeepSpeed keeps weights in 32 bits beside those in 16; its {setup.precision} is precision "
+            f"amp-{setup.precision} here, without autocast."
+        )
+    if setup.lora_rank is not None or setup.accumulation_steps > 1:
+        raise _untraced(
+            "DeepSpeed is counted for training whole models without accumulation; omit lora_rank and "
+            "accumulation_steps, or choose sharding zero-2 or zero-3 (FSDP2)."
+        )
+    if setup.shared_groups or architecture.shared_groups or architecture.fixed_length or setup.loss == "trainer":
+        raise _untraced(
+            f"DeepSpeed is not counted for {architecture.name} with these settings; choose a language model of "
+            "transformers whose layers have weights of their own, or another sharding."
+        )
 
 
 def _check_divided_adapters(setup: Setup) -> None:
@@ -363,6 +408,7 @@ def probability(name: str, value: object) -> None:
 CHECKS = (
     _check_combinations,
     _check_optimizers_of_matrices,
+    _check_optimizer_in_backward,
     _check_diffusion,
     _check_sharding,
     _check_offloaded_activations,

@@ -29,6 +29,9 @@ class FixedSizes:
     frozen_bytes: int
     """Parameters that LoRA does not train."""
     trained_bytes: int
+    gradient_bytes: int
+    """All gradients, which have the shapes and types of the trained parameters; or the largest one, if backward updates
+    each parameter."""
     copy_bytes: int
     """A 32-bit copy of all that is trained."""
     state_bytes: int
@@ -36,6 +39,7 @@ class FixedSizes:
     """State of the same optimizer when it updates the 32-bit copy on the host."""
     paged_bytes: int
     step_bytes: int
+    """Bytes that the update after backward takes for a moment."""
     unused_bytes: int
     """The part of the allocator's segments that weights and gradients leave unused."""
 
@@ -67,12 +71,13 @@ def sizes_of_model(
     optimizer: Optimizer,
     embeddings_32bit: bool,
     lora: Lora | None,
+    in_backward: bool,
 ) -> FixedSizes:
     model = parameter_tensors(architecture, shared_groups)
     trained = adapter_tensors(architecture, lora) if lora else model
     frozen = [(tensor.copies, block) for tensor in model for block in frozen_blocks(tensor, lora)] if lora else []
-    again = lora is not None
-    return sizes_of(trained, frozen, itemsize, optimizer, embeddings_32bit=embeddings_32bit, again=again)
+    how = {"embeddings_32bit": embeddings_32bit, "again": lora is not None, "in_backward": in_backward}
+    return sizes_of(trained, frozen, itemsize, optimizer, **how)
 
 
 def sizes_of(
@@ -83,8 +88,12 @@ def sizes_of(
     *,
     embeddings_32bit: bool = False,
     again: bool = False,
+    in_backward: bool = False,
 ) -> FixedSizes:
-    """Sizes of trained tensors beside frozen ones, given as pairs: a number of equal blocks, and their bytes."""
+    """Sizes of trained tensors beside frozen ones, given as pairs: a number of equal blocks, and their bytes.
+
+    With `in_backward`, each tensor has an optimizer of its own, which updates it during backward.
+    """
     blocks = [(tensor.copies, allocated_bytes(tensor.count, itemsize)) for tensor in trained]
     values = tensors = copies = paged = shared = state = host = 0
     for tensor in trained:
@@ -93,7 +102,7 @@ def sizes_of(
         tensors += times
         copies += times * allocated_bytes(count, 4)
         if tensor.count >= optimizer.eight_bit_from:
-            shared = optimizer.shared_bytes
+            shared = shared + times * optimizer.shared_bytes if in_backward else optimizer.shared_bytes
         chosen, size = optimizer, itemsize
         if embeddings_32bit and optimizer.name in IN_32_BIT and tensor.is_embedding:
             chosen, size = IN_32_BIT[optimizer.name], 4
@@ -103,16 +112,18 @@ def sizes_of(
             paged += times * (chosen.paged.bytes_of(count, size) - chosen.state_bytes(tensor, size))
     if optimizer.step_counters:
         host += tensors * allocated_bytes(1, 4)
+    gradients = [(1, max(block for _, block in blocks))] if in_backward else blocks
     return FixedSizes(
         values=values,
         frozen_bytes=sum(times * block for times, block in frozen),
         trained_bytes=sum(times * block for times, block in blocks),
+        gradient_bytes=sum(times * block for times, block in gradients),
         copy_bytes=copies,
         state_bytes=state + shared,
         host_state_bytes=host + shared,
         paged_bytes=paged,
-        step_bytes=_step_bytes(trained, optimizer, itemsize, again=again),
-        unused_bytes=_unused_bytes(frozen + blocks) + _unused_bytes(blocks),
+        step_bytes=0 if in_backward else _step_bytes(trained, optimizer, itemsize, again=again),
+        unused_bytes=_unused_bytes(frozen + blocks) + _unused_bytes(gradients),
     )
 
 

@@ -12,7 +12,7 @@ from calculator.models.names import named
 from calculator.parts.adapters import Lora
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import Training, itemsize_of
-from calculator.step.setups import DIVIDED, Setup, sees_pictures
+from calculator.step.setups import DEEPSPEED, DIVIDED, Setup, sees_pictures
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
 FUSED_4BIT_TOKENS = 1536
@@ -33,6 +33,7 @@ def notes_of(training: Training, buckets: int) -> tuple[str, ...]:
         *_adapter_notes(setup, architecture, training.lora),
         *_text_notes(setup, architecture),
         *_low_rank_notes(setup),
+        *_update_notes(setup),
         *_group_notes(setup, architecture, buckets),
     )
 
@@ -142,13 +143,22 @@ def _low_rank_notes(setup: Setup) -> Iterator[str]:
         "The matrices of attention and feed-forward are projected, everything else has plain AdamW. Counted is every "
         "200th update, which finds new projections and takes the most."
     )
-    if setup.optimizer == "galore":
+    if setup.optimizer.startswith("galore"):
         yield "The workspace that cuSOLVER takes to decompose a matrix, one at a time, is not known and not counted."
         if itemsize_of(setup) == 4:
             yield (
                 "Of gradients in 32 bits, galore-torch keeps all singular vectors of a matrix, not only those of the "
                 "rank; with precision bf16 or fp16 it does not."
             )
+
+
+def _update_notes(setup: Setup) -> Iterator[str]:
+    if setup.optimizer_in_backward:
+        yield (
+            "Each parameter has an optimizer of its own, which a hook runs in backward (register_post_accumulate_grad_"
+            "hook, as torchtune, LOMO and layer-wise GaLore do); the gradients are the largest one's. Their norm over "
+            "all parameters cannot be clipped."
+        )
 
 
 def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iterator[str]:
@@ -167,8 +177,11 @@ def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iter
             "The GPUs compute each micro-batch together (Megatron's division, by torch.distributed.tensor.parallel). "
             "PyTorch makes the embedding's gradient whole on every GPU."
         )
+    if setup.sharding in DEEPSPEED:
+        yield from _deepspeed_notes(setup)
     if setup.sharding in DIVIDED:
         yield (
+            "This is PyTorch's FSDP2; DeepSpeed's stages take other memory (sharding deepspeed-2 for its ZeRO-2). "
             "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "
             "the largest. Weights include those that are gathered at the peak."
         )
@@ -184,3 +197,22 @@ def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iter
                 "summed over the GPUs in 32 bits."
             )
     yield "NCCL's own buffers are not counted: some hundred MiB on each GPU."
+
+
+def _deepspeed_notes(setup: Setup) -> Iterator[str]:
+    yield (
+        "DeepSpeed has its default buckets of 500 million values, which are as large in backward of a small model. For "
+        '"auto", transformers\' Trainer sets reduce_bucket_size to hidden_size squared, which is less. Counted is the '
+        "last GPU, whose gradients are complete first."
+    )
+    if setup.sharding == "deepspeed-3":
+        yield (
+            "In stage 3, up to 1 billion values are whole at once (stage3_max_live_parameters); of a small model, all. "
+            "Lower limits take less, and more traffic between the GPUs."
+        )
+    if setup.precision != "fp32":
+        half = "bfloat16" if setup.precision.endswith("bf16") else "float16"
+        yield (
+            f"Mixed precision is DeepSpeed's own: all weights and gradients are in {half}, without autocast, and each "
+            "GPU has its share of the weights in 32 bits too."
+        )

@@ -9,9 +9,10 @@ from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.adapters import Lora, adapter_tensors
 from calculator.parts.parameters import parameter_tensors
+from calculator.step.deepspeed import Zero, play_with_deepspeed, sizes_with_deepspeed
 from calculator.step.fixed import FixedSizes, sizes_of_model, sizes_of_shards, with_largest_state
 from calculator.step.resolve import Training, itemsize_of
-from calculator.step.setups import DIVIDED, Setup
+from calculator.step.setups import DEEPSPEED, DIVIDED, Setup
 from calculator.step.sharding import Course, gradient_bytes, play_sharded
 from calculator.step.timeline import Options, Timeline, play
 from calculator.tape.autograd import allocated_bytes
@@ -41,7 +42,9 @@ def played(training: Training) -> Played:
     itemsize = itemsize_of(setup)
     options = _options(training, lora.rest_itemsize if lora else itemsize)
     course = _course(setup, itemsize, lora)
-    if course:
+    if setup.sharding in DEEPSPEED:
+        fixed, timeline, gradients = _with_deepspeed(training, options)
+    elif course:
         fixed, timeline, gradients = _divided(training, options, course)
     else:
         fixed, timeline, gradients = _whole(training, options, lora.adapter_itemsize if lora else itemsize)
@@ -70,6 +73,16 @@ def _divided(training: Training, options: Options, course: Course) -> tuple[Fixe
     return fixed, play_sharded(architecture, options, course), gradient_bytes(architecture, course)
 
 
+def _with_deepspeed(training: Training, options: Options) -> tuple[FixedSizes, Timeline, int]:
+    """Sizes, step and gradients where DeepSpeed divides state and gradients; 16 bits are those of the weights."""
+    setup, architecture = training.setup, training.architecture
+    itemsize = 2 if setup.precision.startswith("amp-") else 4
+    zero = Zero(stage=int(setup.sharding[-1]), gpus=setup.gpus, itemsize=itemsize)
+    options = replace(options, autocast=False, itemsize=itemsize, stage=zero.stage)
+    fixed = sizes_with_deepspeed(architecture, zero, training.optimizer)
+    return fixed, play_with_deepspeed(architecture, options, zero), fixed.gradient_bytes
+
+
 def _whole(training: Training, options: Options, trained_itemsize: int) -> tuple[FixedSizes, Timeline, int]:
     """Sizes, step and gradients where each GPU has all weights, or a part of every matrix."""
     setup, architecture, lora = training.setup, training.architecture, training.lora
@@ -77,11 +90,12 @@ def _whole(training: Training, options: Options, trained_itemsize: int) -> tuple
     if setup.sharding in TENSOR_SHARDINGS:
         architecture = part_of_model(architecture, setup.gpus)
         options = replace(options, together=setup.gpus, by_tokens=setup.sharding == "tensor-sequence")
-    fixed = sizes_of_model(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
-    # A gradient has its parameter's shape and type, so all gradients take as many bytes as the trained parameters.
-    gradients = fixed.trained_bytes
+    fixed = sizes_of_model(
+        architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora, setup.optimizer_in_backward
+    )
+    gradients = fixed.gradient_bytes
     more = family_of(architecture).more_gradient_bytes
-    if more and lora is None:
+    if more and lora is None and not setup.optimizer_in_backward:
         gradients += more(architecture, setup.micro_batch_size, trained_itemsize)
     if options.together:
         # The embedding's gradient is whole on every GPU.
@@ -129,6 +143,7 @@ def _options(training: Training, itemsize: int) -> Options:
         packed=setup.packed,
         fp8=setup.fp8,
         lora=training.lora,
+        updating=training.optimizer if setup.optimizer_in_backward else None,
     )
 
 

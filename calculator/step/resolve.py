@@ -14,6 +14,17 @@ from calculator.parts.optimizers import ADAMW, OPTIMIZERS, Optimizer, chosen
 from calculator.step.checks import CHECKS, check_lengths, one_of, probability, whole
 from calculator.step.setups import ATTENTIONS, LOSSES, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, shown
 
+SWITCHES = (
+    "packed",
+    "fp8",
+    "offload_activations",
+    "offload_optimizer",
+    "optimizer_in_backward",
+    "delta_rule",
+    "embeddings_32bit",
+)
+"""Fields that are true or false whatever else is chosen."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
@@ -73,7 +84,7 @@ def resolve(setup: Setup) -> Architecture:
     whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
     check_lengths(setup, architecture)
     probability("dropout", setup.dropout)
-    for name in ("packed", "fp8", "offload_activations", "offload_optimizer", "delta_rule", "embeddings_32bit"):
+    for name in SWITCHES:
         if not isinstance(getattr(setup, name), bool):
             raise BadSetup(f"{name} is true or false, not {shown(getattr(setup, name))}.")
     layers = architecture.num_layers

@@ -16,7 +16,9 @@ ATTENTIONS = ("sdpa", "eager")
 BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
 MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
-SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
+DEEPSPEED = ("deepspeed-1", "deepspeed-2", "deepspeed-3")
+"""Stages of DeepSpeed's ZeRO."""
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS, *DEEPSPEED)
 WHOLE_MODEL = ("none", "zero-1")
 """Shardings with which each GPU has all weights."""
 DIVIDED = ("zero-2", "zero-3")
@@ -48,6 +50,10 @@ _MUON_IN_8_BIT = (
     "8-bit Muon is not counted: neither PyTorch 2.13 nor bitsandbytes 0.50 has one; muon keeps its momentum in the "
     "precision of the weights."
 )
+_LOMO = (
+    "LOMO keeps no state and updates in backward: it takes what sgd with optimizer_in_backward does, less the state, "
+    "which is SGD's momentum."
+)
 _PACKED = "Packing is the field packed: true if each sequence is a pack of samples."
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
@@ -55,6 +61,7 @@ NOT_COUNTED = {
     **dict.fromkeys(("liger", "use_liger_kernel", "liger_kernel"), _LIGER),
     **dict.fromkeys(("cut_cross_entropy", "cce"), _CUT_CROSS_ENTROPY),
     **dict.fromkeys(("muon8bit", "muon-8bit", "8bit-muon"), _MUON_IN_8_BIT),
+    **dict.fromkeys(("lomo", "adalomo"), _LOMO),
     **dict.fromkeys(("packing", "sequence_packing"), _PACKED),
 }
 """Techniques that people ask for, and the reason why each is not counted."""
@@ -98,6 +105,8 @@ class Setup:
     """AdamW's implementation: "foreach", "for-loop" or "fused"."""
     optimizer_rank: int | None = None
     """Dimensions to which GaLore and APOLLO project a matrix's gradient; None: 128, 256 and, for APOLLO-Mini, 1."""
+    optimizer_in_backward: bool = False
+    """True if a hook updates each parameter as soon as backward has made its gradient, and then frees that gradient."""
     loss: str = "whole"
     """One of `LOSSES`: whether there are all logits at once ("whole", as transformers makes them), or those of some
     tokens at a time, by Liger's fused linear cross-entropy ("liger") or as this trainer does ("trainer")."""
@@ -122,7 +131,9 @@ class Setup:
     sharding: str = "none"
     """One of `SHARDINGS`: what the GPUs divide among them. "zero-1": the optimizer's state; "zero-2": also gradients
     and, outside of the step, weights; "zero-3": the same, and each layer's weights are gathered only while it runs;
-    "tensor": they compute each micro-batch together, every matrix divided; "tensor-sequence": also norms by tokens."""
+    "tensor": they compute each micro-batch together, every matrix divided; "tensor-sequence": also norms by tokens.
+    "zero-1" is DistributedDataParallel with ZeroRedundancyOptimizer, "zero-2" and "zero-3" are FSDP2; "deepspeed-1" to
+    "deepspeed-3" are DeepSpeed's own stages, with its default buckets."""
     lora_rank: int | None = None
     """Rank of LoRA's adapters, beside which the model is frozen; None: all parameters are trained."""
     lora_targets: str = ALL_LINEAR

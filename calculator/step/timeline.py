@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from calculator.families.blocks.context import Context, Layer
 from calculator.families.registry import family_of
-from calculator.models.architecture import Architecture, ParameterGroup
+from calculator.models.architecture import Architecture, ParameterGroup, ParameterTensor
 from calculator.parts.adapters import NF4_BLOCK, Lora
+from calculator.parts.optimizers import Optimizer
 from calculator.parts.parameters import distinct_layers
 from calculator.tape.autograd import Adapter, FrozenWeight, Matrix, Parameter
 from calculator.tape.eight_bit import EightBitOperations
@@ -61,6 +62,10 @@ class Options:
     """The same."""
     fp8: bool = False
     """The same."""
+    stage: int = 0
+    """Stage of DeepSpeed's ZeRO: a complete gradient ends a stretch, and is freed then from stage 2 on; 0: none."""
+    updating: Optimizer | None = None
+    """The optimizer, if it updates each parameter during backward."""
     by_tokens: bool = False
     """True if the GPUs of `together` also divide the tokens between matrices."""
 
@@ -192,15 +197,14 @@ def _recordings(architecture: Architecture, options: Options, courses: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _without_sizes(architecture: Architecture) -> Architecture:
-    """The part of a model that decides the events of its step:
-    everything except sizes, and except a length that is not fixed."""
+    """The part of a model that decides the events of its step: all but sizes, and a length that is not fixed."""
     fixed = {} if architecture.text_length else {"sequence_length": 0}
     no_counts = dict(name="", num_layers=0, num_decoder_layers=0, target_length=0, dropout=0, attention_dropout=0)
     return replace(architecture, **dict.fromkeys(GIVEN_BY_MODEL, 0), **no_counts, **fixed)
 
 
 def _without_lengths(options: Options) -> Options:
-    """The options without lengths, which do not change the events, and with dropout reduced to on or off."""
+    """The options without lengths, which decide no events; of dropout, only whether there is any."""
     return Options(
         batch=0,
         length=0,
@@ -222,6 +226,8 @@ def _without_lengths(options: Options) -> Options:
         loss=options.loss,
         packed=options.packed,
         fp8=options.fp8,
+        updating=options.updating,
+        stage=options.stage,
     )
 
 
@@ -368,12 +374,14 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
         half=options.half,
         accumulating=options.accumulating,
         moving=options.moving,
+        updating=options.updating is not None or options.stage > 1,
+        arriving=options.stage > 0,
     )
     lengths = dict(zip(GIVEN_BY_SETUP, formulas.given, strict=False))
     architecture = replace(
         architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))
     )
-    one = part if options.together else _whole
+    one = part if options.together else partial(_whole, optimizer=options.updating)
     making = partial(_made, itemsize=options.itemsize, lora=options.lora, rank=lengths.pop("lora_rank"), one=one)
     outside, stacks = _weighted(architecture, plans, making)
     context = Context(
@@ -439,45 +447,53 @@ def _play_through(context: Context) -> None:
     tape.forget()
 
 
-def _whole(name: str, shape: tuple[int, ...], itemsize: int) -> Parameter:
-    return Parameter(shape, itemsize)
+def _whole(name: str, shape: tuple[int, ...], itemsize: int, optimizer: Optimizer | None) -> Parameter:
+    """Makes a parameter, which this optimizer updates during backward, if there is one."""
+    update = optimizer.alone_bytes(ParameterTensor(name, "", shape, 1), itemsize) if optimizer else 0
+    return Parameter(shape, itemsize, update)
 
 
 def _made(group: ParameterGroup, itemsize: int, lora: Lora | None, rank: int, one: Callable) -> dict[str, Matrix]:
     if lora is None:
         return {name: one(name, shape, itemsize) for name, shape in group.shapes.items()}
-    return {name: _frozen(name, shape, lora, rank) for name, shape in group.shapes.items()}
+    return {name: _frozen(name, shape, lora, rank, one) for name, shape in group.shapes.items()}
 
 
-def _frozen(name: str, shape: tuple[int, ...], lora: Lora, rank: int) -> FrozenWeight:
+def _frozen(name: str, shape: tuple[int, ...], lora: Lora, rank: int, one: Callable) -> FrozenWeight:
     adapter = None
     if lora.has_adapter(name):
         inner, outer = lora.widths(shape)
-        a = (FrozenWeight if lora.freeze_a else Parameter)((rank, inner), lora.adapter_itemsize)
-        adapter = Adapter(a, Parameter((outer, rank), lora.adapter_itemsize), lora.dropout)
+        a, size = (rank, inner), lora.adapter_itemsize
+        a = FrozenWeight(a, size) if lora.freeze_a else one(name, a, size)
+        adapter = Adapter(a, one(name, (outer, rank), size), lora.dropout)
     scales = -(-shape[0] * shape[1] // NF4_BLOCK) if lora.is_quantized(name) else None
     return FrozenWeight(shape, lora.itemsize(name), scales, adapter)
 
 
 def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
     """The whole model's step from the segments of the short model's."""
-    level = Levels()
     instants: list[Instant] = []
-    for phase in ("forward", "backward"):
-        course: dict[object, Segment] = {}
-        for segment in segments:
-            if segment.phase == phase:
-                # The first one with a key: others with the same key are equal.
-                course.setdefault(segment.key[0] if isinstance(segment.key, tuple) else segment.key, segment)
-        for key, first, last in _expanded(course, plans, reverse=phase == "backward"):
-            if key not in course:  # layers before all adapters have no backward
-                continue
-            level = _repeat(instants, course[key], key, level, first, last)
-            if key in ("end of forward", "handing over"):
-                level = _all_dropped(level, course[key].change)
-        if phase == "forward":
-            after_forward = level
-    return Timeline(tuple(instants), after_forward, level)
+    after_forward = put_together("forward", segments, plans, Levels(), instants)
+    after_backward = put_together("backward", segments, plans, after_forward, instants)
+    return Timeline(tuple(instants), after_forward, after_backward)
+
+
+def put_together(
+    phase: str, segments: list[Segment], plans: dict[str, Plan], level: Levels, instants: list[Instant]
+) -> Levels:
+    """Adds the instants of the whole model's forward or backward, which begins at a level; returns its last level."""
+    course: dict[object, Segment] = {}
+    for segment in segments:
+        if segment.phase == phase:
+            # The first one with a key: others with the same key are equal.
+            course.setdefault(segment.key[0] if isinstance(segment.key, tuple) else segment.key, segment)
+    for key, first, last in expanded(course, plans, reverse=phase == "backward"):
+        if key not in course:  # layers before all adapters have no backward
+            continue
+        level = repeat(instants, course[key], key, level, first, last)
+        if key in ("end of forward", "handing over"):
+            level = _all_dropped(level, course[key].change)
+    return level
 
 
 def _all_dropped(level: Levels, change: Levels) -> Levels:
@@ -487,7 +503,7 @@ def _all_dropped(level: Levels, change: Levels) -> Levels:
     return level - Levels(live=cached + gradients, cached=cached, gradients=gradients)
 
 
-def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterator[tuple[object, int, int]]:
+def expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterator[tuple[object, int, int]]:
     """Keys of the whole step in the order in which they run, each with the first and the last layer of a run."""
     seen = set()
     for key in course:
@@ -502,13 +518,13 @@ def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterato
                 yield from runs
 
 
-def _repeat(instants: list[Instant], segment: Segment, key: object, level: Levels, first: int, last: int) -> Levels:
+def repeat(instants: list[Instant], segment: Segment, key: object, level: Levels, first: int, last: int) -> Levels:
     """Adds a run of equal segments, one for each layer from `first` to `last`.
 
     Each has the same peak above its own start. So where a layer adds memory (forward), the last layer's peak is the
     highest; where a layer frees memory (backward), the first one's.
     """
-    phase, _, change, peak = segment
+    phase, _, change, peak, _ = segment
     before_last = level
     if first != last:
         times = abs(last - first)

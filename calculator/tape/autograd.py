@@ -73,6 +73,8 @@ class Stretch:
     key: object
     start: Mark
     end: Mark
+    arrived: int | None = None
+    """The size_id of the gradient whose completion ends the stretch."""
 
 
 class Storage:
@@ -130,12 +132,19 @@ class Matrix(Tensor):
 
 
 class Parameter(Matrix):
-    """A trained tensor. Its own storage is always there and is not counted by the tape."""
+    """A trained tensor. Its own storage is always there and is not counted by the tape.
+
+    Args:
+        shape: The tensor's shape.
+        itemsize: Bytes of a value.
+        update_bytes: Bytes that its update takes for a moment, if backward makes it; see `Tape`.
+    """
 
     __slots__ = ()
 
-    def __init__(self, shape: tuple[int, ...], itemsize: int) -> None:
+    def __init__(self, shape: tuple[int, ...], itemsize: int, update_bytes: int = 0) -> None:
         super().__init__(None, prod(shape), itemsize, Node("accumulating", (), None, ()), shape)
+        self.node.update_bytes = update_bytes
 
 
 class Adapter:
@@ -184,6 +193,7 @@ class Node:
         "segment",
         "sequence",
         "slots",
+        "update_bytes",
     )
 
     def __init__(self, name: str, edges: tuple, backward: Callable | None, saved: tuple) -> None:
@@ -235,6 +245,8 @@ class Tape:
         accumulating: Whether `.grad` is already there from an earlier micro-batch.
         moving: Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu): each node's
             tensors, parameters too, are copied to it, and back just before the node runs. `held` is then the host's.
+        updating: Whether a hook updates each parameter and frees its gradient as soon as this is complete.
+        arriving: Whether each complete gradient ends a stretch.
     """
 
     def __init__(
@@ -246,6 +258,8 @@ class Tape:
         half: str = "",
         accumulating: bool = False,
         moving: bool = False,
+        updating: bool = False,
+        arriving: bool = False,
     ) -> None:
         self.formulas = formulas
         self.size_ids: dict[tuple[int, int], int] = {}
@@ -254,6 +268,8 @@ class Tape:
         self.half = half
         self.accumulating = accumulating
         self.moving = moving
+        self.updating = updating
+        self.arriving = arriving
         self.live: list[int] = []
         self.names: list[str] = []  # the operation of each allocation
         # What is kept for backward, copies of weights, and gradients: (length of `live` at the event, size_id).
@@ -295,13 +311,13 @@ class Tape:
         """A storage of 0 bytes, in place of a storage that is counted elsewhere."""
         return self.new(0, 1)
 
-    def enter(self, key: object) -> None:
-        """Ends the current stretch and starts the next one under this key."""
+    def enter(self, key: object, arrived: int | None = None) -> None:
+        """Ends the current stretch, because a gradient has arrived or for another reason, and starts the next one."""
         now = Mark(
             len(self.live), len(self.held), len(self.weight_copies), len(self.gradients), self._cached(), self.name
         )
         if self.segment is not None:
-            self.stretches.append(Stretch(self.phase_at_start, self.segment, self.at_start, now))
+            self.stretches.append(Stretch(self.phase_at_start, self.segment, self.at_start, now, arrived))
         self.at_start = now
         self.segment = key
         self.phase_at_start = self.phase
@@ -525,11 +541,18 @@ class Tape:
         if gradient.holders > 1:  # something else holds it, so PyTorch copies it instead of taking it over
             gradient.holders -= 1
             gradient = Storage(self, gradient.size_id)
-        self.leaves.append(gradient)
         if leaf.saved:
+            self.leaves.append(gradient)
             return
         if gradient.kind != GRADIENT:
             self.mark_gradient(gradient)
+        if not self.updating:
+            self.leaves.append(gradient)
+        elif leaf.update_bytes:
+            self.name = "update of a parameter"
+            self.workspace(leaf.update_bytes)
+        if self.arriving:
+            self.enter(self.segment, gradient.size_id)
 
     def forget(self) -> None:
         """Drops the gradients, so that no reference cycle is left: the tape holds them, and they hold the tape."""

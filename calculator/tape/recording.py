@@ -60,6 +60,8 @@ class Segment(NamedTuple):
     key: object
     change: Levels
     peak: Levels
+    arrived: int = 0
+    """Values of the gradient whose completion ends the stretch; 0: it ends otherwise."""
 
 
 class Recording:
@@ -75,6 +77,12 @@ class Recording:
         for counter in (tape.held, tape.weight_copies, tape.gradients):
             self._counters.append((tuple([at for at, _id in counter]), tuple([size_id for _at, size_id in counter])))
         self._stretches = tuple(tape.stretches)
+        # Places of the stretches that a gradient ends, and the formulas of its values.
+        self._arrivals = [
+            (at, self._sizes[stretch.arrived][0])
+            for at, stretch in enumerate(self._stretches)
+            if stretch.arrived is not None
+        ]
 
     def segments(self, given: Sequence[int]) -> list[Segment] | None:
         """The stretches in bytes; None if other events happen with these sizes.
@@ -92,7 +100,11 @@ class Recording:
         signed = sizes.__getitem__
         live = [*accumulate(map(signed, self._live), initial=0)]
         counters = [(places, [*accumulate(map(signed, ids), initial=0)]) for places, ids in self._counters]
-        return [self._segment(stretch, live, counters, signed) for stretch in self._stretches]
+        segments = [self._segment(stretch, live, counters, signed) for stretch in self._stretches]
+        if self._arrivals:
+            for at, number in self._arrivals:
+                segments[at] = segments[at]._replace(arrived=values[number])
+        return segments
 
     def _segment(self, stretch: Stretch, live: list[int], counters: list, signed: Callable[[int], int]) -> Segment:
         start, end = stretch.start, stretch.end

@@ -18,12 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.checkpoints.folders import checkpoint_epoch
 from training.checkpoints.keep import MAY_DIFFER, KeptWeights
 from training.data.store.sets import open_manifest
 from training.errors import TrainingError
-from training.processes.notices import Notices
 from training.recipe import RunConfig
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
@@ -63,7 +64,7 @@ def arrive(
     resume: Path | None,
     kept: KeptWeights,
     stop: LeaveRequest,
-    notices: Notices,
+    console: Console,
 ) -> str | None:
     """Loads the run's current state into model and optimizer. Returns a text that names the state's source.
 
@@ -76,13 +77,13 @@ def arrive(
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it. None: no folder.
         kept: Weights of the run that this peer has kept.
         stop: Ends the wait when the peer has to stop, or to leave the lineage.
-        notices: Tell the volunteer what the peer waits for.
+        console: Prints what the peer waits for.
 
     Raises:
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
         ProcessEnded: If the node has ended.
     """
-    newcomer = _Newcomer(optimizer, run, belonging, kept, stop, notices)
+    newcomer = _Newcomer(optimizer, run, belonging, kept, stop, console)
     with optimizer.alignment.arriving():
         return newcomer.arrive(resume)
 
@@ -106,7 +107,7 @@ class _Newcomer:
     belonging: Belonging
     kept: KeptWeights
     stop: LeaveRequest
-    notices: Notices
+    console: Console
     told: dict[str, float] = field(default_factory=dict)
     """Time at which each sentence was printed last."""
 
@@ -138,7 +139,7 @@ class _Newcomer:
                 if is_told:
                     return source
                 if self.kept_epoch >= self.run.schedule.total_epochs:
-                    self.notices.tell(_end_of_run(self.run, self.kept_epoch))
+                    self.console.print(_end_of_run(self.run, self.kept_epoch), markup=False)
                     return None
                 found = self.take_stored(source, waited, newest, may_begin_anew=not others.there)
                 if found is not None:
@@ -153,7 +154,7 @@ class _Newcomer:
         """Prints a sentence, but the same sentence only once in `TOLD_SECONDS`."""
         if time.monotonic() - self.told.get(sentence, -math.inf) >= TOLD_SECONDS:
             self.told[sentence] = time.monotonic()
-            self.notices.tell(sentence)
+            self.console.print(sentence, markup=False)
 
     def others_now(self) -> _Others | None:
         """Reads the other peers' records. Returns None if the DHT did not answer in time: other peers may be there
@@ -259,9 +260,10 @@ class _Newcomer:
         lineage = self.belonging.lineage
         if lineage.has(checkpoint.lineage, checkpoint.epoch) or not self.belonging.newest_epoch():
             return True  # a lineage without any update may begin with weights of another lineage
-        self.notices.tell(
+        self.console.print(
             f"{checkpoint.path} is not used: it belongs to the lineage {checkpoint.lineage} at epoch "
-            f"{checkpoint.epoch}, and the run trains {lineage.id}."
+            f"{checkpoint.epoch}, and the run trains {lineage.id}.",
+            markup=False,
         )
         return False
 

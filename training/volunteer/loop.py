@@ -117,7 +117,9 @@ class TrainingLoop:
                 if self.optimizer.local_epoch >= last or stop.asked:
                     break
         if self.optimizer.local_epoch >= total and not stop.asked:
-            self.notices.tell(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
+            self.notices.console.print(
+                f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.", markup=False
+            )
             stop.wait(SERVE_SECONDS)
 
     def _wait_for_others(self, stop: LeaveRequest) -> float:
@@ -136,7 +138,7 @@ class TrainingLoop:
             check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
         if not stop.asked:
-            self.notices.tell("Another volunteer is there: training goes on.")
+            self.notices.console.print("Another volunteer is there: training goes on.")
             self.reporter.update(status="training")
         return time.monotonic() - began
 

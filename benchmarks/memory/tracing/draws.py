@@ -9,8 +9,9 @@ from functools import partial
 
 from calculator.families.registry import family_of
 from calculator.parts.adapters import ALL_LINEAR, modules_of
+from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import resolve
-from calculator.step.setups import Setup, setup_from
+from calculator.step.setups import DEEPSPEED, Setup, setup_from
 from calculator.tape.eight_bit import SIDES_OF
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
 
@@ -207,7 +208,7 @@ def low_rank(chance: random.Random) -> Setup:
     family = chance.choice(UPDATED_IN_LOW_RANK)
     values = _language(chance, _fitted({"model_type": family, **_sizes(family, chance)}, chance))
     values |= {"attention": "eager", "checkpointing": chance.choice((False, True))}
-    optimizer, rank = chance.choice(("galore", "apollo", "apollo-mini")), chance.choice((None, 1, 4))
+    optimizer, rank = chance.choice(("galore", "galore8bit", "apollo", "apollo-mini")), chance.choice((None, 1, 4))
     rank = chance.randint(1, 300) if chance.random() < 0.25 else rank
     return setup_from({**values, "optimizer": optimizer, "optimizer_rank": rank})
 
@@ -217,6 +218,23 @@ def muon(chance: random.Random) -> Setup:
     setup = low_rank(chance)
     precision = "bf16" if setup.precision == "fp16" else setup.precision
     return replace(setup, optimizer="muon", optimizer_rank=None, precision=precision)
+
+
+def in_backward(chance: random.Random) -> Setup:
+    """Draws a step of another kind whose optimizer updates each parameter during backward."""
+    setup = chance.choice(UPDATED_IN_BACKWARD)(chance)
+    changes: dict[str, object] = {
+        "optimizer_in_backward": True,
+        "offload_optimizer": False,
+        "optimizer_impl": "foreach",
+    }
+    if setup.precision == "amp-fp16":  # its scaler reads all gradients
+        changes["precision"] = "amp-bf16"
+    if setup.optimizer_rank is None and setup.optimizer not in DEFAULT_RANKS:
+        changes["optimizer"] = chance.choice(OPTIMIZERS_OF_PICTURES)
+    if changes.get("optimizer") == "adamw":
+        changes["optimizer_impl"] = chance.choice(("foreach", "for-loop", "fused"))
+    return replace(setup, **changes)
 
 
 def offloaded(chance: random.Random) -> Setup:
@@ -300,6 +318,14 @@ def several_gpus(chance: random.Random) -> Setup:
         "sharding": sharding,
     }
     return setup_from(values | _divided(chance, ("adamw", "adamw", "adamw", "sgd")))
+
+
+def deepspeed(chance: random.Random) -> Setup:
+    """Draws a model of any language family on several GPUs that DeepSpeed divides."""
+    setup = chance.choice((several_gpus, several_gpus, several_gpus_t5))(chance)
+    precision = "amp-bf16" if setup.config["model_type"] == "qwen3_moe" else chance.choice(("amp-bf16", "fp32"))
+    sharding = chance.choice(DEEPSPEED)
+    return _short_in_16_bits(replace(setup, sharding=sharding, precision=precision, accumulation_steps=1))
 
 
 def several_gpus_t5(chance: random.Random) -> Setup:
@@ -417,6 +443,10 @@ def tensor_parallel(chance: random.Random) -> Setup:
     return setup_from(values)
 
 
+UPDATED_IN_BACKWARD: tuple[Draw, ...] = (
+    decoder, gpt, encoder, deepseek, vit, diffusion, low_rank, liger, offloaded, gpt_lora, encoder_lora, vit_lora,
+)  # fmt: skip
+"""Kinds of steps that are also drawn with an optimizer in backward."""
 ONE_GPU: dict[str, tuple[Draw, int]] = {
     "decoders": (decoder, 80),
     **{family: (partial(other, family), 15) for family in OTHERS},
@@ -434,6 +464,7 @@ ONE_GPU: dict[str, tuple[Draw, int]] = {
     "diffusion-lora": (diffusion_lora, 40),
     "low-rank": (low_rank, 30),
     "muon": (muon, 30),
+    "in-backward": (in_backward, 40),
     "offloaded": (offloaded, 30),
     "liger": (liger, 30),
     "deepseek-liger": (deepseek_liger, 20),
@@ -443,6 +474,7 @@ ONE_GPU: dict[str, tuple[Draw, int]] = {
 SEVERAL_GPUS: dict[str, tuple[Draw, int]] = {
     "several-gpus": (several_gpus, 40),
     "several-gpus-t5": (several_gpus_t5, 20),
+    "deepspeed": (deepspeed, 30),
     "several-gpus-lora": (several_gpus_lora, 40),
     "several-gpus-deepseek": (several_gpus_deepseek, 20),
     "several-gpus-encoders-lora": (several_gpus_encoder_lora, 20),

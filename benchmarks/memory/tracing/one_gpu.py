@@ -73,7 +73,7 @@ class OnGpu(Held):
 def trace(setup: Setup) -> dict:
     """Counts what the device holds in a step of a setup."""
     fake_cuda.prepare()
-    if setup.optimizer in OF_BITSANDBYTES:
+    if setup.optimizer in (*OF_BITSANDBYTES, "galore8bit"):
         run_bitsandbytes_without_kernels()
     launches = without_kernels() if setup.loss == "liger" else nullcontext()
     with patch.object(fake_cuda, "packs_samples", [setup.packed]), launches:
@@ -91,15 +91,18 @@ def _traced(setup: Setup) -> dict:
         held = OnGpu()
         for tensor in (*everything, *model.buffers(), *given.values()):
             held.follow(tensor)
-        held.weights = {address_of(parameter) for parameter in everything}
         with held, _without_collection():
             _make_state(held, optimizer, parameters)
+            held.weights = {address_of(parameter) for parameter in everything}
             loss, saved, copies = _forward(setup, held, model, given)
             held.phase = "backward"
             loss.backward()
             held.phase = "optimizer"
             gradients = total([p.grad for p in parameters if p.grad is not None], "cuda")
-            optimizer.step()
+            if setup.optimizer_in_backward:
+                gradients = optimizer.gradient_bytes
+            else:
+                optimizer.step()
     return {
         "parameters": sum(parameter.numel() for parameter in everything),
         "trained_parameters": sum(parameter.numel() for parameter in parameters),
@@ -110,7 +113,7 @@ def _traced(setup: Setup) -> dict:
         "host_total": held.on_host + _on_host(setup, optimizer),
         "peak": held.peak,
         "peak_phase": held.peak_phase,
-        "peaks": {phase: held.peaks[phase] for phase in PHASES},
+        "peaks": {phase: held.peaks[phase] for phase in PHASES if phase in held.peaks},
     }
 
 

@@ -19,7 +19,15 @@ WORDS_OF_VALUES = {
         "fp16": "everything in float16",
         "fp32": "float32",
     },
-    "sharding": {"zero-1": "ZeRO-1", "zero-2": "ZeRO-2", "zero-3": "ZeRO-3", "tensor": "tensor parallelism"},
+    "sharding": {
+        "zero-1": "ZeRO-1",
+        "zero-2": "ZeRO-2 (FSDP2)",
+        "zero-3": "ZeRO-3 (FSDP2)",
+        "deepspeed-1": "DeepSpeed's ZeRO-1",
+        "deepspeed-2": "DeepSpeed's ZeRO-2",
+        "deepspeed-3": "DeepSpeed's ZeRO-3",
+        "tensor": "tensor parallelism",
+    },
     "attention": {"sdpa": "fused attention", "eager": "separate operations of attention"},
 }
 ASKED = {
@@ -67,6 +75,8 @@ def in_words(setup: Mapping[str, object], *, generating: bool = False) -> list[s
         parts.append(OPTIMIZERS[setup["optimizer"]].title + rank)
     if "checkpointing" in setup:
         parts.append("checkpointing" if setup["checkpointing"] else "no checkpointing")
+    if "optimizer_in_backward" in setup:
+        parts.append("optimizer in backward")
     if "offload_optimizer" in setup:
         parts.append("optimizer on the host")
     if "loss" in setup:

@@ -33,9 +33,12 @@ BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
 LOSS = {"whole": "of all logits at once", "liger": "in pieces (Liger)"}
 SHARDING = {
     "none": "nothing (DDP)",
-    "zero-1": "ZeRO-1",
-    "zero-2": "ZeRO-2",
-    "zero-3": "ZeRO-3",
+    "zero-1": "ZeRO-1 (PyTorch's DDP)",
+    "zero-2": "ZeRO-2 (PyTorch's FSDP2)",
+    "zero-3": "ZeRO-3 (PyTorch's FSDP2)",
+    "deepspeed-1": "ZeRO-1 (DeepSpeed)",
+    "deepspeed-2": "ZeRO-2 (DeepSpeed)",
+    "deepspeed-3": "ZeRO-3 (DeepSpeed)",
     "tensor": "tensor parallel",
     "tensor-sequence": "tensor and sequence parallel",
 }
@@ -140,6 +143,11 @@ def _groups(catalogue: dict) -> list[dict]:
                 _choice("optimizer", "Optimizer", _titled(choices["optimizer"])),
                 _number("optimizer_rank", "Optimizer's rank", f"Of its projections. Empty: {_usual_ranks()}."),
                 _switch(
+                    "optimizer_in_backward",
+                    "Optimizer in backward",
+                    "Updates each parameter when its gradient is there, and frees that.",
+                ),
+                _switch(
                     "offload_optimizer", "Offload the optimizer", "Keeps its state and computes its update on the host."
                 ),
                 _choice("loss", "Loss", _options(LOSS), "In pieces, there are never all logits at once."),
@@ -157,8 +165,8 @@ def _groups(catalogue: dict) -> list[dict]:
                     "sharding",
                     "Divided among GPUs",
                     _options(SHARDING),
-                    "ZeRO-1: the optimizer's state; ZeRO-2: gradients too; ZeRO-3: weights too. Tensor parallel: the "
-                    "GPUs compute each sample together.",
+                    "ZeRO-1: the optimizer's state; ZeRO-2: gradients too; ZeRO-3: weights too. DeepSpeed's take "
+                    "other memory than PyTorch's. Tensor parallel: the GPUs compute each sample together.",
                 ),
             ],
         },

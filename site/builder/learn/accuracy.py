@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from functools import cache
+from functools import cache, partial
 from statistics import median
+from unittest.mock import patch
 
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
@@ -15,6 +16,7 @@ from calculator.models.architecture import Architecture
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import USUAL_LENGTH
 from calculator.parts.optimizers import OPTIMIZERS
+from calculator.step.deepspeed import Zero, play_with_deepspeed
 from calculator.step.estimate import estimate
 from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import setup_from
@@ -203,7 +205,10 @@ def accuracy_counts() -> dict[str, int | str]:
     For the steps that were drawn anew, also the number of exact estimates and the worst error.
     """
     cases = record("memory_accuracy")["cases"]
-    kinds = ("reference", "decoders", "adapters", "pictures", "optimizers", "liger", "several_gpus")
+    kinds = (
+        "reference", "decoders", "adapters", "pictures", "optimizers", "in_backward", "liger", "several_gpus",
+        "deepspeed",
+    )  # fmt: skip
     found = {kind: len(steps) for file in kinds for kind, steps in _recorded(file).items()}
     return {
         **{kind.replace("-", "_"): count for kind, count in found.items()},
@@ -213,8 +218,22 @@ def accuracy_counts() -> dict[str, int | str]:
         "of_each_family": len(_steps("families", "olmo2")),
         "sharded": len(_steps("several_gpus")),
         "divided_adapters": found["several-gpus-lora"] + found["several-gpus-encoders-lora"],
+        **_deepspeed(),
         **_redrawn(),
     }
+
+
+@cache
+def _deepspeed() -> dict[str, str]:
+    """The largest error of a peak in stages 1 and 2 of DeepSpeed's ZeRO, and in stage 3."""
+    errors: dict[str, list[float]] = {}
+    for step in _steps("deepspeed"):
+        with patch("calculator.step.play.Zero", partial(Zero, **step["limits"])):
+            play_with_deepspeed.cache_clear()
+            third = "third" if step["setup"]["sharding"] == "deepspeed-3" else "first"
+            errors.setdefault(third, []).append(_error_of_peak(step))
+    play_with_deepspeed.cache_clear()
+    return {f"deepspeed_{stage}": f"{_percent(max(found))}\N{NO-BREAK SPACE}%" for stage, found in errors.items()}
 
 
 @cache

@@ -33,7 +33,7 @@
 export const ANOTHER_CARD = "cuda-gb";
 
 /** Optimizers with a rank, from calculator/parts/low_rank.py. */
-const LOW_RANK = ["galore", "apollo", "apollo-mini"];
+const LOW_RANK = ["galore", "galore8bit", "apollo", "apollo-mini"];
 const OF_MATRICES = [...LOW_RANK, "muon"];
 
 export const cardOf = (memory) => `cuda-${memory}gb`;
@@ -65,6 +65,7 @@ export function fitting(values, own) {
         || (ofMatrices && "Not counted with GaLore, APOLLO and Muon."),
       lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
       offload_optimizer: onGpu,
+      optimizer_in_backward: afterBackward(values, own, offloaded),
       loss: onlyWhole(values),
       packed: unpackable(values, moving),
       fp8: own.fp8 && unmultiplied(values, own, moving),
@@ -90,6 +91,16 @@ export function fitting(values, own) {
       pcie_generation: !offloaded && !moving,
     },
   };
+}
+
+/** Why the optimizer cannot update each parameter during backward; false if it can. */
+function afterBackward({ accumulation_steps, gpus, optimizer, precision, fp8 }, own, offloaded) {
+  if (own.text_to_image) return "Not counted for this model.";
+  if (accumulation_steps > 1) return "Every micro-batch would update the weights; counted without accumulation.";
+  if (precision === "amp-fp16") return "A scaled loss needs all gradients before an update.";
+  if (gpus > 1) return "Counted on one GPU.";
+  if (offloaded) return "The optimizer is on the host.";
+  return (optimizer === "muon" && "Not counted with Muon.") || (own.fp8 && fp8 === "true" && "Not counted with FP8.");
 }
 
 /** Ways to divide a model in which all GPUs compute each sample together. */

@@ -15,7 +15,9 @@ from calculator.step.setups import setup_from
 from tests.calculator.recorded_steps import steps_of
 from tests.tiers import sample
 
-FILES = ("reference", "decoders", "adapters", "pictures", "optimizers", "liger", "redrawn", "odd", "families")
+FILES = (
+    "reference", "decoders", "adapters", "pictures", "optimizers", "liger", "redrawn", "odd", "families", "in_backward",
+)  # fmt: skip
 STEPS = [step for file in FILES for step in steps_of(file)]
 
 

@@ -53,13 +53,23 @@ test("adapters are for models for which they are counted, and frozen weights for
 test("a rank is that of GaLore and APOLLO, which work on the GPU and train whole matrices", () => {
   const own = { placeholders: {}, adapters: true };
   assert.ok(fitting(DEFAULTS, own).needless.optimizer_rank);
-  for (const optimizer of ["galore", "apollo", "apollo-mini"]) {
+  for (const optimizer of ["galore", "galore8bit", "apollo", "apollo-mini"]) {
     const { needless, impossible } = fitting({ ...DEFAULTS, optimizer, offload_optimizer: "true", lora_rank: "16" }, own);
     assert.ok(!needless.optimizer_rank && needless.delta_rule && needless.base_bits);
     assert.match(impossible.offload_optimizer, /on the GPU only/);
     assert.match(impossible.lora_rank, /LoRA freezes/);
     assert.match(impossible.shared_groups, /Not counted/);
   }
+});
+
+test("the optimizer updates in backward on one GPU, without accumulation and a scaled loss", () => {
+  const reason = (changes) => fitting({ ...DEFAULTS, ...changes }, { placeholders: {} }).impossible.optimizer_in_backward;
+  assert.ok(!reason({}));
+  assert.match(reason({ accumulation_steps: "2" }), /without accumulation/);
+  assert.match(reason({ precision: "amp-fp16" }), /all gradients/);
+  assert.match(reason({ gpus: "2" }), /one GPU/);
+  assert.match(reason({ offload_optimizer: "true" }), /on the host/);
+  assert.match(reason({ optimizer: "muon" }), /Muon/);
 });
 
 test("Muon has no rank, works on the GPU and trains whole matrices", () => {
