@@ -113,7 +113,7 @@ class Run:
         """Starts a volunteer."""
         initial = [word for address in known for word in ("--initial-peers", address)]
         own = ("--recipe", self.recipe, "--shards", self.shards, "--state-dir", self.folder / name, "--name", name)
-        sizes = ("--threads", "1", "--micro-batch-size", MICRO_BATCH, "--precision", "float32")
+        sizes = ("--threads", "1", "--micro-batch-size", MICRO_BATCH, "--precision", "float32", "--verbose")
         return self.start(name, "join", *initial, *own, *sizes, *LOOPBACK, *words, program=program)
 
     def volunteers(self, known: Sequence[str], words_of: Callable[[str], Sequence[str]]) -> None:

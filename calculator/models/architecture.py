@@ -132,7 +132,8 @@ class Architecture:
     sequence_length: int
     """Tokens per sequence, unless a setup says otherwise; of the encoder, if there are two stacks."""
     max_positions: int = 0
-    """Rows of the position table; of models without one, the tokens for which they were trained, 0 if any number."""
+    """Rows of the position table. Without a table: tokens for which the model was trained;
+    0 if it has no such length."""
     num_decoder_layers: int = 0
     """Layers of the decoder (T5)."""
     target_length: int = 0

@@ -197,14 +197,15 @@ def _recordings(architecture: Architecture, options: Options, courses: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _without_sizes(architecture: Architecture) -> Architecture:
-    """The part of a model that decides the events of its step: all but sizes, and a length that is not fixed."""
+    """The part of a model that decides the events of its step:
+    everything except sizes, and except a length that is not fixed."""
     fixed = {} if architecture.text_length else {"sequence_length": 0}
     no_counts = dict(name="", num_layers=0, num_decoder_layers=0, target_length=0, dropout=0, attention_dropout=0)
     return replace(architecture, **dict.fromkeys(GIVEN_BY_MODEL, 0), **no_counts, **fixed)
 
 
 def _without_lengths(options: Options) -> Options:
-    """The options without lengths, which decide no events; of dropout, only whether there is any."""
+    """The options without lengths, which do not change the events, and with dropout reduced to on or off."""
     return Options(
         batch=0,
         length=0,

@@ -91,7 +91,8 @@ class Operations(Tape):
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def entered(self, x: Tensor) -> Tensor:
-        """A divided layer's input, itself where one GPU computes all of it (`calculator.tape.tensor_parallel`)."""
+        """The input of a layer that GPUs divide; x itself if one GPU computes the whole layer
+        (`calculator.tape.tensor_parallel`)."""
         return x
 
     def linear(self, x: Tensor, weight: Matrix, bias: Matrix | None = None, name: str = "linear") -> Tensor:

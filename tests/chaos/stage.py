@@ -152,8 +152,9 @@ class Stage:
         where = ("--host-maddrs", f"/ip4/{self.machines[name].address}/tcp/0")
         where += ("--state-dir", self.folder / "state" / name, "--shards", self.folder / "shards")
         device = ("--device", "cpu", "--precision", "float32", "--threads", "1", "--micro-batch-size", "4")
-        # The servers of this computer would else come before its volunteers, as no volunteer has them on its own.
-        join = ("join", "--recipe", self.recipe, *known, "--name", name, *where, *device, "--normal-priority")
+        # At a low priority, the servers of this computer would come before its volunteers; no volunteer has them.
+        device += ("--normal-priority", "--verbose")
+        join = ("join", "--recipe", self.recipe, *known, "--name", name, *where, *device)
         self._add(name, name, "-m", "tests.chaos.volunteer", control, notes, *join)
 
     def control(self, name: str) -> Control:

@@ -106,6 +106,10 @@ DryRun = Annotated[
     bool,
     _advanced("--dry-run", help="Print the chosen settings; check recipe, shards, network and averaging; then exit."),
 ]
+Verbose = Annotated[
+    bool,
+    _advanced("--verbose", help="Print each setting, epoch and warning in a line of its own, for logs and experts."),
+]
 LogJson = Annotated[
     Path | None, _advanced(callback=writable, help="Append events to this file, one JSON object per line.")
 ]
@@ -135,6 +139,7 @@ def run(
     announce_maddrs: AnnounceMaddrs = None,
     seed: Seed = None,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     log_json: LogJson = None,
 ) -> None:
     """Join a run and train its model together with the other volunteers."""
@@ -170,7 +175,7 @@ def run(
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     prepare_environment()
-    role = partial(_role, config, wishes, settings, state_dir, dry_run, log_json)
+    role = partial(_role, config, wishes, settings, state_dir, dry_run, verbose, log_json)
     run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
 
 
@@ -205,23 +210,29 @@ def _role(
     settings: dict[str, object],
     state_dir: Path | None,
     dry_run: bool,
+    verbose: bool,
     log_json: Path | None,
     stop: StopRequest,
 ) -> None:
-    """Announces the slow imports, does them, and runs the peer."""
-    print(f"Joining {config.run_id} ({config.title}). PyTorch and hivemind take some seconds to load.", flush=True)
-    from rich.console import Console
+    """Shows at once that it begins, does the slow imports, and runs the peer."""
+    from training.volunteer.terminal.shown import shown
+    from training.volunteer.terminal.view import View
 
-    from training.compute.choices import Wishes
-    from training.processes.events import EventLog
-    from training.roles.peer import check_peer, run_peer
-    from training.volunteer.settings import PeerSettings, free_folder, state_folders
+    view = View(config, site=settings["site"], epochs=settings["epochs"])
+    with shown(view, stop, verbose=verbose or dry_run) as console:
+        console.print(view.greeting, markup=False)
+        from training.compute.choices import Wishes
+        from training.processes.events import EventLog
+        from training.roles.peer import check_peer, run_peer
+        from training.volunteer.settings import PeerSettings, free_folder, state_folders
 
-    own = PeerSettings(wishes=Wishes(**wishes), **settings)
-    console = Console(highlight=False, soft_wrap=True)
-    folder = state_dir or free_folder(state_folders(), config.run_id)
-    events = EventLog(log_json)
-    if dry_run:
-        check_peer(config, own, folder, events=events, console=console)
-    else:
-        run_peer(config, own, folder, stop=stop, events=events, console=console)
+        view.imported()
+        own = PeerSettings(wishes=Wishes(**wishes), **settings)
+        folder = state_dir or free_folder(state_folders(), config.run_id)
+        events = EventLog(log_json, listener=view.note)
+        if dry_run:
+            check_peer(config, own, folder, events=events, console=console)
+        else:
+            run_peer(config, own, folder, stop=stop, events=events, console=console)
+    if not dry_run:
+        print(view.farewell(), flush=True)

@@ -41,6 +41,6 @@ def command_again(config: DemoConfig) -> str:
 
 
 def short_command(command: Sequence[str]) -> list[str]:
-    """A command with its program's path shortened to what people would type."""
+    """Returns a command with its program's path shortened to the form that people type."""
     program = Path(command[0])
     return [str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program.name), *command[1:]]

@@ -73,7 +73,7 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipEvaluation:
-    """Result of CLIP's choices of pictures' own prompts among those of other pictures."""
+    """Result of a test in which CLIP finds each picture's own prompt among other pictures' prompts."""
 
     count: int
     """Pictures judged."""

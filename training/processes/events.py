@@ -11,7 +11,7 @@ from typing import Literal
 
 from training.errors import BadInput, reason_of
 
-Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "branch", "warning", "stopped"]
+Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "branch", "notice", "warning", "stopped"]
 
 
 class EventLog:
@@ -20,13 +20,19 @@ class EventLog:
     Args:
         path: File to append to (`--log-json`); created, with its folder, if it is missing.
         clock: Returns seconds since 1970; a test passes its own.
+        listener: Gets each event too, as in the file.
 
     Raises:
         BadInput: If the file cannot be written.
     """
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time):
-        self._clock = clock
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Callable[[], float] = time.time,
+        listener: Callable[[dict], None] = lambda event: None,
+    ):
+        self._clock, self._listener = clock, listener
         self._file = None
         if path is not None:
             try:
@@ -40,6 +46,8 @@ class EventLog:
 
     def write(self, event: Event, **fields: object) -> None:
         """Appends one line and flushes it; if the disk is full, the role continues without it."""
+        written = {"time": self._clock(), "event": event, **fields}
+        self._listener(written)
         if self._file is not None:
             with suppress(OSError):
-                self._file.write(json.dumps({"time": self._clock(), "event": event, **fields}) + "\n")
+                self._file.write(json.dumps(written) + "\n")

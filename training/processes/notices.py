@@ -21,7 +21,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Notices:
-    """Console and event log of a program."""
+    """Console and event log of a program.
+
+    A program that shows its state otherwise, as `join` does on a screen, has a quiet console, and follows the events.
+    """
 
     events: EventLog
     console: Console
@@ -30,6 +33,11 @@ class Notices:
         """Writes a warning to console and event log."""
         self.events.write("warning", text=text)
         self.console.print(text, style="yellow", markup=False)  # the text may quote what another peer has sent
+
+    def tell(self, text: str) -> None:
+        """Writes what people want to know, and is no fault, to console and event log."""
+        self.events.write("notice", text=text)
+        self.console.print(text, markup=False)
 
     def show(self, setting: Setting) -> None:
         """Prints a setting with its reason."""

@@ -185,7 +185,7 @@ class _Peer:
                 resume=resume,
                 kept=self.kept,
                 stop=until,
-                console=self.notices.console,
+                notices=self.notices,
             )
             if source is not None:
                 # Another peer with other tokens may have come meanwhile.
@@ -269,6 +269,7 @@ class _Peer:
             state=source,
             lineage=optimizer.lineage.id,
             link=asdict(link),
+            credit_samples=self.reporter.record.samples,
         )
         notices.show(link_in_use(link))
         parameters = self.choices.trained_parameters

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -103,11 +102,10 @@ class Member:
         the ticket is renewed when either clock reaches it."""
         self._is_watched = self._has_warned = False
         if not run.membership.open:
-            say = partial(notices.console.print, markup=False)
-            self._client = MembershipClient(run, identity, credentials, tell=say)
+            self._client = MembershipClient(run, identity, credentials, tell=notices.tell)
             self._begin()
         elif credentials != Credentials():
-            notices.console.print("This run is open to all: it asks for no invitation and no token.")
+            notices.tell("This run is open to all: it asks for no invitation and no token.")
 
     @property
     def ticket(self) -> Ticket | None:
@@ -130,7 +128,7 @@ class Member:
                 raise
             self._warn_once(f"{error} This peer goes on with its last ticket, until {when(self._ticket.ends)} UTC.")
         told = "vouched for" if self._ticket.standing == "vouched" else "open, whom nobody vouches for"
-        self._notices.console.print(f"You take part as {self._ticket.account}, a member who is {told}.", markup=False)
+        self._notices.tell(f"You take part as {self._ticket.account}, a member who is {told}.")
 
     def bind(self, lineage: Lineage) -> None:
         """Gets a ticket for the lineage that this peer trains, and keeps it renewed from now on.

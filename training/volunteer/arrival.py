@@ -18,13 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.checkpoints.folders import checkpoint_epoch
 from training.checkpoints.keep import MAY_DIFFER, KeptWeights
 from training.data.store.sets import open_manifest
 from training.errors import TrainingError
+from training.processes.notices import Notices
 from training.recipe import RunConfig
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
@@ -64,7 +63,7 @@ def arrive(
     resume: Path | None,
     kept: KeptWeights,
     stop: LeaveRequest,
-    console: Console,
+    notices: Notices,
 ) -> str | None:
     """Loads the run's current state into model and optimizer. Returns a text that names the state's source.
 
@@ -77,13 +76,13 @@ def arrive(
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it. None: no folder.
         kept: Weights of the run that this peer has kept.
         stop: Ends the wait when the peer has to stop, or to leave the lineage.
-        console: Prints what the peer waits for.
+        notices: Tell the volunteer what the peer waits for.
 
     Raises:
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
         ProcessEnded: If the node has ended.
     """
-    newcomer = _Newcomer(optimizer, run, belonging, kept, stop, console)
+    newcomer = _Newcomer(optimizer, run, belonging, kept, stop, notices)
     with optimizer.alignment.arriving():
         return newcomer.arrive(resume)
 
@@ -107,7 +106,7 @@ class _Newcomer:
     belonging: Belonging
     kept: KeptWeights
     stop: LeaveRequest
-    console: Console
+    notices: Notices
     told: dict[str, float] = field(default_factory=dict)
     """Time at which each sentence was printed last."""
 
@@ -139,7 +138,7 @@ class _Newcomer:
                 if is_told:
                     return source
                 if self.kept_epoch >= self.run.schedule.total_epochs:
-                    self.console.print(_end_of_run(self.run, self.kept_epoch), markup=False)
+                    self.notices.tell(_end_of_run(self.run, self.kept_epoch))
                     return None
                 found = self.take_stored(source, waited, newest, may_begin_anew=not others.there)
                 if found is not None:
@@ -154,7 +153,7 @@ class _Newcomer:
         """Prints a sentence, but the same sentence only once in `TOLD_SECONDS`."""
         if time.monotonic() - self.told.get(sentence, -math.inf) >= TOLD_SECONDS:
             self.told[sentence] = time.monotonic()
-            self.console.print(sentence, markup=False)
+            self.notices.tell(sentence)
 
     def others_now(self) -> _Others | None:
         """Reads the other peers' records. Returns None if the DHT did not answer in time: other peers may be there
@@ -260,10 +259,9 @@ class _Newcomer:
         lineage = self.belonging.lineage
         if lineage.has(checkpoint.lineage, checkpoint.epoch) or not self.belonging.newest_epoch():
             return True  # a lineage without any update may begin with weights of another lineage
-        self.console.print(
+        self.notices.tell(
             f"{checkpoint.path} is not used: it belongs to the lineage {checkpoint.lineage} at epoch "
-            f"{checkpoint.epoch}, and the run trains {lineage.id}.",
-            markup=False,
+            f"{checkpoint.epoch}, and the run trains {lineage.id}."
         )
         return False
 

@@ -168,7 +168,7 @@ class Belonging:
         ):
             return kept.lineage  # strangers do not move a peer from the lineage that it has trained
         if kept is not None and kept.lineage.id != choice.lineage.id:
-            self._notices.console.print(_other_lineage(kept, choice), markup=False)
+            self._notices.tell(_other_lineage(kept, choice))
         return choice.lineage
 
     def _watch(self) -> None:

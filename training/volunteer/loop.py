@@ -117,9 +117,7 @@ class TrainingLoop:
                 if self.optimizer.local_epoch >= last or stop.asked:
                     break
         if self.optimizer.local_epoch >= total and not stop.asked:
-            self.notices.console.print(
-                f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.", markup=False
-            )
+            self.notices.tell(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
             stop.wait(SERVE_SECONDS)
 
     def _wait_for_others(self, stop: LeaveRequest) -> float:
@@ -138,7 +136,7 @@ class TrainingLoop:
             check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
         if not stop.asked:
-            self.notices.console.print("Another volunteer is there: training goes on.")
+            self.notices.tell("Another volunteer is there: training goes on.")
             self.reporter.update(status="training")
         return time.monotonic() - began
 

@@ -160,7 +160,7 @@ def _attention(c: Context, query: Tensor, key: Tensor, value: Tensor, *, joined:
     """Attention of all tokens.
 
     Args:
-        joined: Whether the result is joined with other channels, so that its gradient is a part of theirs.
+        joined: Whether the result is joined with other channels, so that its gradient is a part of a larger gradient.
     """
     t, a = c.tape, c.architecture
     tokens = c.length + a.image_tokens

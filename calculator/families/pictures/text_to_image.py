@@ -440,7 +440,8 @@ class _Attention(_Block):
         return out, (kept[0], hidden, *kept[1:], merged, text, image, *weights)
 
     def turned(self, count: int) -> Storage:
-        """Rotated channels; 16-bit values are rotated as a 32-bit copy, and their product is a second one."""
+        """Rotated channels; 16-bit values are rotated in a 32-bit copy,
+        and the rotation's product is a second 32-bit tensor."""
         result = self.made(count)
         if self.inner_itemsize == 2:
             raised = self.tape.new(count, 4)

@@ -210,7 +210,7 @@ def _generated(found: Question) -> dict:
     fields: dict[str, object] = {
         "batch": found.setup.get("micro_batch_size", 1),
         "length": found.setup.get("sequence_length", architecture.sequence_length),
-        "weights": _weights(architecture, found.stored.get("weights", "bf16")),
+        "weights": _weights(architecture, found.stored.get("weights")),
         "cache": found.stored.get("cache", "bf16"),
     }
     memory = inference_memory(architecture, **fields)
@@ -223,17 +223,17 @@ def _generated(found: Question) -> dict:
         answer = f"{answer} {_on_device(found, architecture, memory, fields, device_named(found.gpu))}"
     shown = {k: v for k, v in fields.items() if k != "batch" or v != 1}
     named = {"length": "sequence_length" in found.setup, "weights": "weights" in found.stored}
-    usual = {"length": f"{show_count(fields['length'])} tokens", "weights": "weights in 16 bits"}
+    usual = {"length": f"{show_count(fields['length'])} tokens", "weights": f"weights in {STORED[fields['weights']]}"}
     parts = [words for name, words in usual.items() if not named[name]]
     rest = f"Not named, so the table begins with {' and '.join(parts)}." if parts else ""
     return _answer(found, answer, rest, values={"model": architecture.name}, opens="generate", fields=shown, alone=True)
 
 
-def _weights(architecture: Architecture, kind: str) -> str:
-    """The type of weights that is asked for, or the model's own of as many bits."""
-    if kind == "nf4" and can_be_stored(architecture, "mxfp4"):
+def _weights(architecture: Architecture, kind: str | None) -> str:
+    """The type of weights that is asked for, or else that the model is published in; MXFP4 stands for any 4 bits."""
+    if kind in (None, "nf4") and can_be_stored(architecture, "mxfp4"):
         return "mxfp4"
-    return kind
+    return kind or "bf16"
 
 
 def _on_device(

@@ -57,7 +57,7 @@ CONTEXT = (
     rf"|(?:context|ctx).*[48]{GAP}bits?|[48]{GAP}bits?.*(?:context|ctx)"
 )
 RUN = rf"run(?:s|ning)?|load(?:s|ing)?|talk(?:ing)?{GAP}to|prompts?"
-"""Patterns of words that mean generating if the text has none for training."""
+"""Patterns of words that mean generating text, unless the question has words for training."""
 TRAIN = rf"(?:pre)?train(?:s|ing)?|(?:fine)?{GAP}tun(?:e|es|ing)|sft|dpo|rlhf"
 TECHNIQUES_OF_TRAINING = (
     rf"{TRAIN}|(?:pre)?trained|(?:fine)?{GAP}tuned|q?lora|peft|adapters?|adamw?|sgd|adafactor|lion|lamb|muon|galore|apollo"

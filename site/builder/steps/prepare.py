@@ -102,7 +102,7 @@ def _listed(nav: list[dict]) -> Iterator[dict]:
 
 
 def _made_files() -> Iterator[tuple[str, Path]]:
-    """(address, file) of each file that is not in site/ under its address."""
+    """Yields (address, file) for each published file whose address is not its path in site/."""
     yield from asset_files()
     yield from recorded_run.still_pictures(PAGES)
 

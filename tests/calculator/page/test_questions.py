@@ -97,6 +97,9 @@ GENERATING = {
         "llama-3.1-8b", "l4", {"batch": "16", "length": "4096"}, ["16 sequences of 4\u202f096 tokens", "8.00 GiB"]
     ),
     "gpt-j 6b 16 bit inference on 16gb": ("gpt-j-6b", "cuda-16gb", {"weights": "bf16"}, ["896.0 MiB", "It fits"]),
+    "can I run gpt-oss 20b on 16 gb?": (
+        "gpt-oss-20b", "cuda-16gb", {"weights": "mxfp4"}, ["weights in 4 bits (MXFP4) 12.8", "It fits"]
+    ),
     "how many 3090s to run mixtral 8x7b?": (
         "mixtral-8x7b", "rtx-3090", {}, ["Of the GeForce RTX 3090, it needs at least 4; 2, with weights in 8 bits"]
     ),

@@ -15,7 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-COMMAND, *ARGUMENTS = [word for word in sys.argv[1:] if word != "--one-machine"]  # the only flag without a value
+COMMAND, *ARGUMENTS = [
+    word for word in sys.argv[1:] if word not in ("--one-machine", "--verbose")
+]  # the flags without a value
 FLAGS = dict(zip(ARGUMENTS[::2], ARGUMENTS[1::2], strict=True))
 
 

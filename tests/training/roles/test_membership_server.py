@@ -256,7 +256,8 @@ def join(maintainer, address, *flags, name="ada", program=PROGRAM):
     """The command of a volunteer."""
     own = ["--recipe", maintainer.recipe, "--initial-peers", address, "--shards", maintainer.folder / "shards"]
     own += ["--state-dir", maintainer.folder / name, "--name", name, *LOOPBACK]
-    return [*program, "join", *own, "--threads", "1", "--micro-batch-size", "4", "--precision", "float32", *flags]
+    own += ["--threads", "1", "--micro-batch-size", "4", "--precision", "float32", "--verbose"]
+    return [*program, "join", *own, *flags]
 
 
 @pytest.mark.swarm

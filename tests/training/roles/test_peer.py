@@ -94,7 +94,7 @@ class Run:
             name,
             *("join", "--recipe", str(recipe or self.recipe), "--initial-peers", address or self.address),
             *("--name", name, "--shards", str(self.shards), "--threads", "1", "--micro-batch-size", "4"),
-            *("--device", "cpu", "--precision", "float32"),
+            *("--device", "cpu", "--precision", "float32", "--verbose"),
             *("--state-dir", str(self.folder / name), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *arguments),
             **options,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from tests.programs import until
 from tests.serving import serving
 from tests.training.trust.tickets import Holder
 from training.errors import BadInput, RefusedByRun, TrainingError
+from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.recipe import RECIPES, parse_recipe
 from training.swarm.node.admission import Admission
@@ -62,7 +64,7 @@ class World:
         """A peer with its first ticket; `admission` is told what it hears."""
         text = (RECIPES / "demo.toml").read_text()
         text += f'[membership]\nkey = "{self.desk.key.public}"\nurl = "{self.url}"\n'
-        notices = SimpleNamespace(warn=self.warned.append, console=self.console)
+        notices = SimpleNamespace(warn=self.warned.append, tell=partial(self.console.print, markup=False))
         folder = self.folder / state
         folder.mkdir(exist_ok=True)
         run = parse_recipe(text)
@@ -84,7 +86,7 @@ def world(tmp_path, monkeypatch):
 
 def test_in_an_open_run_there_is_nothing_to_hold(tmp_path):
     console = Console(record=True, width=400, file=(tmp_path / "printed").open("w"))
-    notices = Notices(events=None, console=console)
+    notices = Notices(events=EventLog(None), console=console)
     for credentials in (Credentials(), Credentials(invitation="x")):
         peer = Member(OPEN, HOLDER, credentials, None, tmp_path, notices)
         peer.bind(LINEAGE)

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from training.checkpoints.keep import MAY_DIFFER
+from training.processes.events import EventLog
+from training.processes.notices import Notices
 from training.recipe import load_recipe
 from training.swarm.run.lineage import Lineage
 from training.swarm.state.alignment import AlignmentState
@@ -101,7 +103,8 @@ class Newcomer:
         self.stop.asked = self.now > 1000
 
     def come(self, **flags):
-        settings = {"resume": None, "stop": self.stop, "console": self.console, "kept": self.kept}
+        settings = {"resume": None, "stop": self.stop, "kept": self.kept}
+        settings["notices"] = Notices(events=EventLog(None), console=self.console)
         settings |= flags
         return arrival.arrive(self.optimizer, load_recipe("demo"), belonging=self.belonging, **settings)
 

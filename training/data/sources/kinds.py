@@ -113,7 +113,7 @@ def row_of(
         caption=captions[0] if captions else "",
         more_captions=len(captions[1:]),
         split=split,
-        unsafe=any(str(record.get(key)).upper() in UNSAFE for key in ("nsfw", "NSFW")),
+        unsafe=str(record.get("nsfw", record.get("NSFW"))).upper() in UNSAFE,
         **where,
     )
 

@@ -91,7 +91,7 @@ def alone_at(out: Path) -> Iterator[None]:
         out: Folder of the set; the folders above it are made at once.
 
     Raises:
-        BadInput: If another call is making the set, or `out` is not a folder of shards.
+        BadInput: If another call is making the set, or `out` is a file, a mount or a folder of other files.
         TrainingError: If the disk is full within the block.
     """
     if out.name in ("", ".."):

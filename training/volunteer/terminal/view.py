@@ -1,0 +1,215 @@
+"""What a volunteer wants to know of their peer, in words, put together from its events."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from statistics import fmean
+
+from training.recipe import RunConfig
+
+TREND_EPOCHS = 10
+"""The trend compares the mean loss of this many epochs with that of as many before; of fewer at the beginning."""
+LEVEL_SHARE = 0.005
+"""A loss that changes by a smaller share counts as level."""
+SHOWN_SECONDS = 600.0
+"""Time for which a problem is shown."""
+KEPT_NEWS = 20
+LOADING = "loading PyTorch and hivemind"
+LEAVING = "leaving: the last average ends, the weights are kept (at most ten seconds)"
+
+
+class View:
+    """Follows the events of a peer, and tells what they mean for its volunteer.
+
+    Give `note` to the event log as its listener.
+
+    Args:
+        run: The recipe.
+        site: Address of the run's site, if that is known.
+        epochs: Epoch after which the peer leaves; None: the schedule's last.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        site: str | None = None,
+        epochs: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._clock, self._begun = clock, clock()
+        self.run_id, self.title, self.site = run.run_id, run.title, site
+        self.total_epochs = min(epochs or run.schedule.total_epochs, run.schedule.total_epochs)
+        self._stage = LOADING
+        self.greeting = f"Joining {run.run_id} ({run.title}). PyTorch and hivemind take some seconds to load."
+        """The first line."""
+        self.news: deque[str] = deque([self.greeting], maxlen=KEPT_NEWS)
+        """Sentences that a reader of plain lines has not seen yet."""
+        self.asked_to_leave: Callable[[], bool] = lambda: False
+        self.problem, self._problem_at = "", 0.0
+        self.notice = ""
+        """What the peer has told since the last epoch ended."""
+        self.epoch: int | None = None
+        """Updates that the run has done; None before this peer has joined."""
+        self.epochs, self.samples = 0, 0
+        """Of this peer since it joined."""
+        self._credit_before, self._losses = 0, deque(maxlen=2 * TREND_EPOCHS)
+        self._last: dict = {}
+        self._last_at = 0.0
+        self._link = "not measured yet"
+
+    def imported(self) -> None:
+        """Notes that the libraries are loaded."""
+        self._stage = "looking for the run"
+
+    def note(self, event: dict) -> None:
+        """Takes an event as the log has it; unknown events change nothing."""
+        if (take := getattr(self, f"_on_{event['event']}", None)) is not None:
+            take(event)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, event: dict) -> None:
+        self._stage = "in touch with the run; choosing settings for this machine"
+
+    def _on_chosen(self, event: dict) -> None:
+        self._stage = "getting the run's weights"
+
+    def _on_joined(self, event: dict) -> None:
+        self.epoch, self._credit_before = event["epoch"], event["credit_samples"] - self.samples
+        self._last_at = self._clock()
+        self._stage = "training"
+        self._link = link_words(event["link"])
+        self.news.append(
+            f"{event['name']} takes part in {self.run_id} from epoch {self.epoch} on, with {event['state']}."
+        )
+
+    def _on_epoch(self, event: dict) -> None:
+        self.epoch, self._last, self._last_at = event["epoch"], event, self._clock()
+        self.notice = ""
+        self.epochs += 1
+        self.samples += event["samples"]
+        self._losses.append(event["loss"])
+        self._stage = f"training with {_counted(event['senders'] - 1, 'other')}" if event["senders"] > 1 else "training"
+
+    def _on_notice(self, event: dict) -> None:
+        self._stage = self.notice = event["text"]
+        self.news.append(event["text"])
+
+    def _on_warning(self, event: dict) -> None:
+        self.problem, self._problem_at = event["text"], self._clock()
+        self.news.append(event["text"])
+
+    @property
+    def stage(self) -> str:
+        """What the peer does now."""
+        return LEAVING if self.asked_to_leave() else self._stage
+
+    # -- words ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command began."""
+        return self._clock() - self._begun
+
+    def progress(self) -> str:
+        """Epoch of how many."""
+        return "not in the run yet" if self.epoch is None else f"{self.epoch:,} of {self.total_epochs:,}"
+
+    def loss(self) -> str:
+        """The last loss, and whether it falls."""
+        return f"{self._losses[-1]:.3f}{self._trend()}" if self._losses else "known when the next epoch ends"
+
+    def _trend(self) -> str:
+        losses = list(self._losses)
+        span = min(len(losses) // 2, TREND_EPOCHS)
+        if span < 2:
+            return ""
+        before, now = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
+        change = now - before
+        word = "level" if abs(change) < LEVEL_SHARE * abs(before) else "falling" if change < 0 else "rising"
+        return f", {word} ({change:+.3f} in {span} epochs)"
+
+    def own_part(self) -> str:
+        """This peer's speed, and its share of the last update."""
+        if not self._last:
+            return "known when the next epoch ends"
+        seconds = self._last["step_seconds"]
+        rate = self._last["samples"] / seconds if seconds else 0.0
+        share = self._last["own_share"]
+        return f"{rate:.1f} samples/s" + ("" if share is None else f", {share:.0%} of the last update")
+
+    def credit(self) -> str:
+        """Samples since the start, and in all."""
+        if self.epoch is None:
+            return "counted once you take part"
+        in_all = self._credit_before + self.samples
+        return f"{self.samples:,} samples since you joined, {in_all:,} in all"
+
+    def link(self) -> str:
+        """The network link, as it was measured."""
+        return self._link
+
+    def next_exchange(self) -> str:
+        """When the next average is due, by the length of the last epoch."""
+        if self.epoch is None:
+            return "after the first epoch here"
+        if not self._last:
+            return "as soon as the volunteers have computed an epoch together"
+        left = self._last["step_seconds"] - (self._clock() - self._last_at)
+        return f"in about {left:.0f} s" if left >= 1 else "due now"
+
+    def recent_problem(self) -> tuple[str, str] | None:
+        """The last problem and how long ago it was; None if there was none lately."""
+        ago = self._clock() - self._problem_at
+        if not self.problem or ago > SHOWN_SECONDS:
+            return None
+        return self.problem, "now" if ago < 10 else f"{ago:.0f} s ago" if ago < 90 else f"{ago / 60:.0f} min ago"
+
+    def summary(self) -> str:
+        """The state in one line."""
+        if not self._last:
+            return f"{self.run_id}: {self.stage}; {duration(self.seconds)} since the start."
+        return (
+            f"Epoch {self.progress()}, loss {self.loss()}; you: {self.own_part()}; credit: {self.credit()}; "
+            f"{self.stage}."
+        )
+
+    def farewell(self) -> str:
+        """The sum, when the peer has left."""
+        if not self.epochs:
+            return f"You left after {duration(self.seconds)}, before an epoch ended. Thank you for coming!"
+        return (
+            f"You took part for {duration(self.seconds)}: {_counted(self.epochs, 'epoch')}, {self.samples:,} samples. "
+            f"Your credit in {self.run_id} is now {self._credit_before + self.samples:,} samples. Thank you!"
+        )
+
+
+def link_words(link: dict) -> str:
+    """A measured link in a few words.
+
+    >>> link_words({"answer_seconds": [0.012], "download_bytes": 50_000_000, "download_seconds": 20.0})
+    'a peer answers in 12 ms; 20 Mbit/s down, up not measured'
+    """
+    answers = link["answer_seconds"]
+    words = [f"a peer answers in {1000 * min(answers):.3g} ms"] if answers else []
+    if link["download_seconds"]:
+        words.append(f"{8e-6 * link['download_bytes'] / link['download_seconds']:.3g} Mbit/s down, up not measured")
+    return "; ".join(words) or "not measured"
+
+
+def duration(seconds: float) -> str:
+    """A time span for people.
+
+    >>> duration(3725.6)
+    '1:02:05'
+    """
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
