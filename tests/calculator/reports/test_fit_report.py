@@ -135,13 +135,14 @@ def test_the_code_trains_what_is_estimated(folder, changes):
 @pytest.mark.parametrize("optimizer", ["adamw", *OPTIMIZERS_OF_TRAINER])
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16"])
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
-def test_the_code_makes_the_optimizer_state_that_is_counted(folder, optimizer, precision):
+def test_the_code_makes_the_optimizer_state_that_is_counted(folder, optimizer, precision, monkeypatch):
     """Each tensor of the state after a training, in blocks of 512 bytes, and the type of each trained parameter."""
     torch = pytest.importorskip("torch")
     if optimizer.startswith("apollo"):
         pytest.importorskip("apollo_torch")
-    if optimizer == "galore":
+    if optimizer.startswith("galore"):
         pytest.importorskip("galore_torch")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)  # GaLore's in 8 bits waits for a GPU
     config = json.loads((folder / "config.json").read_text())
     setup = Setup(
         config=config, micro_batch_size=2, sequence_length=LENGTH, embeddings_32bit=True, optimizer=optimizer,
