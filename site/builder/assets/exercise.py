@@ -33,15 +33,14 @@ def exercise_requests() -> dict[str, list[tuple[str, dict]]]:
     """
     return {
         "every": _requests(exercise_setups()) + exercise_figures(every=True),
-        "first": _requests([DEFAULT]) + exercise_figures(every=False),
+        "first": _of_setup(DEFAULT) + exercise_figures(every=False),
     }
 
 
 def _requests(setups: list[dict]) -> list[tuple[str, dict]]:
     requests: list[tuple[str, dict]] = []
     for setup in setups:
-        requests += [("answer", {"setup": setup, "gpu": "t4"}), ("answer", {"setup": setup, "gpu": None})]
-        requests += [("advise", {"setup": setup, "gpu": ""}), ("export", {"setup": setup})]
+        requests += _of_setup(setup)
     large = {"setup": {"model": "gpt2-xl", "micro_batch_size": 8}, "gpu": "t4"}
     requests += [("advise", large), ("export", large), ("advise", large)]
     requests += [("answer", {"setup": {"model": "gpt2"}, "gpu": "none-such"})]
@@ -49,3 +48,8 @@ def _requests(setups: list[dict]) -> list[tuple[str, dict]]:
     requests += [("sweep", {"setup": {"model": "gpt2"}, "along": key}) for key in along]
     texts = ('{"model_type": "gpt2"}', "{", "[]", '{"model_type": "none-such"}', "")
     return requests + [("read_config", {"text": text}) for text in texts]
+
+
+def _of_setup(setup: dict) -> list[tuple[str, dict]]:
+    answers = [("answer", {"setup": setup, "gpu": "t4"}), ("answer", {"setup": setup, "gpu": None})]
+    return [*answers, ("advise", {"setup": setup, "gpu": ""}), ("export", {"setup": setup})]
