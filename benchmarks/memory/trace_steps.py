@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.memory.tracing.draws import ONE_GPU, OPTIMIZERS_OF_PICTURES, SEVERAL_GPUS
 from calculator.parts.low_rank import DEFAULT_RANKS
-from calculator.step.deepspeed import Zero
 from calculator.step.estimate import estimate
+from calculator.step.gpus.deepspeed import Zero
 from calculator.step.resolve import resolve
 from calculator.step.setups import DEEPSPEED, Setup, setup_from
 

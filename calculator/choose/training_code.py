@@ -2,7 +2,7 @@
 the model.
 
 `Trainer` can divide a model too, but accelerate gathers embeddings and output head on their own, which takes other
-memory than what is counted (calculator/step/sharding.py).
+memory than what is counted (calculator/step/gpus/sharding.py).
 """
 
 from __future__ import annotations

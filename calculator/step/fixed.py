@@ -9,7 +9,7 @@ from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.parts.adapters import Lora, adapter_tensors, frozen_blocks
 from calculator.parts.optimizers import IN_32_BIT, Optimizer
 from calculator.parts.parameters import parameter_tensors
-from calculator.step.sharding import frozen_shards, largest_part, shards
+from calculator.step.gpus.sharding import frozen_shards, largest_part, shards
 from calculator.tape.autograd import allocated_bytes
 
 SMALL_BLOCK, SMALL_SEGMENT = 1 << 20, 2 << 20

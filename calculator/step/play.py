@@ -9,11 +9,11 @@ from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture
 from calculator.parts.adapters import Lora, adapter_tensors
 from calculator.parts.parameters import parameter_tensors
-from calculator.step.deepspeed import Zero, play_with_deepspeed, sizes_with_deepspeed
 from calculator.step.fixed import FixedSizes, sizes_of_model, sizes_of_shards, with_largest_state
+from calculator.step.gpus.deepspeed import Zero, play_with_deepspeed, sizes_with_deepspeed
+from calculator.step.gpus.sharding import Course, gradient_bytes, play_sharded
 from calculator.step.resolve import Training, itemsize_of
 from calculator.step.setups import DEEPSPEED, DIVIDED, Setup
-from calculator.step.sharding import Course, gradient_bytes, play_sharded
 from calculator.step.timeline import Options, Timeline, play
 from calculator.tape.autograd import allocated_bytes
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS, part_of_model

@@ -16,8 +16,8 @@ from calculator.models.architecture import Architecture
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import USUAL_LENGTH
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.step.deepspeed import Zero, play_with_deepspeed
 from calculator.step.estimate import estimate
+from calculator.step.gpus.deepspeed import Zero, play_with_deepspeed
 from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import setup_from
 

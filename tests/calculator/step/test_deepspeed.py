@@ -12,7 +12,7 @@ import pytest
 from calculator import BadSetup, Setup, estimate
 from calculator.choose.training_code import training_code
 from calculator.step import play
-from calculator.step.deepspeed import BUCKET_VALUES, Zero
+from calculator.step.gpus.deepspeed import BUCKET_VALUES, Zero
 from calculator.step.setups import DEEPSPEED, setup_from
 from tests.calculator.recorded_steps import steps_of
 
