@@ -230,11 +230,9 @@ def from_config(config: Mapping[str, object]) -> Architecture:
             tying = {} if outer is None else {"tie_word_embeddings": outer}
             return from_config({**text, **tying, "model_type": inner})
     if not isinstance(kind, str) or kind not in readers:
-        untrained = (*HYBRID_READERS, *LISTED_READERS)
-        trained = ", ".join(name for name in readers if name not in untrained)
         raise BadSetup(
-            f"{key} {kind!r:.60} is not supported, and no supported family is like it. Supported: {trained}; for "
-            f"inference also {', '.join(untrained)}."
+            f"{key} {kind!r:.60} is not supported, and no supported family is like it. Configs of the presets' "
+            "families are read; the page and `python -m calculator --help` list the presets."
         )
     return readers[kind](config)
 
