@@ -20,15 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="run the first tier of the tests only, see tests/tiers.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests of the tier, and those of a file in one process; tests of real peers and of pages start first."""
+    """Keeps the tests of the tier; those of real peers and of pages start first."""
     marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
     if config.getoption("quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(marks[item])])
         items[:] = [item for item in items if is_quick(marks[item])]
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.location[0]))
     items.sort(key=lambda item: not marks[item] & LONG)
 
 
