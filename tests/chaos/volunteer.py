@@ -80,16 +80,16 @@ def keep_notes(path: Path) -> None:
     from training.processes.events import EventLog
     from training.volunteer.loop import TrainingLoop
 
-    EventLog.__init__.__defaults__ = (real_time,)
+    EventLog.__init__.__defaults__ = (real_time, *EventLog.__init__.__defaults__[1:])
     end_epoch = TrainingLoop._end_epoch
     notes = path.open("a", encoding="utf-8", buffering=1)
 
     def _end_epoch(self, report, *rest):
         end_epoch(self, report, *rest)
-        host = self.optimizer.host
-        with host.lock, torch.no_grad():
-            updates = host.epoch
-            weights = torch.cat([parameter.flatten() for parameter in host.parameters])
+        master = self.optimizer.master
+        with master.lock, torch.no_grad():
+            updates = master.epoch
+            weights = torch.cat([parameter.flatten() for parameter in master.parameters])
             some = weights[:: max(1, weights.numel() // NOTED_WEIGHTS)].tolist()
         facts = {"epoch": report.epoch, "others": report.others, "fault": report.fault, "updates": updates}
         facts |= {

@@ -222,14 +222,18 @@ main()
 """The program, changed so that it hears of no ban: it goes on, with a ticket that is good for an hour."""
 
 
+def ready_event(path):
+    """The event with which a server says that it is ready; None if it has not come yet."""
+    return next((event for event in read_events(path) if event["event"] == "ready"), None)
+
+
 def bootstrap(maintainer):
     """Starts the run's first peer, as a member; its address."""
     events = maintainer.folder / "bootstrap.jsonl"
     command = ["bootstrap", "--recipe", maintainer.recipe, "--state-dir", maintainer.folder / "bootstrap", *LOOPBACK]
     environment = {**os.environ, "TRAINING_INVITATION": maintainer.invite("bootstrap")}
     maintainer.programs.start([*PROGRAM, *command, "--log-json", events], stdout=subprocess.DEVNULL, env=environment)
-    until(lambda: events.exists() and "ready" in events.read_text())
-    return next(read_events(events))["addresses"][0]
+    return until(lambda: ready_event(events))["addresses"][0]
 
 
 def watch_as_a_member(maintainer, address):
@@ -241,8 +245,7 @@ def watch_as_a_member(maintainer, address):
     with log.open("w") as printed:
         command = [*PROGRAM, "monitor", *own, *LOOPBACK]
         process = maintainer.programs.start(command, stdout=printed, stderr=subprocess.STDOUT)
-    until(lambda: events.exists() and "ready" in events.read_text(), within=90, said=log.read_text)
-    addresses = next(read_events(events))["initial_peers"]
+    addresses = until(lambda: ready_event(events), within=90, said=log.read_text)["initial_peers"]
     return SimpleNamespace(process=process, log=log, folder=folder, addresses=addresses)
 
 
