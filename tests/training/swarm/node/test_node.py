@@ -113,7 +113,7 @@ def role(stop):
     for wait in (
         lambda: find_donors(dht, "demo"),
         lambda: wait_for_result(engine.open_connection(dht)),
-        lambda: arrive(optimizer, run, stop=stop, console=notices.console, **given),
+        lambda: arrive(optimizer, run, stop=stop, notices=notices, **given),
         lambda: loop._wait_for_others(stop),
     ):
         try:
