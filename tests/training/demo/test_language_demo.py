@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.ports import free_port
 from tests.programs import run_program
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from training.cli import build_app
@@ -21,8 +22,9 @@ OPENING = "Kate has a red key. She puts it in the drawer."
 
 
 def train(*arguments: object) -> None:
-    """Runs the demo, with all its programs."""
-    done = run_program([sys.executable, "-m", "training", *map(str, arguments)], within=500)
+    """Runs the demo, with all its programs, at a port that no demo of another test takes."""
+    port = ("--port", free_port())
+    done = run_program([sys.executable, "-m", "training", *map(str, (*arguments, *port))], within=500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

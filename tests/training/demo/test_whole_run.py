@@ -16,6 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from tests.ports import free_port
 from tests.programs import ROOT, run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.data.store.shards import read_manifest
@@ -116,8 +117,9 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     )
 
     def start(*arguments):
+        port = ("--port", str(free_port()))  # one that no demo of another test takes
         with log.open("w") as output:
-            command = [*training, "demo", "--recipe", recipe, "--run-dir", run_dir, *arguments]
+            command = [*training, "demo", "--recipe", recipe, "--run-dir", run_dir, *port, *arguments]
             return programs.start(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     demo = start()

@@ -305,9 +305,10 @@ async def send_records(eve, peer, *, with_ticket):
     p2p, signer = await open_connection(eve.dht), eve.identity.signer()
     stub = ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)
     ticket = b"[ticket:" + eve.admission.own_ticket.encode() + b"]" if with_ticket else b""
-    subkey, expires, taken = MSGPackSerializer.dumps(signer.local_public_key), get_dht_time() + RECORD_SECONDS, {}
+    subkey, taken = MSGPackSerializer.dumps(signer.local_public_key), {}
     try:
         for place, (key, value) in RECORDS.items():
+            expires = get_dht_time() + RECORD_SECONDS
             packed = MSGPackSerializer.dumps(value(eve) if callable(value) else value)
             record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, packed, expires)
             request = dht_pb2.StoreRequest(
