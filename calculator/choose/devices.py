@@ -48,7 +48,7 @@ class Device:
     @property
     def teraflops(self) -> float | None:
         """Peak in training, in 10**12 FLOP/s; see `TERAFLOPS`. None if no peak is published."""
-        return TERAFLOPS.get(self.name)
+        return PROCESSOR_TERAFLOPS if self.name == "cpu" else TERAFLOPS.get(self.name)
 
     @property
     def bfloat16(self) -> bool:
@@ -128,6 +128,9 @@ TERAFLOPS = {
     "mi300x": 1307.4,  # AMD's data sheet
 }
 """Published peak of each GPU in 10**12 FLOP/s: dense 16-bit matrix products with 32-bit sums, as in autocast."""
+PROCESSOR_TERAFLOPS = 0.38
+"""Assumed peak of a computer without a GPU, in 32 bits: 4 cores of 3 GHz, each with two 8-wide units that multiply and
+add (AVX2)."""
 
 DEVICES: dict[str, Device] = {
     device.name: device
@@ -189,6 +192,16 @@ DEVICES: dict[str, Device] = {
     )
 }
 """Every GPU that is listed, older and smaller ones first."""
+PROCESSOR = Device(
+    name="cpu",
+    title="computer without a GPU",
+    memory_bytes=8 * GIB,
+    usable_bytes=4 * GIB,
+    capability=None,
+    source="assumed: 8 GiB, half of which other programs use",
+    unified=True,
+)
+"""A volunteer's computer without a GPU, of which a run's forecast may count some; it is no GPU to choose."""
 
 
 def smallest_first(also: Device | None = None) -> list[Device]:
@@ -198,7 +211,7 @@ def smallest_first(also: Device | None = None) -> list[Device]:
 
 
 def device_named(name: object) -> Device:
-    """The GPU of that name: a listed one, or any CUDA card by its memory in GiB.
+    """The GPU of that name: a listed one, any CUDA card by its memory in GiB, or `cpu` for a computer without a GPU.
 
     Raises:
         BadSetup: If no GPU has this name; the message lists all names.
@@ -210,6 +223,8 @@ def device_named(name: object) -> Device:
     """
     if not isinstance(name, str):
         raise _unknown(name)
+    if name == PROCESSOR.name:
+        return PROCESSOR
     if name in DEVICES:
         return DEVICES[name]
     if not name.startswith("cuda-"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from calculator.choose.devices import DEVICES
+from calculator.choose.devices import DEVICES, device_named
 from calculator.choose.flops import UTILISATION
 from calculator.errors import BadSetup
 from calculator.figures.kit.controls import Choice, Range, Stops, Values
@@ -81,8 +81,8 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     except BadSetup as error:
         return _impossible(str(error), canvas)
     return Drawn(
-        caption=_caption(wish, made),
-        label=f"Bars: {_days(made.days)} needed of {wish.days:g}, and what volunteers' time is spent on",
+        caption=verdict(wish, made),
+        label=f"Bars: {show_days(made.days)} needed of {wish.days:g}, and what volunteers' time is spent on",
         canvas=canvas,
         height=_bars(canvas, wish, made),
         head=("What", "With these settings"),
@@ -119,18 +119,18 @@ def _impossible(sentence: str, canvas: Canvas) -> Drawn:
     )
 
 
-def _caption(wish: Wish, made: Design) -> str:
+def verdict(wish: Wish, made: Design) -> str:
     """Says whether the run is feasible, with the numbers; then names the first limit that it reaches."""
     reached, limits = made.forecast, made.forecast.limits
     if not reached.works:
         first = next(limit for limit in limits if limit.stops)
         return f"Not feasible. {first.sentence}"
     pace = f"{_number(reached.samples_per_second)} samples per second"
-    took = f"{show_count(wish.samples)} samples{_tokens_words(wish)} take {_days(made.days)} at {pace}"
+    took = f"{show_count(wish.samples)} samples{_tokens_words(wish)} take {show_days(made.days)} at {pace}"
     lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication if no link is slower"
-    verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {_days(wish.days)}"
+    verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {show_days(wish.days)}"
     said = f"{verdict}: {took}; {lost}. The recipe: {_settings(made)}."
-    left_out = [DEVICES[gpu].title for gpu, size in made.micro_batches.items() if not size]
+    left_out = [device_named(gpu).title for gpu, size in made.micro_batches.items() if not size]
     if left_out:
         said += f" Not even one sample fits {' and '.join(left_out)}, so these volunteers are left out."
     if made.epochs < (LEAST_EXCHANGES if made.collaboration.local_updates else LEAST_UPDATES):
@@ -204,8 +204,8 @@ def _bars(canvas: Canvas, wish: Wish, made: Design) -> float:
 
     works = made.forecast.works
     longest = max(made.days, wish.days) if works else wish.days
-    bar(0, "Time available", wish.days / longest, _days(wish.days), "fill-3")
-    bar(1, "Time needed", made.days / longest if works else 1, _days(made.days) if works else "never", "fill-1")
+    bar(0, "Time available", wish.days / longest, show_days(wish.days), "fill-3")
+    bar(1, "Time needed", made.days / longest if works else 1, show_days(made.days) if works else "never", "fill-1")
     for number, (cause, share) in enumerate(asdict(made.forecast.shares).items()):
         # 0.6 of a row separates the two groups of bars.
         bar(2.6 + number, CAUSES[cause], min(share, 1), f"{100 * share:.0f} %", "fill-1" if not number else "fill-2")
@@ -218,18 +218,18 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     exchange = chosen.exchange()
     feasible = reached.works and made.days <= wish.days
     alone = alone_days(wish)
-    first = DEVICES[wish.people[0].gpu].title
+    first = device_named(wish.people[0].gpu).title
     if chosen.local_updates:
         way = "local updates (mode = diloco)"
     else:
         way = "delayed" if chosen.delay_gradient_averaging else "awaited"
-    micro = ", ".join(f"{size or 'none'} on {DEVICES[gpu].title}" for gpu, size in made.micro_batches.items())
+    micro = ", ".join(f"{size or 'none'} on {device_named(gpu).title}" for gpu, size in made.micro_batches.items())
     return [
         ("Feasible", "yes" if feasible else "no"),
         ("Volunteers at the same time", _number(reached.peers)),
         ("Samples per second", f"{_number(reached.samples_per_second)} of {_number(reached.ideal_samples_per_second)}"),
-        ("Time needed", _days(made.days) if reached.works else "never"),
-        (f"Time with a single {first}", "it does not fit" if alone is None else _days(alone)),
+        ("Time needed", show_days(made.days) if reached.works else "never"),
+        (f"Time with a single {first}", "it does not fit" if alone is None else show_days(alone)),
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
         *[(CAUSES[cause], f"{100 * share:.1f} %") for cause, share in asdict(reached.shares).items()],
         ("Distinct parameters", show_count(exchange.parameters)),
@@ -261,7 +261,7 @@ def _token_rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
 
 
 def _memory_row(gpu: str, memory: Memory) -> tuple[str, str]:
-    device = DEVICES[gpu]
+    device = device_named(gpu)
     return (
         f"Memory on {device.title}",
         f"{show_bytes(memory.device_bytes)} of {show_bytes(device.usable_bytes)} if activations are recomputed, and "
@@ -269,7 +269,7 @@ def _memory_row(gpu: str, memory: Memory) -> tuple[str, str]:
     )
 
 
-def _days(days: float) -> str:
+def show_days(days: float) -> str:
     """A time in days; below two days in hours, below two hours in minutes."""
     for size, word in ((1, "day"), (24, "hour"), (24 * 60, "minute")):
         if days * size >= 2 or word == "minute":

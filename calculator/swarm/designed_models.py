@@ -5,6 +5,7 @@ Each kind gives the sizes that the calculator needs, and the tables of the model
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import ClassVar
 from calculator.choose.advice import PeerTraining
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import from_config
+from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import OF_RECIPES
 from calculator.parts.parameters import count_parameters
 from calculator.swarm.settings import BATCH_OF_2021, LEARNING_RATE_OF_2021
@@ -41,6 +43,8 @@ PICTURE_RATE = (LEARNING_RATE_OF_2021, BATCH_OF_2021)
 """Learning rate and batch of the demo's recipe, for its model, and of the 2021 run (paper, section 3.3), for all
 others; the rate is proportional to the root of the batch (You et al. 2020, arXiv:1904.00962, section 4.3)."""
 
+JOINED_ATTENTION = ("gpt2", "phi3")
+"""Families whose queries, keys and values come from one layer."""
 FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "gemma3_text": "Gemma 3"}
 """`model_type` -> name, of the families of language models to choose from."""
 LANGUAGE_SIZES = {
@@ -62,6 +66,9 @@ PYTHIA_TOKENS = 1024 * 2048
 """Tokens of an update with which all of Pythia's models were trained; no larger update is proposed."""
 PYTHIA_RATES = {"160m": 6e-4, "410m": 3e-4, "1b": 2.5e-4, "2.8b": 1.6e-4}
 """Peak learning rates of Pythia's models with Adam (github.com/EleutherAI/pythia, models/)."""
+TOKENS_PER_PARAMETER = 20
+"""Tokens for each weight that make the best use of a given amount of computing (Hoffmann et al. 2022, arXiv:2203.15556,
+table 3)."""
 PYTHIA_ADAM = dict(name="adamw8bit", betas=[0.9, 0.95], weight_decay=0.1, max_grad_norm=1.0)
 """Adam's settings for Pythia's models (same files); the moments in 8 bits are ours."""
 
@@ -135,6 +142,17 @@ class DesignedModel(ABC):
         """The number of distinct weights."""
         return count_parameters(self.architecture())
 
+    @property
+    def adapters(self) -> dict[str, object]:
+        """Adapters that are trained in place of the model, as fields of `PeerTraining`; empty without adapters."""
+        return {}
+
+    @property
+    def samples(self) -> float:
+        """Samples that such a model needs at least to be trained from its first weights on."""
+        length = self.sequence_length or self.architecture().sequence_length
+        return TOKENS_PER_PARAMETER * self.parameters / length
+
     def training(self, *, local_updates: bool = False) -> PeerTraining:
         """Settings with which a peer trains the model."""
         return PeerTraining(
@@ -143,6 +161,7 @@ class DesignedModel(ABC):
             reversible=self.architecture().reversible,
             optimizer=self.host_optimizer,
             local_updates=local_updates,
+            **self.adapters,
         )
 
 
@@ -158,14 +177,27 @@ class PictureModel(DesignedModel):
     task: ClassVar[str] = "text-to-image"
     description: ClassVar[str] = "A text-to-image model, trained together."
 
+    captions: tuple[int, int] | None = None
+    """Ids of the captions' tokenizer, and tokens of the longest caption, of pictures of 64 pixels that are prepared
+    already; None: as suits the size."""
+
     @property
     def config(self) -> dict[str, object]:
         """See `DesignedModel.config`."""
         return {"model_type": self.task, **self._sizes}
 
     @property
+    def _has_small_pictures(self) -> bool:
+        """True if pictures have 64 pixels, and their codec is the one that `prepare` trains."""
+        return self.size == "demo" or self.captions is not None
+
+    @property
     def _sizes(self) -> dict[str, object]:
-        return {**(SHAPES if self.size == "demo" else PICTURES), **PICTURE_SIZES[self.size]}
+        shapes = SHAPES if self._has_small_pictures else PICTURES
+        head_dim = (SHAPES if self.size == "demo" else PICTURES)["head_dim"]
+        ids, length = self.captions or (shapes["text_vocab_size"], shapes["text_seq_len"])
+        of_captions = dict(text_vocab_size=ids, text_seq_len=length)
+        return {**shapes, **of_captions, "head_dim": head_dim, **PICTURE_SIZES[self.size]}
 
     @property
     def optimizer(self) -> dict[str, object]:
@@ -186,7 +218,7 @@ class PictureModel(DesignedModel):
         """See `DesignedModel.tables`."""
         structure = dict(attention_cycle=["row", "column", "row", "row"], last_attention="conv")
         codec = dict(kind="small", image_size=64, downsampling=8, codebook_size=256)
-        if self.size != "demo":
+        if not self._has_small_pictures:
             codec = dict(kind="vqgan", image_size=256, downsampling=8, codebook_size=8192, weights="vqgan-gumbel-f8")
         return {"model": self._sizes | structure | dict(shared_groups=4, reversible=True), "codec": codec}
 
@@ -212,6 +244,8 @@ class LanguageModel(DesignedModel):
     family: str
     block_length: int
     """T, tokens of a sample."""
+    vocabulary: int | None = None
+    """Ids of the tokenizer of text that is prepared already; None: as suits the size."""
 
     @property
     def config(self) -> dict[str, object]:
@@ -227,7 +261,7 @@ class LanguageModel(DesignedModel):
         }[self.family]
         return {
             "model_type": self.family,
-            "vocab_size": STORIES_VOCABULARY if of_stories else USUAL_VOCABULARY,
+            "vocab_size": self.vocabulary or (STORIES_VOCABULARY if of_stories else USUAL_VOCABULARY),
             **sizes,
             "num_key_value_heads": sizes["num_attention_heads"],
             **of_family,
@@ -291,3 +325,70 @@ class LanguageModel(DesignedModel):
         """See `DesignedModel.prepare_command`."""
         sizes = f"--vocabulary {self.config['vocab_size']} --block-length {self.block_length}"
         return f"prepare --text texts {sizes} --out shards"
+
+
+ADAPTED_BATCHES = (32, 64, 128, 256)
+"""Samples of an update of adapters: the largest is that of the recipe `lora-7b`, whose settings the next ones are."""
+ADAPTED_RATE = 2e-4
+ADAPTED_ADAM = dict(name="adamw", betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0, max_grad_norm=0.3)
+RANK, ALPHA, ATTENTION = 16, 32.0, ["q_proj", "v_proj"]
+LEAST_ADAPTED_UPDATES = 100
+"""The least number of updates of adapters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptedModel(LanguageModel):
+    """Adapters beside a published language model; `size` is its name, and `family` its `model_type`."""
+
+    description: ClassVar[str] = "Adapters of a language model, trained together."
+
+    base_config: str
+    """The settings of the model's `config.json` that a recipe has, in JSON."""
+    base_digest: str
+    """Digest of the model's weights."""
+    frozen_bits: int
+    """Bits of one of the model's weights: 32, 16 or 4."""
+
+    @property
+    def config(self) -> dict[str, object]:
+        """See `DesignedModel.config`: that of the published model."""
+        return json.loads(self.base_config)
+
+    @property
+    def _targets(self) -> list[str] | str:
+        """Layers beside which adapters stand, by their names in transformers."""
+        return ALL_LINEAR if self.family in JOINED_ATTENTION else ATTENTION
+
+    @property
+    def adapters(self) -> dict[str, object]:
+        """See `DesignedModel.adapters`."""
+        targets = self._targets if isinstance(self._targets, str) else ",".join(self._targets)
+        return dict(lora_rank=RANK, lora_targets=targets, lora_freeze_a=True, base_bits=self.frozen_bits)
+
+    @property
+    def samples(self) -> float:
+        """See `DesignedModel.samples`."""
+        return LEAST_ADAPTED_UPDATES * ADAPTED_BATCHES[0]
+
+    @property
+    def optimizer(self) -> dict[str, object]:
+        """See `DesignedModel.optimizer`."""
+        return ADAPTED_ADAM
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """See `DesignedModel.batches`."""
+        return ADAPTED_BATCHES
+
+    def learning_rate(self, batch: int) -> float:
+        """See `DesignedModel.learning_rate`."""
+        return ADAPTED_RATE
+
+    def tables(self) -> dict[str, dict[str, object]]:
+        """See `DesignedModel.tables`."""
+        adapter = dict(rank=RANK, alpha=ALPHA, targets=self._targets, freeze_a=True, frozen_bits=self.frozen_bits)
+        return {
+            "model": {"from": self.size, "block_length": self.block_length},
+            "model.architecture": self.config,
+            "adapter": {**adapter, "base_digest": self.base_digest},
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,13 +23,21 @@ from calculator.swarm.forecast import (
     Volunteers,
     forecast,
 )
+from calculator.swarm.recipe_file import recipe_text
 from calculator.swarm.settings import (
     DEFAULTS,
+    EPOCHS_ALONE,
     INNER_BATCH_SIZE,
+    METRICS_SECONDS,
 )
 
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 """The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
+LEAST_SECONDS_BETWEEN_CHECKPOINTS, MOST_EPOCHS_BETWEEN_CHECKPOINTS = 30.0, 10
+"""Time between two checkpoints of short epochs, by the forecast, since the monitor downloads the state for each; but no
+more epochs than these, as volunteers may be slower than forecast."""
+SHORT_EPOCH_SECONDS = 30.0
+"""Longest epoch for which volunteers report more often, so that the dashboard moves."""
 MOST_COMMUNICATION = 0.1
 """The largest share of the time that the exchange may take if it can be avoided."""
 INNER_UPDATES = (100, 500)
@@ -195,6 +204,7 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
         config=wish.model.config,
         sequence_length=wish.model.sequence_length,
         optimizer=wish.model.host_optimizer,
+        **{name: value for name, value in wish.model.adapters.items() if name != "base_bits"},
         utilisation=wish.utilisation,
         average_state_every=25,
         state_bits=16,
@@ -215,7 +225,12 @@ def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
     """Samples per second of one volunteer with this GPU."""
     model = wish.model
     return samples_per_second(
-        model.architecture(), device_named(gpu), wish.utilisation, micro_batch_size, length=model.sequence_length
+        model.architecture(),
+        device_named(gpu),
+        wish.utilisation,
+        micro_batch_size,
+        length=model.sequence_length,
+        frozen=bool(model.adapters),
     )
 
 
@@ -308,29 +323,33 @@ def _why_batch(batch: int) -> str:
 
 def recipe(wish: Wish, made: Design) -> str:
     """The complete recipe file, ready for `python -m training bootstrap --recipe`."""
-    body = "".join(
-        f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
-        for name, table in _tables(wish, made).items()
+    head = (
+        "From the run designer. The page “The recipe” explains every number. All peers of a run use the same file.",
+        "To simulate it with the volunteers that you named (without --alike, speeds and links vary as people's do,",
+        "and the slowest link of a group sets its pace):",
+        f"  {simulate_command(wish, made)}",
+        "To prepare the data:",
+        f"  python -m training {wish.model.prepare_command}",
     )
     # From the wish, so that the same settings always give the same file.
-    name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
-    return (
-        "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
-        "# every number. All peers of a run use the same file.\n"
-        "# To simulate it with the volunteers that you named (without --alike, speeds and links vary as people's do,\n"
-        "# and the slowest link of a group sets its pace):\n"
-        f"#   {simulate_command(wish, made)}\n"
-        "# To prepare the data:\n"
-        f"#   python -m training {wish.model.prepare_command}\n\n"
-        f'run_id = "{name}"\ntitle = "My run"\ndescription = "{wish.model.description}"\n'
-        f'task = "{wish.model.task}"\nseed = 0\n' + body
-    )
+    named = {"run_id": f"run-{zlib.crc32(repr(wish).encode()):08x}", "title": "My run"}
+    return recipe_text(head, recipe_tables(wish, made, named))
 
 
-def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
-    """The recipe's tables by name."""
-    chosen = made.collaboration
+def recipe_tables(wish: Wish, made: Design, named: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """The recipe's tables by name.
+
+    Args:
+        wish: What was designed.
+        made: Its design.
+        named: The recipe's first values: `run_id` and `title`.
+    """
+    chosen, forecast = made.collaboration, made.forecast
+    calm = round(LEAST_SECONDS_BETWEEN_CHECKPOINTS / forecast.epoch_seconds)
+    shown_every = max(1, made.epochs // 300, min(calm, MOST_EPOCHS_BETWEEN_CHECKPOINTS))
+    is_alone = sum(people.count for people in wish.people) == 1
     return {
+        "": {**named, "description": wish.model.description, "task": wish.model.task, "seed": 0},
         **wish.model.tables(),
         "data": dict(shards="shards"),
         "optimizer": wish.model.optimizer,
@@ -349,12 +368,10 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
             state_bits=chosen.state_bits,
             mode="diloco" if chosen.local_updates else "delayed" if chosen.delay_gradient_averaging else "synchronous",
             **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
+            max_epochs_alone=0 if is_alone else EPOCHS_ALONE,
+            metrics_every_seconds=METRICS_SECONDS if forecast.epoch_seconds > SHORT_EPOCH_SECONDS else 3.0,
         ),
-        "monitor": dict(
-            checkpoint_every_epochs=max(1, made.epochs // 300),
-            pictures_every_epochs=max(1, made.epochs // 300),
-            **wish.model.shown,
-        ),
+        "monitor": dict(checkpoint_every_epochs=shown_every, pictures_every_epochs=shown_every, **wish.model.shown),
     }
 
 
@@ -370,16 +387,6 @@ def simulate_command(wish: Wish, made: Design, file: str = "my-run.toml") -> str
     size = min(kind.micro_batch_size for kind in kinds)
     words = ["python -m training simulate", f"--recipe {file}", "--alike", f"--micro-batch-size {size}", *said, *absent]
     return " ".join(words)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
 
 
 def alone_days(wish: Wish) -> float | None:

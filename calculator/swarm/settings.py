@@ -18,6 +18,8 @@ MIN_GROUP_SIZE = 2
 """Fewest peers that average together."""
 INNER_BATCH_SIZE = 32
 """Samples of one update between exchanges of local updates."""
+EPOCHS_ALONE, METRICS_SECONDS = 10, 10.0
+"""Epochs after which a lone volunteer waits for others, and longest interval between two reports of a volunteer."""
 BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3
 """Samples of an update, updates in all, and rate at the end of the warm-up (paper, section 3.3)."""
 

@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import PATIENCE_WINDOWS
-from calculator.swarm.settings import COMPRESSION_THRESHOLD, DEFAULTS, INNER_BATCH_SIZE, REQUEST_TIMEOUT_SECONDS
+from calculator.swarm.settings import (
+    COMPRESSION_THRESHOLD,
+    DEFAULTS,
+    EPOCHS_ALONE,
+    INNER_BATCH_SIZE,
+    METRICS_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
+)
 from training.section import Count, Positive, Seconds, Section
 
 RECORDS_MISSED = 6
@@ -63,11 +70,11 @@ class SwarmConfig(Section):
     audit_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
     """Share of the traffic, roughly, that peers use to check the reducers (`centered-clip`). Each peer draws parts at
     random and computes their averages again; groups leave out a reducer that has sent another result. 0: no checks."""
-    max_epochs_alone: Count = 10
+    max_epochs_alone: Count = EPOCHS_ALONE
     """Epochs in a row that a peer may end without any other peer. After them it keeps the gradients of the next epoch
     and waits for others: a lone peer's small batches would carry the weights away from the others' weights. 0: the peer
     trains on alone."""
-    metrics_every_seconds: Seconds = 10.0
+    metrics_every_seconds: Seconds = METRICS_SECONDS
     """Longest interval at which a peer renews its metric record."""
 
     @model_validator(mode="after")
