@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import nox
@@ -102,11 +102,13 @@ def site_zensical(session: nox.Session) -> None:
 
 @nox.session
 def training(session: nox.Session) -> None:
-    """Run a command of the trainer: `nox -s training -- join --recipe RECIPE --initial-peers ADDRESS`."""
+    """Run a command of the trainer: `nox -s training -- new FOLDER` makes a run of your own data."""
     _install(session, "training")
-    # After Ctrl-C a peer tells the others that it leaves, which takes up to five seconds. nox would soon send a second
-    # signal, which ends the peer before it has done so.
-    session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
+    # A run's servers show the site, which a new clone has not built yet.
+    with _site_built_meanwhile(session) if session.posargs[:1] == ["new"] else nullcontext():
+        # After Ctrl-C a peer tells the others that it leaves, which takes up to five seconds. nox would soon send a
+        # second signal, which ends the peer before it has done so.
+        session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
 
 
 @nox.session

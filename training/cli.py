@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import click
 
 COMMANDS = {
+    "new": "training.commands.new",
     "draw": "training.commands.data.draw",
     "stories": "training.commands.data.stories",
     "prepare": "training.commands.data.prepare",

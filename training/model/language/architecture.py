@@ -88,6 +88,16 @@ def read_config_json(table: dict[str, Any]) -> PreTrainedConfig:
     return _build(family, taken)
 
 
+def recipe_table(table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a `config.json` that a recipe's `architecture` may have, without those that are not set.
+
+    >>> recipe_table({"model_type": "gpt2", "n_layer": 2, "n_inner": None, "dtype": "float32"})
+    {'model_type': 'gpt2', 'n_layer': 2}
+    """
+    known = {"model_type", *_known(_family(table))}
+    return {name: value for name, value in table.items() if name in known and value is not None}
+
+
 def check_agreement(table: dict[str, Any], config: PreTrainedConfig) -> None:
     """Compares a recipe's `architecture` with that of the weights with which training begins.
 

@@ -10,8 +10,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,9 +24,10 @@ from training.model.language.architecture import (
     check_length,
     read_architecture,
     read_config_json,
+    recipe_table,
 )
 from training.model.language.config import AdapterConfig, LanguageModelConfig
-from training.model.language.model import LanguageModel
+from training.model.language.model import LanguageModel, most_positions
 from training.model.language.source import find_source
 from training.model.trained import load_trained_state, trained_state
 from training.storage.whole import whole_folder
@@ -67,6 +69,42 @@ def build_language_model(config: LanguageModelConfig, seed: int, adapter: Adapte
     if adapter is None:
         return LanguageModel(config, network)
     return LanguageModel(config, network, adapter=adapter, adapted=add_adapters(network, adapter, seed))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """A published model, beside which a run trains adapters."""
+
+    name: str
+    """A folder, or an id of the hub."""
+    architecture: dict[str, Any]
+    """Its settings, as a recipe has them."""
+    digest: str
+    """Digest of its weights, for `AdapterConfig.base_digest`."""
+    longest: int | None
+    """Most tokens of a text; None: no limit."""
+    tokenizer_file: Path | None
+    """Its tokenizer.json; None if it has none."""
+
+
+def read_base(name: str) -> Base:
+    """Reads what a recipe says of a published model; fetches it first, if the name is an id of the hub.
+
+    Raises:
+        BadInput: If the model cannot be used.
+        TrainingError: If the hub cannot be reached.
+    """
+    source = find_source(name)
+    table = source.read_config()
+    architecture = read_config_json(table)
+    files = source.weight_files(_most_bytes(architecture))
+    return Base(
+        name=name,
+        architecture=recipe_table(table),
+        digest=digest_of(_read_tensors(files, name)),
+        longest=most_positions(architecture),
+        tokenizer_file=source.path("tokenizer.json"),
+    )
 
 
 def export_folder(
@@ -174,12 +212,10 @@ def _most_bytes(architecture: PreTrainedConfig) -> int:
     return HEADER_BYTES + sum(parameter.numel() * parameter.itemsize for _, parameter in named)
 
 
-def _loaded(
-    architecture: PreTrainedConfig, files: list[Path], *, named: str, adapter: AdapterConfig | None
-) -> PreTrainedModel:
+def _read_tensors(files: list[Path], named: str) -> dict[str, torch.Tensor]:
+    """Reads the weights of some files, by name; raises BadInput if they cannot be used."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -188,6 +224,15 @@ def _loaded(
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{file} of model.from cannot be read: {reason_of(error)}. Get the file again.") from None
     _check_numbers(tensors, named)
+    return tensors
+
+
+def _loaded(
+    architecture: PreTrainedConfig, files: list[Path], *, named: str, adapter: AdapterConfig | None
+) -> PreTrainedModel:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    tensors = _read_tensors(files, named)
     if adapter is not None:
         check_digest(adapter, digest_of(tensors), named=named)
     dtype = frozen_dtype(adapter)

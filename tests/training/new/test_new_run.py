@@ -1,0 +1,93 @@
+"""`new` from a folder of texts to a live run, with real servers and a volunteer that joins by the printed command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.ports import free_ports
+from tests.programs import run_program, until
+from tests.site.guide import environment
+from training.demo.children import read_events
+
+TRAINER = [sys.executable, "-m", "training"]
+
+
+def here(command: str) -> list[str]:
+    """A command that a person would type, for this environment."""
+    words = shlex.split(command)
+    return [*TRAINER, *words[words.index("training") + 1 :]]
+
+
+class Run:
+    """A run that `new` serves on loopback."""
+
+    def __init__(self, programs, folder):
+        self.programs, self.folder, self.run_dir = programs, folder, folder / "runs" / "texts"
+        self.port, self.dht_port, _ = free_ports(3)
+        self.log, self.events = folder / "new.log", self.run_dir / "logs" / "servers.jsonl"
+        self.process: subprocess.Popen | None = None
+
+    def start(self, command: list[str]) -> dict:
+        """Starts the servers; returns their `ready` event."""
+        before = len(self._ready())
+        with self.log.open("a") as printed:
+            options = {"cwd": self.folder, "env": environment(), "stderr": subprocess.STDOUT}
+            self.process = self.programs.start(command, stdout=printed, **options)
+        return until(lambda: self._is_running() and self._ready()[before:], said=self.log.read_text)[0]
+
+    def _is_running(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return True
+
+    def _ready(self) -> list[dict]:
+        return [event for event in read_events(self.events) if event["event"] == "ready" and "role" not in event]
+
+    def end(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(30) == 0, self.log.read_text()
+
+    def join(self, command: str, epochs: int) -> str:
+        """Trains with the command of the join page; returns what the volunteer printed."""
+        own = ["--state-dir", self.folder / "volunteer", "--threads", "1", "--epochs", str(epochs)]
+        ended = run_program([*here(command), *own], cwd=self.folder, env=environment())
+        assert ended.returncode == 0, ended.stdout + ended.stderr + self.log.read_text()
+        return ended.stdout
+
+    def state(self) -> dict:
+        return json.loads(httpx.get(f"http://127.0.0.1:{self.port}/live/state.json", timeout=10).text)
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(480)
+def test_one_command_makes_a_run_that_goes_on_after_a_stop(programs, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(60):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"Story {number}: Ada has a red key. " * 12)
+    run = Run(programs, tmp_path)
+    where = ["--host", "127.0.0.1", "--port", run.port, "--dht-host", "127.0.0.1", "--dht-port", run.dht_port]
+    first = run.start([*TRAINER, "new", "texts", "--yes", "--volunteers", "1:cpu", *where])
+    run.join(first["join_command"], epochs=1)
+    assert until(lambda: run.state()["epoch"], said=run.log.read_text) >= 1
+    readme = (run.run_dir / "README.md").read_text()
+    start, join, use = re.findall(r"^    (.+)$", readme, re.MULTILINE)
+    assert join == first["join_command"] and join in run.log.read_text()
+    run.end()
+
+    prepared = (run.run_dir / "shards" / "manifest.json").stat().st_mtime_ns
+    again = run.start(here(start))
+    assert again["initial_peers"] == first["initial_peers"] and again["url"] == first["url"]
+    assert (run.run_dir / "shards" / "manifest.json").stat().st_mtime_ns == prepared
+    run.join(join, epochs=1)
+    assert until(lambda: run.state()["epoch"], said=run.log.read_text) >= 1
+    run.end()
+    used = run_program([*here(use), "--seed", "1"], cwd=tmp_path, env=environment())
+    assert used.returncode == 0, used.stdout + used.stderr

@@ -1,0 +1,110 @@
+"""`new`: a run of one's own, from a folder of data to its servers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from training.commands.options import LogJson
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="Folder or file of text, folder of pictures with captions, prepared shards, or a data set of the Hugging "
+        "Face Hub, hf://OWNER/NAME. Or the folder of a run that exists: its servers start again.",
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option(help="Folder for all of the run. Default: runs/NAME, as the data's.")]
+Volunteers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Volunteers that you expect, COUNT:DEVICE such as 3:cpu or 30:t4, or with their links 30:t4:20/100 "
+        "(Mbit/s up and down). May be repeated. Default: two computers like this one."
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="BASE",
+        help="Fine-tune this language model with adapters (LoRA) instead of training one from the beginning: an id of "
+        "the Hugging Face Hub, or a folder that every volunteer has. Needs text.",
+    ),
+]
+Days = Annotated[float | None, typer.Option(min=0.01, help="Days that the training may take. Default: 1.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Name or address at which others reach this machine, or the site's address behind a proxy, https://NAME. "
+        "Default: this machine's own addresses."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing: take the defaults of what no flag says.")]
+Title = Annotated[str | None, typer.Option(help="Title for the dashboard. Default: the folder's name.")]
+Captions = Annotated[Path | None, typer.Option(help="File of the pictures' captions, as for `prepare`.")]
+TextColumn = Annotated[str | None, typer.Option(help="Key or column of text or captions, as for `prepare`.")]
+ImageColumn = Annotated[str | None, typer.Option(help="Key or column of pictures, as for `prepare`.")]
+NoServe = Annotated[bool, typer.Option("--no-serve", help="Prepare and write everything, and start no servers.")]
+Site = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="Built site to serve. Default: public, if there is such a folder."),
+]
+Host = Annotated[
+    str | None, typer.Option(help="Address at which the site is served; 127.0.0.1: only this machine. Default: all.")
+]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the site. Default: 8000, or a free one.")]
+DhtHost = Annotated[str | None, typer.Option(help="IP address at which the servers listen for peers. Default: all.")]
+DhtPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65534,
+        help="TCP port of the bootstrap peer; the monitor takes the next. Default: 31337, or free ones",
+    ),
+]
+
+
+def run(
+    data: Data,
+    run_dir: RunDir = None,
+    base: From = None,
+    volunteers: Volunteers = None,
+    days: Days = None,
+    address: Address = None,
+    yes: Yes = False,
+    title: Title = None,
+    captions: Captions = None,
+    text_column: TextColumn = None,
+    image_column: ImageColumn = None,
+    no_serve: NoServe = False,
+    site: Site = None,
+    host: Host = None,
+    port: Port = None,
+    dht_host: DhtHost = None,
+    dht_port: DhtPort = None,
+    log_json: LogJson = None,
+) -> None:
+    """Make a run of your own data, and start its servers; again in the same folder, start them again."""
+    print("Looking at the data ...", flush=True)  # the imports take seconds
+    from training.new.begin import Given, begin, serve, start_command
+
+    servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
+    given = Given(
+        data=data,
+        run_dir=run_dir,
+        volunteers=volunteers or (),
+        days=days,
+        title=title,
+        asks=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
+        reading={"base": base, "captions": captions, "text_column": text_column, "image_column": image_column},
+        servers={**servers, "site": None if site is None else str(site)},
+    )
+    folder, started = begin(given, lambda line: print(line, flush=True))
+    if no_serve:
+        print(f"Start the servers with:\n    {start_command(folder)}")
+    else:
+        serve(folder, started, log_json=log_json)

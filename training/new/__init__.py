@@ -1,0 +1,1 @@
+"""A new run: from a folder of data to servers that volunteers join."""

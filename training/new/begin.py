@@ -1,0 +1,177 @@
+"""Begins a run of one's own: looks at the data, asks, makes the run's folder, and starts its servers.
+
+In a folder that has a run already, only the servers start.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from training.demo.config import short_command
+from training.new.folder import (
+    ANYWHERE,
+    DHT_PORT,
+    LOGS,
+    RECIPE,
+    SITE_PORT,
+    Servers,
+    free_ports,
+    name_of,
+    read_servers,
+    write_readme,
+    write_servers,
+)
+from training.new.found import Found, look
+from training.new.make import NewRun, make_run
+from training.new.plan import Wanted, people_of
+from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_of, usual_people
+from training.processes.events import EventLog
+from training.processes.progress import show_progress
+from training.recipe import load_recipe
+from training.roles.serve import ServeSettings, run_serve
+
+BUILT_SITE = Path("public")
+"""Folder in which `nox -s site` builds the site."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What the flags say."""
+
+    data: str
+    """Data, or the folder of a run."""
+    run_dir: Path | None = None
+    volunteers: Sequence[str] = ()
+    days: float | None = None
+    title: str | None = None
+    asks: bool = False
+    """True if questions are asked about what no flag says."""
+    reading: dict[str, Any] = field(default_factory=dict)
+    """What is trained and how the data are read: fields of `NewRun`."""
+    servers: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Servers`; None for those that no flag names."""
+
+
+def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
+    """Makes the run's folder, unless it is there.
+
+    Args:
+        given: The flags.
+        say: Called with each line to print.
+
+    Returns:
+        The run's folder, and how its servers are started.
+
+    Raises:
+        BadInput: If the data or the folder cannot be used.
+    """
+    is_run = (Path(given.data) / RECIPE).is_file()
+    folder = Path(given.data) if is_run else given.run_dir or Path("runs") / name_of(given.data)
+    if (folder / RECIPE).is_file():
+        if not is_run:
+            say(f"{folder} has a run already, which goes on. To make another one of these data, give --run-dir.")
+        return folder, _kept(folder, given.servers)
+    found = look(given.data)
+    say(f"{given.data}: {found.words}.")
+    new, chosen = _asked(given, found, folder)
+    with show_progress(sys.stdout) as progress:
+        shards = make_run(new, say, progress)
+    servers = _first(shards, chosen)
+    write_servers(folder, servers)
+    say(f"{folder / RECIPE} says what is trained, with a comment beside each value that you may change.")
+    return folder, servers
+
+
+def _asked(given: Given, found: Found, folder: Path) -> tuple[NewRun, dict[str, Any]]:
+    """Asks what no flag says. Returns the run to make, and the fields of its servers."""
+    people = people_of(given.volunteers) if given.volunteers else None
+    days, servers = given.days, dict(given.servers)
+    if given.asks:
+        people = people or ask(WHO, _spelled(usual_people()), lambda answer: people_of([answer]))
+        days = days or ask(HOW_LONG, f"{USUAL_DAYS:g}", days_of)
+        servers["address"] = servers.get("address") or ask(WHERE, "", str.strip) or None
+    wanted = Wanted(people=people or usual_people(), days=days or USUAL_DAYS)
+    run_id = name_of(str(folder))
+    title = given.title or run_id.replace("-", " ").capitalize()
+    return NewRun(found=found, run_dir=folder, run_id=run_id, title=title, wanted=wanted, **given.reading), servers
+
+
+def _spelled(people) -> str:
+    return ",".join(f"{one.count}:{one.gpu}" for one in people)
+
+
+def _first(shards: str, chosen: dict[str, Any]) -> Servers:
+    """The servers of a new run, at free ports unless flags name some."""
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if BUILT_SITE.is_dir():
+        given = {"site": str(BUILT_SITE), **given}
+    host, dht_host = given.get("host", ANYWHERE), given.get("dht_host", ANYWHERE)
+    if "port" not in given:
+        given["port"] = free_ports(SITE_PORT, 1, host)
+    if "dht_port" not in given:
+        given["dht_port"] = free_ports(DHT_PORT, 2, dht_host)
+    return Servers(shards=shards, **given)
+
+
+def _kept(folder: Path, chosen: dict[str, Any]) -> Servers:
+    """The servers of a run that exists; flags change how they are started from now on."""
+    kept = read_servers(folder)
+    servers = replace(kept, **{name: value for name, value in chosen.items() if value is not None})
+    if servers != kept:
+        write_servers(folder, servers)
+    return servers
+
+
+def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> None:
+    """Serves the run of a folder until Ctrl-C, and writes its README once the servers are ready."""
+    title = load_recipe(str(folder / RECIPE)).title
+    settings = ServeSettings(
+        recipe=str(folder / RECIPE),
+        run_dir=folder,
+        shards=Path(servers.shards),
+        site=Path(servers.site) if servers.site and Path(servers.site).is_dir() else None,
+        host=servers.host,
+        port=servers.port,
+        public_url=servers.public_url,
+        dht_host=servers.dht_host,
+        dht_port=servers.dht_port,
+        announce_host=servers.announce_host,
+    )
+
+    def note(event: dict) -> None:
+        if event["event"] == "ready" and "role" not in event:
+            write_readme(folder, title, _commands(folder, event["join_command"]))
+
+    if settings.site is None:
+        print(f"No site is served: {BUILT_SITE} has none. `nox -s site` builds it; then start again with --site.")
+    log = folder / LOGS / "servers.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a", encoding="utf-8", buffering=1) as kept:
+
+        def show(text: str) -> None:
+            # In one call each, since several threads print.
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+            kept.write(f"{text}\n")
+
+        run_serve(settings, events=EventLog(log_json or log.with_suffix(".jsonl"), listener=note), show=show)
+
+
+def start_command(folder: Path) -> str:
+    """The command that starts the servers of a run again."""
+    return shlex.join([*short_command((sys.executable, "-m", "training")), "new", str(folder)])
+
+
+def _commands(folder: Path, join: str) -> list[tuple[str, str]]:
+    program = shlex.join(short_command((sys.executable, "-m", "training")))
+    where = shlex.quote(str(folder))
+    return [
+        ("Start the servers; Ctrl-C ends them, and the next start goes on:", start_command(folder)),
+        ("Take part, on any computer that has the project:", join),
+        ("Use what it has learned so far:", f'{program} generate "How it begins" --checkpoint {where}'),
+    ]

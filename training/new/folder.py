@@ -1,0 +1,133 @@
+"""The folder of a run: its recipe, its data, and all that its servers and a reader need to start it again.
+
+recipe.toml     the run, for its volunteers
+servers.toml    ports and addresses of the servers: change them here
+README.md       the commands that matter
+shards/         the prepared data
+bootstrap/, monitor/, checkpoints/, history.sqlite, pictures/, backups/    what the servers keep
+logs/           what they print, and their events
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from calculator.swarm.recipe_file import toml
+from training.errors import BadInput
+from training.storage.whole import write_whole
+
+RECIPE, SERVERS, README, SHARDS, LOGS = "recipe.toml", "servers.toml", "README.md", "shards", "logs"
+SITE_PORT, DHT_PORT, PORTS_TRIED = 8000, 31337, 50
+"""First ports that are tried for the site and for the peers, and how many."""
+ANYWHERE = "0.0.0.0"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Servers:
+    """How a run's servers are started; kept in the run's folder."""
+
+    shards: str
+    """Folder of the prepared data."""
+    host: str = ANYWHERE
+    """Address at which the site is served."""
+    port: int
+    """Port of the site."""
+    dht_host: str = ANYWHERE
+    """Address at which the servers listen for peers."""
+    dht_port: int
+    """Port of the bootstrap peer; the monitor has the next one."""
+    address: str | None = None
+    """Name or address at which others reach this machine; None: its own addresses."""
+    site: str | None = None
+    """Folder of the built site."""
+
+    @property
+    def public_url(self) -> str | None:
+        """Address of the site for others; None: as the servers find it."""
+        if self.address is None or self.address.startswith(("http://", "https://")):
+            return self.address
+        return f"http://{self.address}:{self.port}"
+
+    @property
+    def announce_host(self) -> str | None:
+        """Host at which peers reach this machine; None: its own addresses."""
+        return None if self.address is None else re.sub(r"^https?://|[:/].*$", "", self.address)
+
+
+def read_servers(run_dir: Path) -> Servers:
+    """Reads how a run's servers are started.
+
+    Raises:
+        BadInput: If the file is missing, or a line in it is wrong.
+    """
+    path = run_dir / SERVERS
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Servers(**table)
+    except OSError:
+        raise BadInput(f"{run_dir} has a {RECIPE} but no {SERVERS}: start it with `serve --recipe`.") from None
+    except (ValueError, TypeError) as error:
+        known = ", ".join(field.name for field in fields(Servers))
+        raise BadInput(f"{path} cannot be read: {error}. It has the keys {known}.") from None
+
+
+def write_servers(run_dir: Path, servers: Servers) -> None:
+    """Writes how a run's servers are started, for the next start."""
+    lines = [f"{name} = {toml(value)}\n" for name, value in asdict(servers).items() if value is not None]
+    write_whole(run_dir / SERVERS, "# How `new` starts the servers of this run in this folder.\n" + "".join(lines))
+
+
+def free_ports(first: int, count: int, host: str) -> int:
+    """Finds neighbouring ports that no program uses; returns the first of them.
+
+    Raises:
+        BadInput: If there are none among the next `PORTS_TRIED`.
+    """
+    for port in range(first, first + PORTS_TRIED):
+        with suppress(OSError), ExitStack() as stack:
+            for number in range(port, port + count):
+                probe = stack.enter_context(socket.socket())
+                # Without this, the system keeps the port of a server that has just ended for a minute.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, number))
+            return port
+    raise BadInput(f"Ports {first} to {first + PORTS_TRIED} are taken; give others with --port and --dht-port.")
+
+
+def name_of(place: str) -> str:
+    """Makes a run's name of its data's.
+
+    >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories"), name_of("日記")
+    ('my-texts', 'tiny-stories', 'my-run')
+    """
+    last = place.rstrip("/").rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:60].strip("-") or "my-run"
+
+
+def write_readme(run_dir: Path, title: str, commands: Sequence[tuple[str, str]]) -> None:
+    """Writes the commands that matter into the run's folder.
+
+    Args:
+        run_dir: The run's folder.
+        title: The run's title.
+        commands: Each a sentence and the command that it is about.
+    """
+    parts = [f"# {title}", "Everything of this run is in this folder."]
+    parts += [f"{sentence}\n\n    {command}" for sentence, command in commands]
+    parts.append(_CONTENT)
+    write_whole(run_dir / README, "\n\n".join(parts) + "\n")
+
+
+_CONTENT = f"""- `{RECIPE}`: what is trained, and how. Its comments say what may be changed.
+- `{SERVERS}`: ports and addresses of the servers.
+- `{SHARDS}/`: the prepared data.
+- `checkpoints/`: the weights. `history.sqlite`: the dashboard's curves; copies of it are in `backups/`.
+- `bootstrap/`, `monitor/`: the servers' secret keys. Keep a copy of them where only you can read it.
+- `{LOGS}/`: what the servers have printed."""

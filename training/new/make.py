@@ -1,0 +1,232 @@
+"""Makes a run of data: prepares them, sizes the model for them and for the volunteers, and writes the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calculator.choose.devices import device_named
+from calculator.figures.designer import show_days
+from calculator.reports.units import show_bytes, show_count
+from calculator.swarm.designed_models import AdaptedModel, DesignedModel, LanguageModel, PictureModel
+from calculator.swarm.designer import Design, Wish, memory_of, recipe_tables
+from calculator.swarm.recipe_file import Tables, recipe_text
+from training.data.sources.hub import is_hub
+from training.data.sources.work import Progress
+from training.data.store.shards import Manifest, TextManifest, check_text_fit
+from training.errors import BadInput
+from training.new.folder import RECIPE, SHARDS
+from training.new.found import Found
+from training.new.plan import Wanted, adapted_model, choose_model, designed
+from training.recipe import parse_recipe
+from training.storage.whole import write_whole
+
+if TYPE_CHECKING:
+    from training.model.language.folders import Base
+
+TOP_K = 50
+"""Likeliest tokens among which continuations choose: the default of `transformers`."""
+FEW_STEPS, STEPS, STEPS_PER_PICTURE = 400, 1600, 2
+"""Steps of the training of a picture codec: for few pictures, for many, and for each picture in between."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRun:
+    """A run to make."""
+
+    found: Found
+    run_dir: Path
+    run_id: str
+    title: str
+    wanted: Wanted
+    base: str | None = None
+    """Published model to fine-tune, a folder or an id of the hub; None: a model is trained from the beginning."""
+    captions: Path | None = None
+    """File of the pictures' captions; None: they are beside the pictures."""
+    image_column: str | None = None
+    text_column: str | None = None
+    """Key or column of text or captions; None: a usual one."""
+
+
+def make_run(new: NewRun, say: Callable[[str], None], progress: Progress) -> str:
+    """Prepares the data of a run and writes its recipe. Work that was interrupted goes on where it stopped.
+
+    Args:
+        new: The run to make.
+        say: Called with each line to print.
+        progress: See `training.data.sources.work.Progress`.
+
+    Returns:
+        Folder of the prepared data.
+
+    Raises:
+        BadInput: If the data cannot be used, or no volunteer's device holds even a small model.
+    """
+    new.run_dir.mkdir(parents=True, exist_ok=True)
+    base = None if new.base is None else _base(new, say)
+    model = choose_model(new.found, new.wanted) if base is None else adapted_model(base, new.found, new.wanted)
+    designed(model, new.wanted)  # refuses volunteers who cannot train it, before the data are read
+    shards, manifest = _prepared(new, model, base, say, progress)
+    model = _fitted(model, manifest, Path(shards))
+    wish, made = designed(model, new.wanted, manifest.splits["train"].samples)
+    text = recipe_text(_head(new), _tables(new, wish, made, shards, manifest))
+    parse_recipe(text, source=RECIPE)
+    for line in forecast_lines(wish, made):
+        say(line)
+    # Last: a folder with a recipe is one that is complete.
+    write_whole(new.run_dir / RECIPE, text)
+    return shards
+
+
+def _base(new: NewRun, say: Callable[[str], None]) -> Base:
+    """Reads the model to fine-tune; fetches it first, if it is one of the hub."""
+    from training.model.language.folders import read_base
+
+    if new.found.kind != "text":
+        raise BadInput(f"--from fine-tunes a language model, and {new.found.place} has pictures.")
+    say(f"Reading the weights of {new.base} ...")
+    base = read_base(new.base)
+    if new.found.manifest is None and base.tokenizer_file is None:
+        raise BadInput(
+            f"{new.base} has no tokenizer.json, by which its text is prepared.",
+            cure="Give a model that has one, or prepare the text by `prepare --tokenizer` and give the shards.",
+        )
+    return base
+
+
+def _prepared(
+    new: NewRun, model: DesignedModel, base: Base | None, say: Callable[[str], None], progress: Progress
+) -> tuple[str, Manifest | TextManifest]:
+    """Prepares the data, unless they are shards already. Returns the folder and the manifest."""
+    found = new.found
+    if found.manifest is not None:
+        return found.place, found.manifest
+    out = new.run_dir / SHARDS
+    if isinstance(model, LanguageModel):
+        manifest = _prepare_text(new, model, base, out, progress)
+        say(
+            f"Prepared {show_count(manifest.splits['train'].samples)} blocks of {manifest.block_length} tokens, from "
+            f"{show_count(manifest.documents)} documents; the tokenizer has {show_count(manifest.vocab_size)} ids."
+        )
+    else:
+        manifest = _prepare_pictures(new, model, out, progress)
+        say(f"Prepared {show_count(manifest.splits['train'].samples)} pictures with captions.")
+    if manifest.left_out:
+        told = ", ".join(f"{reason}: {show_count(count)}" for reason, count in manifest.left_out.items())
+        say(f"Left out: {told}. {out}/left-out.jsonl names them.")
+    return str(out), manifest
+
+
+def _prepare_text(new: NewRun, model: LanguageModel, base: Base | None, out: Path, progress: Progress) -> TextManifest:
+    from training.data.prepare.text import TextInput, prepare_text
+
+    place = new.found.place
+    columns = {} if new.text_column is None else {"text_column": new.text_column}
+    if base is None:
+        tokenizer = {"vocabulary": model.vocabulary}
+    else:
+        tokenizer = {"tokenizer": base.tokenizer_file, "end_of_text": _end_of_text(base)}
+    path = place if is_hub(place) else Path(place)
+    source = TextInput(path=path, block_length=model.block_length, **tokenizer, **columns)
+    return prepare_text(source, out, progress=progress)[0]
+
+
+def _end_of_text(base: Base) -> str | None:
+    """The token that ends a text by a model's config.json; None if that says nothing."""
+    from tokenizers import Tokenizer
+
+    ends = base.architecture.get("eos_token_id")
+    first = ends[0] if isinstance(ends, list) and ends else ends
+    return Tokenizer.from_file(str(base.tokenizer_file)).id_to_token(first) if isinstance(first, int) else None
+
+
+def _prepare_pictures(new: NewRun, model: PictureModel, out: Path, progress: Progress) -> Manifest:
+    from training.compute.machine import torch_device
+    from training.data.prepare.pictures import Input, prepare
+
+    place = new.found.place
+    where = {"hub": place} if is_hub(place) else {"images": Path(place)}
+    columns = {"image_column": new.image_column, "caption_column": new.text_column}
+    source = Input(captions=new.captions, **where, **columns)
+    wish, made = designed(model, new.wanted)
+    draft = recipe_text([], recipe_tables(wish, made, {"run_id": new.run_id, "title": new.title}))
+    count = new.found.samples
+    steps = STEPS if count is None else min(STEPS, max(FEW_STEPS, STEPS_PER_PICTURE * count))
+    settings = {"codec_steps": steps, "device": torch_device(None), "progress": progress}
+    return prepare(source, out, parse_recipe(draft, source=RECIPE), **settings)[0]
+
+
+def _fitted(model: DesignedModel, manifest: Manifest | TextManifest, shards: Path) -> DesignedModel:
+    """The model with the sizes that the prepared data decide."""
+    from training.new.samples import caption_length
+
+    if isinstance(model, AdaptedModel):
+        sizes = {"block_length": model.block_length, "vocab_size": model.config["vocab_size"]}
+        check_text_fit(manifest, **sizes, source=str(shards))
+        return model
+    if isinstance(model, LanguageModel):
+        return replace(model, vocabulary=manifest.vocab_size, block_length=manifest.block_length)
+    return replace(model, captions=(manifest.text_vocab_size, caption_length(shards)))
+
+
+def _tables(new: NewRun, wish: Wish, made: Design, shards: str, manifest: Manifest | TextManifest) -> Tables:
+    """The recipe's tables, with what the data decide."""
+    from training.new.samples import prompts_of
+
+    tables = recipe_tables(wish, made, {"run_id": new.run_id, "title": new.title})
+    tables["data"]["shards"] = shards
+    tables["monitor"]["prompts"] = prompts_of(shards, manifest)
+    if manifest.kind == "text":
+        if new.base is None:
+            tables["model.architecture"]["eos_token_id"] = manifest.end_of_text
+        tables["monitor"]["top_k"] = TOP_K
+    return tables
+
+
+def _head(new: NewRun) -> list[str]:
+    return [
+        f"Written by `python -m training new`, of {new.found.words}.",
+        "All peers of a run use the same recipe: change a value before anybody joins, or begin another run. Only what",
+        "a comment says may be changed at any time.",
+    ]
+
+
+def forecast_lines(wish: Wish, made: Design) -> list[str]:
+    """Lines that tell what the volunteers will reach, by the designer."""
+    reached, chosen, model = made.forecast, made.collaboration, wish.model
+    many = " and ".join(f"{people.count} × {device_named(people.gpu).title}" for people in wish.people)
+    sample = "samples" if model.sequence_length is None else f"blocks of {model.sequence_length} tokens"
+    late = "" if made.days <= wish.days else f", more than the {show_days(wish.days)} that you gave"
+    exchanged = "after it" if not chosen.local_updates else "their own updates in between"
+    trained = chosen.exchange().parameters
+    beside = f" of adapters, beside {show_count(model.parameters)} frozen ones" if model.adapters else ""
+    lines = [
+        "",
+        f"Forecast for {many}:",
+        f"  model    {show_count(trained)} weights{beside}",
+        f"  epoch    {show_count(chosen.target_batch_size)} {sample} of all together, in "
+        f"{_seconds(reached.epoch_seconds)}; each sends {show_bytes(reached.sent_bytes)} {exchanged}",
+        f"  whole    {show_count(made.epochs)} epochs, {show_days(made.days)}{late}",
+    ]
+    for gpu, size in made.micro_batches.items():
+        title = device_named(gpu).title
+        if not size:
+            lines.append(f"  memory   not even one sample fits {title}: leave it out, or name a larger one")
+            continue
+        memory = memory_of(wish, made, gpu)
+        lines.append(f"  memory   {show_bytes(memory.device_bytes)} of a {title}, {size} samples at once")
+    lines += [f"  stops    {limit.sentence}" for limit in reached.limits if limit.stops]
+    return [*lines, ""]
+
+
+def _seconds(seconds: float) -> str:
+    """A time in words.
+
+    >>> [_seconds(one) for one in (0.71, 14.2, 600, 9000)]
+    ['0.7 seconds', '14 seconds', '10 minutes', '2.5 hours']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} seconds"
+    return f"{seconds:.0f} seconds" if seconds < 120 else show_days(seconds / 86_400)
