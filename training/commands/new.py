@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import LogJson
+from training.commands.options import LogJson, PushTo
 
 Data = Annotated[
     str,
@@ -86,6 +86,7 @@ def run(
     port: Port = None,
     dht_host: DhtHost = None,
     dht_port: DhtPort = None,
+    push_to: PushTo = None,
     log_json: LogJson = None,
 ) -> None:
     """Make a run of your own data, and start its servers; again in the same folder, start them again."""
@@ -93,6 +94,7 @@ def run(
     from training.new.begin import Given, begin, serve, start_command
 
     servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
+    servers |= {"site": None if site is None else str(site), "push_to": push_to}
     given = Given(
         data=data,
         run_dir=run_dir,
@@ -101,7 +103,7 @@ def run(
         title=title,
         asks=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
         reading={"base": base, "captions": captions, "text_column": text_column, "image_column": image_column},
-        servers={**servers, "site": None if site is None else str(site)},
+        servers=servers,
     )
     folder, started = begin(given, lambda line: print(line, flush=True))
     if no_serve:

@@ -55,6 +55,13 @@ def writable(log: Path | None) -> Path | None:
 LogJson = Annotated[
     Path | None, typer.Option(callback=writable, help="Append events to this file, one JSON object per line.")
 ]
+PushTo = Annotated[
+    str | None,
+    typer.Option(
+        help="Copy each checkpoint, with a model card, to this place as well: a folder, s3://BUCKET/PATH or "
+        "hf://OWNER/NAME. Keys come from the environment (AWS_..., HF_TOKEN)."
+    ),
+]
 Checkpoint = Annotated[
     Path, typer.Option(help="Checkpoint folder, or a run's folder, whose latest checkpoint is used.")
 ]

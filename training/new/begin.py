@@ -141,6 +141,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
         dht_host=servers.dht_host,
         dht_port=servers.dht_port,
         announce_host=servers.announce_host,
+        push_to=servers.push_to,
     )
 
     def note(event: dict) -> None:
@@ -149,6 +150,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
 
     if settings.site is None:
         print(f"No site is served: {BUILT_SITE} has none. `nox -s site` builds it; then start again with --site.")
+    print("Starting the servers, which takes some seconds ...", flush=True)
     log = folder / LOGS / "servers.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("a", encoding="utf-8", buffering=1) as kept:

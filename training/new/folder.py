@@ -47,6 +47,8 @@ class Servers:
     """Name or address at which others reach this machine; None: its own addresses."""
     site: str | None = None
     """Folder of the built site."""
+    push_to: str | None = None
+    """Place to which each checkpoint is copied as well; None: none."""
 
     @property
     def public_url(self) -> str | None:

@@ -44,6 +44,8 @@ PAGES = [
     "glossary/",
     "changelog/",
     "reference/commands/",
+    "reference/data/",
+    "reference/step-by-step/",
     "reference/messages/",
     "reference/api/",
     "reference/performance/",

@@ -41,6 +41,25 @@ def test_a_place_without_data_is_refused(tmp_path, monkeypatch, place):
         look(place)
 
 
+@pytest.mark.parametrize(
+    "columns, kind", [(["text", "url"], "text"), (["jpg", "txt"], "pictures"), (["image", "caption"], "pictures")]
+)
+def test_a_set_of_the_hub_is_told_by_its_columns(monkeypatch, columns, kind):
+    class Opened:
+        features = None
+
+        def __init__(self, address):
+            assert address == "hf://owner/name"
+
+        def columns(self):
+            return columns
+
+    monkeypatch.setattr("training.new.found.HubSet", Opened)
+    found = look("hf://owner/name")
+    assert (found.kind, found.text_bytes, found.samples) == (kind, None, None)
+    assert chosen(found, FEW).parameters > chosen(found, CPUS).parameters
+
+
 def test_a_larger_model_needs_text_volunteers_and_time():
     smallest, *_ = LANGUAGE_SIZES
     assert chosen(text(100_000), MANY).size == smallest, "too little text"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import Invitation, LogJson
+from training.commands.options import Invitation, LogJson, PushTo
 
 RunDir = Annotated[
     Path | None,
@@ -48,13 +48,6 @@ AnnounceHost = Annotated[
 ]
 InitialPeers = Annotated[
     list[str] | None, typer.Option(help="Another server of the same run: /ip4/ADDRESS/tcp/PORT/p2p/ID.")
-]
-PushTo = Annotated[
-    str | None,
-    typer.Option(
-        help="Copy each checkpoint, with a model card, to this place as well: a folder, s3://BUCKET/PATH or "
-        "hf://OWNER/NAME. Keys come from the environment (AWS_..., HF_TOKEN)."
-    ),
 ]
 
 

@@ -1,0 +1,101 @@
+"""The commands of the page "Make your own run", in its order, on a few short texts and a small model to fine-tune."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import httpx
+import pytest
+
+from tests.programs import ROOT, run_program
+from tests.site.guide import TRAINER, Guide, Machine, environment
+from training.checkpoints.checkpoint import list_checkpoints
+from training.data.store.text_tokenizer import TextTokenizer
+from training.recipe import load_recipe
+
+PAGE = (ROOT / "site" / "make-your-own-run.md").read_text(encoding="utf-8")
+MOST_WORDS = 1200
+TEXT = "Ada has a red key and goes to the library. Max has a black kite and sees a small house by the sea. "
+
+
+def test_the_page_is_short():
+    assert len(PAGE.split()) <= MOST_WORDS
+
+
+def test_questions_and_flags_are_those_of_the_command():
+    from training.new.questions import HOW_LONG, WHERE, WHO
+
+    table = PAGE.split("## What it asks\n")[1].split("\n## ")[0]
+    asked = re.findall(r"^\| ([^|]+\?) \|", table, re.MULTILINE)
+    assert [question.split("?")[0] for question in (WHO, HOW_LONG, WHERE)] == [words.rstrip("?") for words in asked]
+
+
+def small_model(folder):
+    """Writes a small language model as `transformers` saves it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    LlamaForCausalLM(LlamaConfig(vocab_size=300, max_position_embeddings=64, eos_token_id=0, **sizes)).save_pretrained(
+        folder
+    )
+    TextTokenizer.train([TEXT], 300).save(folder / "tokenizer.json")
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(600)
+def test_the_pages_commands_make_a_run(programs, tmp_path):
+    (tmp_path / "my-texts").mkdir()
+    for number in range(60):
+        (tmp_path / "my-texts" / f"{number}.txt").write_text(f"Story {number}. {TEXT * 4}")
+    guide = Guide(tmp_path, PAGE)
+    machine = Machine(programs, guide)
+    run_dir = tmp_path / "runs" / "my-texts"
+
+    first = machine.serve(guide.take(f"{TRAINER}new my-texts"), tmp_path)
+    printed, others = tmp_path / "volunteer.log", ["--state-dir", tmp_path / "volunteer", "--threads", "1"]
+    words = shlex.split(first["join_command"])
+    assert words[1:4] == ["-m", "training", "join"]
+    volunteer = machine.start([sys.executable, *words[1:], *others], printed, tmp_path)
+    machine.until_epoch(2, printed)
+
+    small_model(tmp_path / "base")
+    command = guide.take(f"{TRAINER}new my-texts --from")
+    command[command.index("--from") + 1] = "base"
+    made = run_program(command, cwd=tmp_path, env=environment())
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert load_recipe(str(tmp_path / "runs" / "tuned" / "recipe.toml")).adapter.base_digest
+    assert "30 × Tesla T4" in guide.run(f"{TRAINER}new my-texts")
+    assert (tmp_path / "runs" / "large" / "recipe.toml").is_file()
+    guide.run(f"{TRAINER}plan")
+    guide.run(f"{TRAINER}simulate")
+
+    machine.end()
+    assert list_checkpoints(run_dir / "checkpoints"), machine.log.read_text()
+    readme = (run_dir / "README.md").read_text()
+    assert first["join_command"] in readme
+    table = PAGE.split("## What it writes\n")[1].split("\n## ")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)/?`", row)
+    }
+    assert {path.name for path in run_dir.iterdir()} - {"run.lock"} <= named
+    assert named - {"pictures", "backups"} <= {path.name for path in run_dir.iterdir()}
+
+    manifest = run_dir / "shards" / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    again = machine.serve(guide.take(f"{TRAINER}new runs/my-texts"), tmp_path)
+    assert (again["url"], again["initial_peers"]) == (first["url"], first["initial_peers"])
+    assert manifest.stat().st_mtime_ns == before
+    shown = httpx.get(f"http://127.0.0.1:{guide.port}/live/run.json").json()
+    assert shown["title"] == "My texts"
+    epoch = machine.state()["epoch"] or 0
+    machine.until_epoch(epoch + 1, printed)
+    assert volunteer.poll() is None, printed.read_text()
+    assert guide.run(f"{TRAINER}generate").strip()
+    guide.run(f"{TRAINER}convert")
+    assert (tmp_path / "my-model" / "config.json").is_file()
+    (tmp_path / "site").mkdir()
+    guide.run(f"{TRAINER}monitor")
+    machine.end()
+    assert guide.commands == []
