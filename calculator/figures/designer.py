@@ -49,6 +49,7 @@ PICTURE_WORDS = {
 }
 LANGUAGE_WORDS = {
     "stories": "The demo's stories",
+    "15m": "Very small",
     "160m": "Small",
     "410m": "Middle",
     "1b": "Large",

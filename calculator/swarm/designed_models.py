@@ -49,12 +49,14 @@ FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "gemma3_text": "Gemma 3"}
 """`model_type` -> name, of the families of language models to choose from."""
 LANGUAGE_SIZES = {
     "stories": dict(hidden_size=128, intermediate_size=336, num_hidden_layers=3, num_attention_heads=8),
+    "15m": dict(hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6),
     "160m": dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12),
     "410m": dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=24, num_attention_heads=16),
     "1b": dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=16, num_attention_heads=16),
     "2.8b": dict(hidden_size=2560, intermediate_size=6912, num_hidden_layers=32, num_attention_heads=32),
 }
-"""Sizes of language models. The first is the recipe `stories`; the others have the widths and numbers of layers of
+"""Sizes of language models. The first is the recipe `stories`, the second llama2.c's `stories15M`
+(github.com/karpathy/llama2.c, train.py); the others have the widths and numbers of layers of
 Pythia's models of this name (Biderman et al. 2023, arXiv:2304.01373, table 1), whose learning rates are known. Their
 gated feed-forward layers are two thirds as wide as Pythia's, so that they have as many weights (Shazeer 2020,
 arXiv:2002.05202, section 2)."""
@@ -62,6 +64,8 @@ STORIES_VOCABULARY, USUAL_VOCABULARY = 640, 32_000
 """Ids of the tokenizer of the recipe `stories`, and of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, section 2.2)."""
 STORIES_RATE = (1e-2, 128 * 128)
 """Learning rate of the recipe `stories` with Muon, and the tokens of its update."""
+SMALL_RATE = (5e-4, 4 * 128 * 256)
+"""Learning rate of llama2.c's `stories15M` with Adam, and the tokens of its update (train.py)."""
 PYTHIA_TOKENS = 1024 * 2048
 """Tokens of an update with which all of Pythia's models were trained; no larger update is proposed."""
 PYTHIA_RATES = {"160m": 6e-4, "410m": 3e-4, "1b": 2.5e-4, "2.8b": 1.6e-4}
@@ -266,7 +270,7 @@ class LanguageModel(DesignedModel):
             "num_key_value_heads": sizes["num_attention_heads"],
             **of_family,
             "max_position_embeddings": self.block_length,
-            "tie_word_embeddings": of_stories or self.family == "gemma3_text",
+            "tie_word_embeddings": self.size in ("stories", "15m") or self.family == "gemma3_text",
             **(dict(initializer_range=0.05) if of_stories else {}),
         }
 
@@ -297,7 +301,8 @@ class LanguageModel(DesignedModel):
         With Adam the rate goes by the root of the batch (Malladi et al. 2022, arXiv:2205.10287, section 5). A larger
         rate than the known one is never proposed.
         """
-        rate, tokens = STORIES_RATE if self.size == "stories" else (PYTHIA_RATES[self.size], PYTHIA_TOKENS)
+        smaller = {"stories": STORIES_RATE, "15m": SMALL_RATE}
+        rate, tokens = smaller.get(self.size) or (PYTHIA_RATES[self.size], PYTHIA_TOKENS)
         return rate * math.sqrt(min(1.0, batch * self.block_length / tokens))
 
     def tables(self) -> dict[str, dict[str, object]]:

@@ -35,12 +35,14 @@ BYTES_PER_TOKEN = 4
 """Bytes of text in a token, about, of tokenizers with thousands of ids."""
 MOST_PASSES = 4
 """Passes over the same text that are nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""
-SMALL_BLOCK, BLOCK = 128, 512
-"""Tokens of a block for the smallest language model, as of the recipe `stories`, and for larger ones."""
-LEAST_VOCABULARY, SMALL_VOCABULARY, VOCABULARY = 512, 2048, 32_000
-"""Ids of a tokenizer: for very little text, for the smallest language model, and Llama 2's."""
+BLOCK, VOCABULARY = 512, 32_000
+"""Tokens of a block, and ids of a tokenizer, of language models; the ids are Llama 2's."""
+SMALL = {"stories": (128, 2048), "15m": (256, 8192)}
+"""The same for small models: blocks as in the recipe `stories` and in llama2.c, and fewer ids, since embeddings would
+otherwise have most of the weights."""
+LEAST_VOCABULARY = 512
 BYTES_PER_ID = 100
-"""Bytes of text for each id of a small tokenizer: rarer words are learned from too few examples."""
+"""Bytes of text for each id of a tokenizer, at least: rarer words are learned from too few examples."""
 PICTURES_PER_PARAMETER = 0.005
 """Pictures of a set for each weight of a model, at least: the recipe `demo` has 12 000 for 1.3 million weights, and
 fewer are learned by heart."""
@@ -117,16 +119,12 @@ def _models(found: Found) -> Iterator[DesignedModel]:
         yield from (PictureModel(size=size, captions=(4096, 32)) for size in PICTURE_SIZES)
         return
     for size in LANGUAGE_SIZES:
-        small = size == "stories"
-        length = found.manifest.block_length if found.manifest else SMALL_BLOCK if small else BLOCK
-        ids = found.manifest.vocab_size if found.manifest else small_vocabulary(found) if small else VOCABULARY
+        length, ids = SMALL.get(size, (BLOCK, VOCABULARY))
+        if found.manifest is not None:
+            length, ids = found.manifest.block_length, found.manifest.vocab_size
+        elif found.text_bytes is not None:
+            ids = min(ids, max(LEAST_VOCABULARY, found.text_bytes // BYTES_PER_ID))
         yield LanguageModel(size=size, family="llama", block_length=length, vocabulary=ids)
-
-
-def small_vocabulary(found: Found) -> int:
-    """Ids of a tokenizer for the smallest language model."""
-    size = found.text_bytes
-    return SMALL_VOCABULARY if size is None else min(SMALL_VOCABULARY, max(LEAST_VOCABULARY, size // BYTES_PER_ID))
 
 
 def _is_taught(model: DesignedModel, found: Found) -> bool:

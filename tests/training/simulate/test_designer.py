@@ -14,6 +14,7 @@ from calculator.swarm.designed_models import (
     PICTURE_RATE,
     PICTURE_RATES,
     PICTURE_SIZES,
+    PYTHIA_RATES,
     PYTHIA_TOKENS,
     STORIES_RATE,
     DesignedModel,
@@ -78,13 +79,20 @@ def designed(model: DesignedModel, mix: str = "a mix", **others):
     return wanted, design(wanted)
 
 
-@pytest.mark.parametrize("size", [size for size in LANGUAGE_SIZES if size != "stories"])
+@pytest.mark.parametrize("size", PYTHIA_RATES)
 def test_language_models_have_as_many_weights_as_those_whose_learning_rate_they_take(size):
     """Pythia's hidden weights as published (arXiv:2304.01373, table 1); embeddings differ by the vocabularies."""
     published = {"160m": 85_056_000, "410m": 302_311_424, "1b": 805_736_448, "2.8b": 2_517_652_480}
     model = LanguageModel(size=size, family="llama", block_length=2048)
     hidden = model.parameters - 2 * model.config["vocab_size"] * model.config["hidden_size"]
     assert hidden == pytest.approx(published[size], rel=0.03)
+
+
+def test_the_very_small_model_is_that_of_llama2c():
+    """15,191,712 weights, as its stories15M.bin has with a shared output layer."""
+    model = LanguageModel(size="15m", family="llama", block_length=256)
+    assert model.parameters == 15_191_712
+    assert model.learning_rate(512) == 5e-4
 
 
 def test_updates_of_text_are_no_larger_and_rates_no_higher_than_what_is_known():
