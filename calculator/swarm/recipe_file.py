@@ -52,6 +52,7 @@ COMMENTS = {
     "monitor.pictures_every_epochs": "how often the prompts are drawn or continued",
     "monitor.prompts": "what is drawn, or how the texts begin that are continued",
     "monitor.top_k": "likeliest tokens or codes among which each next one is drawn",
+    "monitor.top_p": "of these, the likeliest up to this probability together",
     "monitor.continuation_tokens": "tokens of such a continuation",
 }  # fmt: skip
 """Table and key -> the comment beside its value."""

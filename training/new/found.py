@@ -11,13 +11,16 @@ from calculator.reports.units import show_bytes, show_count
 from training.data.sources.documents import TEXT_KINDS
 from training.data.sources.folders import PICTURE_SUFFIXES, is_tar
 from training.data.sources.hub import HubSet, is_hub
-from training.data.sources.records import kind_of
+from training.data.sources.records import RECORD_KINDS, kind_of
 from training.data.sources.work import files_below
 from training.data.store.shards import MANIFEST_FILE, Kind, read_manifest
 from training.errors import BadInput
 
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
+
+CAPTIONS = "captions"
+"""Name, without its suffix, of a file beside the pictures that is taken for that of their captions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,8 @@ class Found:
     """Bytes of the files of text; None if they are not known."""
     samples: int | None = None
     """Pictures, or blocks of text in prepared shards; None if their number is not known."""
+    captions: Path | None = None
+    """File `captions` in the folder of the pictures; None: captions are beside them."""
     manifest: Manifest | TextManifest | None = None
     """The manifest of shards that are prepared already."""
 
@@ -73,7 +78,9 @@ def look(place: str) -> Found:
     # Each picture may have its caption in a file of text beside it.
     if kinds["pictures"] >= kinds["text"]:
         count = None if is_tar(path.name) else kinds["pictures"]
-        return Found(kind="pictures", place=place, words=f"{_counted(kinds['pictures'], 'picture')}", samples=count)
+        words = _counted(kinds["pictures"], "picture")
+        captions = next(filter(Path.is_file, (path / f"{CAPTIONS}{kind}" for kind in RECORD_KINDS)), None)
+        return Found(kind="pictures", place=place, words=words, samples=count, captions=captions)
     words = f"{_counted(kinds['text'], 'file')} of text, {show_bytes(text_bytes)}"
     return Found(kind="text", place=place, words=words, text_bytes=text_bytes)
 

@@ -26,6 +26,9 @@ from training.storage.whole import write_whole
 if TYPE_CHECKING:
     from training.model.language.folders import Base
 
+TOP_P = 0.5
+"""Share of the likeliest codes among which drawings choose: as of the recipe `demo`, of whose 64 codes one unlikely one
+spoils a picture."""
 TOP_K = 50
 """Likeliest tokens among which continuations choose: the default of `transformers`."""
 FEW_STEPS, STEPS, STEPS_PER_PICTURE = 400, 1600, 2
@@ -44,7 +47,7 @@ class NewRun:
     base: str | None = None
     """Published model to fine-tune, a folder or an id of the hub; None: a model is trained from the beginning."""
     captions: Path | None = None
-    """File of the pictures' captions; None: they are beside the pictures."""
+    """File of the pictures' captions; None: as they are found in the folder."""
     image_column: str | None = None
     text_column: str | None = None
     """Key or column of text or captions; None: a usual one."""
@@ -99,7 +102,10 @@ def _base(new: NewRun, say: Callable[[str], None]) -> Base:
 def _prepared(
     new: NewRun, model: DesignedModel, base: Base | None, say: Callable[[str], None], progress: Progress
 ) -> tuple[str, Manifest | TextManifest]:
-    """Prepares the data, unless they are shards already. Returns the folder and the manifest."""
+    """Prepares the data, unless they are shards already. Returns the folder and the manifest.
+
+    Without a recipe beside them, earlier shards in the folder belong to no run, and are replaced.
+    """
     found = new.found
     if found.manifest is not None:
         return found.place, found.manifest
@@ -130,7 +136,7 @@ def _prepare_text(new: NewRun, model: LanguageModel, base: Base | None, out: Pat
         tokenizer = {"tokenizer": base.tokenizer_file, "end_of_text": _end_of_text(base)}
     path = place if is_hub(place) else Path(place)
     source = TextInput(path=path, block_length=model.block_length, **tokenizer, **columns)
-    return prepare_text(source, out, progress=progress)[0]
+    return prepare_text(source, out, replace=True, progress=progress)[0]
 
 
 def _end_of_text(base: Base) -> str | None:
@@ -149,12 +155,12 @@ def _prepare_pictures(new: NewRun, model: PictureModel, out: Path, progress: Pro
     place = new.found.place
     where = {"hub": place} if is_hub(place) else {"images": Path(place)}
     columns = {"image_column": new.image_column, "caption_column": new.text_column}
-    source = Input(captions=new.captions, **where, **columns)
+    source = Input(captions=new.captions or new.found.captions, **where, **columns)
     wish, made = designed(model, new.wanted)
     draft = recipe_text([], recipe_tables(wish, made, {"run_id": new.run_id, "title": new.title}))
     count = new.found.samples
     steps = STEPS if count is None else min(STEPS, max(FEW_STEPS, STEPS_PER_PICTURE * count))
-    settings = {"codec_steps": steps, "device": torch_device(None), "progress": progress}
+    settings = {"codec_steps": steps, "device": torch_device(None), "replace": True, "progress": progress}
     return prepare(source, out, parse_recipe(draft, source=RECIPE), **settings)[0]
 
 
@@ -178,7 +184,9 @@ def _tables(new: NewRun, wish: Wish, made: Design, shards: str, manifest: Manife
     tables = recipe_tables(wish, made, {"run_id": new.run_id, "title": new.title})
     tables["data"]["shards"] = shards
     tables["monitor"]["prompts"] = prompts_of(shards, manifest)
-    if manifest.kind == "text":
+    if manifest.kind == "pictures":
+        tables["monitor"]["top_p"] = TOP_P
+    else:
         if new.base is None:
             tables["model.architecture"]["eos_token_id"] = manifest.end_of_text
         tables["monitor"]["top_k"] = TOP_K

@@ -40,7 +40,8 @@ BLOCK, VOCABULARY = 512, 32_000
 SMALL = {"stories": (128, 2048), "15m": (256, 8192)}
 """The same for small models: blocks as in the recipe `stories` and in llama2.c, and fewer ids, since embeddings would
 otherwise have most of the weights."""
-LEAST_VOCABULARY = 512
+LEAST_VOCABULARY, SHORTEST_BLOCK, LEAST_BLOCKS = 512, 16, 32
+"""Fewest ids and tokens of a block, and blocks for which a little text should suffice."""
 BYTES_PER_ID = 100
 """Bytes of text for each id of a tokenizer, at least: rarer words are learned from too few examples."""
 PICTURES_PER_PARAMETER = 0.005
@@ -124,6 +125,8 @@ def _models(found: Found) -> Iterator[DesignedModel]:
             length, ids = found.manifest.block_length, found.manifest.vocab_size
         elif found.text_bytes is not None:
             ids = min(ids, max(LEAST_VOCABULARY, found.text_bytes // BYTES_PER_ID))
+            room = found.text_bytes // BYTES_PER_TOKEN // LEAST_BLOCKS
+            length = min(length, max(SHORTEST_BLOCK, 1 << room.bit_length() - 1 if room else 0))
         yield LanguageModel(size=size, family="llama", block_length=length, vocabulary=ids)
 
 

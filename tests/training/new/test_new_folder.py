@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from calculator.swarm.recipe_file import COMMENTS
 from training.cli import build_app
-from training.data.store.shards import read_manifest
+from training.data.demo.draw import draw_set
+from training.data.store.shards import read_manifest, read_shard
 from training.data.store.text_tokenizer import TextTokenizer
 from training.errors import BadInput
 from training.new.folder import Servers, free_ports, read_servers, write_servers
@@ -160,3 +161,18 @@ def test_a_model_to_fine_tune_needs_text_and_a_tokenizer(made, base, tmp_path):
         words = ["new", str(data), "--from", str(base), "--run-dir", str(tmp_path / "run"), "--yes", "--no-serve"]
         ended = CliRunner().invoke(build_app(), words)
         assert isinstance(ended.exception, BadInput) and said in str(ended.exception)
+
+
+def test_pictures_get_a_model_for_their_captions(monkeypatch, tmp_path):
+    monkeypatch.setattr("training.new.make.FEW_STEPS", 5)
+    monkeypatch.setattr("training.new.make.STEPS_PER_PICTURE", 0)
+    draw_set(tmp_path / "pictures", count=200, seed=0)
+    printed = begin(tmp_path / "pictures", "--run-dir", tmp_path / "run", "--volunteers", "2:cpu", "--title", "Shapes")
+    run, manifest = load_recipe(str(tmp_path / "run" / "recipe.toml")), read_manifest(tmp_path / "run" / "shards")
+    task_of(run).check_fit(manifest, source="shards")
+    assert run.title == "Shapes" and "200 pictures" in printed
+    assert run.model.text_vocab_size == manifest.text_vocab_size
+    captions = [sample.caption for sample in read_shard(tmp_path / "run" / "shards" / "train-00000.parquet")]
+    longest = max(len(caption.split()) for caption in captions)
+    assert longest <= run.model.text_seq_len < longest + 8
+    assert run.monitor.prompts and run.monitor.top_p == 0.5

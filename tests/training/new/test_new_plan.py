@@ -60,6 +60,15 @@ def test_a_set_of_the_hub_is_told_by_its_columns(monkeypatch, columns, kind):
     assert chosen(found, FEW).parameters > chosen(found, CPUS).parameters
 
 
+@pytest.mark.parametrize("size", [50, 2000, 5000, 20_000])
+def test_a_little_text_gets_short_blocks(size, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{number} birds. " for number in range(size // 9)))
+    found = look(str(tmp_path))
+    model = chosen(found, CPUS)
+    assert 16 <= model.block_length <= 128
+    assert model.block_length == 16 or 4 * 32 * model.block_length <= found.text_bytes
+
+
 def test_a_larger_model_needs_text_volunteers_and_time():
     smallest, *_ = LANGUAGE_SIZES
     assert chosen(text(100_000), MANY).size == smallest, "too little text"
