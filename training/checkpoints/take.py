@@ -8,6 +8,7 @@ full, nothing is written until there is room.
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -133,8 +134,13 @@ class Saver:
                 self._good = norms_of_latest(self.folder, self._names)
         return moved
 
-    def save(self, wanted_epoch: int, seconds: float) -> None:
+    def save(self, wanted_epoch: int, seconds: float, silent_seconds: float = math.inf) -> None:
         """Takes a checkpoint of `wanted_epoch` or a later epoch.
+
+        Args:
+            wanted_epoch: Oldest epoch that is wanted.
+            seconds: Longest download from one donor.
+            silent_seconds: Longest silence of a donor; the recipe's limit holds as well.
 
         Raises:
             NoRoom: If the disk is full; nothing is downloaded.
@@ -151,7 +157,7 @@ class Saver:
                     cure="Look at the losses on the dashboard; to go back, restore an earlier checkpoint. If the loss "
                     "may be so high, set max_loss_rise = 0 in the recipe's [monitor] and start the monitor again.",
                 )
-            state = self._download(wanted_epoch, seconds)
+            state = self._download(wanted_epoch, seconds, silent_seconds)
             self._load(state)
             with self._writing:
                 if lineage != self.lineage:
@@ -233,22 +239,22 @@ class Saver:
         last = self._history.last_epoch()
         return last["epoch"] if last is not None else 0
 
-    def _download(self, wanted_epoch: int, seconds: float) -> TrainingState:
+    def _download(self, wanted_epoch: int, seconds: float, silent_seconds: float) -> TrainingState:
         before = self._refusals
         try:
-            return self._ask_donors(wanted_epoch, seconds)
+            return self._ask_donors(wanted_epoch, seconds, silent_seconds)
         except TrainingError as error:
             if self._refusals > before:
                 raise NotGood(str(error), cure=error.cure) from None
             raise
 
-    def _ask_donors(self, wanted_epoch: int, seconds: float) -> TrainingState:
+    def _ask_donors(self, wanted_epoch: int, seconds: float, silent_seconds: float) -> TrainingState:
         return download_state(
             self._dht,
             run_prefix(self._run.run_id, self.lineage),
             lineage=self.lineage,
             shapes=[parameter.shape for parameter in self._parameters],
-            chunk_seconds=min(seconds, self._run.swarm.next_chunk_timeout_seconds),
+            chunk_seconds=min(seconds, silent_seconds, self._run.swarm.next_chunk_timeout_seconds),
             total_seconds=seconds,
             max_bytes=STATE_BYTES + STATE_BYTES_PER_PARAMETER * self.parameters,
             epochs=range(wanted_epoch, self._epoch() + EPOCHS_AHEAD),

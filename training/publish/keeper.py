@@ -22,8 +22,9 @@ from training.swarm.run.lineage import Lineage
 
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
-LAST_DOWNLOAD_SECONDS = 2.0
-"""Longest download of a last checkpoint when the monitor is stopped."""
+LAST_SECONDS, LAST_SILENCE_SECONDS = 5.0, 1.5
+"""Longest time for a last checkpoint when the monitor is stopped, and longest silence of a volunteer meanwhile: one that
+was stopped at the same time is still among those that offer the state."""
 RETRY_SECONDS = 3.0
 """Pause after a failed download or drawing."""
 LONGEST_RETRY_SECONDS = 60.0
@@ -134,20 +135,36 @@ class Keeper:
         self._news.set()
 
     def finish(self) -> None:
-        """Takes a last checkpoint within `LAST_DOWNLOAD_SECONDS` if it can, and ends the thread and the drawing."""
+        """Takes a last checkpoint within `LAST_SECONDS` if it can, and ends the thread and the drawing.
+
+        A download under way becomes the last checkpoint, unless there is time for a newer one.
+        """
+        ends = time.monotonic() + LAST_SECONDS
         self._stopping.set()
         self._news.set()
         # First, because the thread may be waiting for a drawing.
         self._drawer.close()
-        self._thread.join(LAST_DOWNLOAD_SECONDS)
-        if not self._thread.is_alive() and self._history.active_peers():
-            try:
-                self._saver.save(self.saved_epoch() + 1, LAST_DOWNLOAD_SECONDS)
-            except (TrainingError, OSError) as error:
-                print(f"No last checkpoint: {error}", flush=True)
+        self._thread.join(LAST_SECONDS)
+        fault = self._save_last(ends)
+        saved, epoch = self.saved_epoch(), self._epoch()
+        if fault and saved < epoch:
+            last = f"The last checkpoint is of epoch {saved}" if saved else "There is no checkpoint"
+            print(f"{last}, and the run is at epoch {epoch}: {fault} Volunteers keep their weights.", flush=True)
         if self._pusher is not None:
             self._pusher.finish()
         self._drawer_log.close()
+
+    def _save_last(self, ends: float) -> str:
+        """Takes a last checkpoint before a time. Returns the reason if it takes none; empty if it does."""
+        if not self._history.active_peers():
+            return "no volunteer is there to send a newer state."
+        if self._thread.is_alive() or (left := ends - time.monotonic()) <= 0:
+            return f"the download of a newer state takes longer than {LAST_SECONDS:.0f} s."
+        try:
+            self._saver.save(self.saved_epoch() + 1, left, LAST_SILENCE_SECONDS)
+        except (TrainingError, OSError) as error:
+            return str(error)
+        return ""
 
     def _work(self) -> None:
         pause = RETRY_SECONDS

@@ -28,7 +28,7 @@ from training.storage.remote import read_document
 LOOK_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
 """Longest wait for a server's answer."""
-MONITOR_STOP_SECONDS, STOP_SECONDS = 5.0, 8.0
+MONITOR_STOP_SECONDS, STOP_SECONDS = 8.0, 9.5
 """Seconds after Ctrl-C until the bootstrap peer is asked to end, so that the monitor can still save the state of peers
 that it reaches through it; and until both are killed."""
 

@@ -1,15 +1,18 @@
-"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back, or the history is locked."""
+"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back, or the history is locked, and
+what it saves when the monitor stops."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tests.training.publish.history.test_history import Report, open_history
 from training.checkpoints.checkpoint import save_checkpoint
+from training.errors import TrainingError
 from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.publish.keeper import Keeper
@@ -75,3 +78,77 @@ def test_a_checkpoint_is_copied_though_the_history_cannot_note_it(tmp_path, hist
         other.execute("BEGIN IMMEDIATE")
         keeper._saver._note(path, SimpleNamespace(epoch=5))
     assert told == ["look"]
+
+
+class Downloads:
+    """The keeper's saver, whose downloads are given: an epoch that a donor sends, or the error of all donors."""
+
+    def __init__(self, keeper, folder, donor):
+        self.folder, self.donor, self.wanted = folder, donor, []
+        keeper._saver.save = self.save
+
+    def save(self, wanted, *_seconds):
+        self.wanted.append(wanted)
+        if isinstance(self.donor, Exception):
+            raise self.donor
+        save(self.folder, self.donor, OLD)
+
+
+GONE = TrainingError("No peer offers its state yet.")
+
+
+@pytest.mark.parametrize(
+    ("saved", "donor", "told"),
+    [
+        (3, 5, ""),
+        (None, 5, ""),
+        (5, GONE, ""),
+        (5, 6, ""),
+        (3, GONE, "The last checkpoint is of epoch 3, and the run is at epoch 5: No peer offers its state yet. Vol"),
+        (None, GONE, "There is no checkpoint, and the run is at epoch 5: No peer offers its state yet. Volunteers"),
+    ],
+    ids=["newer", "first", "just saved", "ahead of its records", "donors gone", "no checkpoint"],
+)
+def test_a_monitor_that_stops_saves_the_last_state_or_says_what_is_missing(
+    tmp_path, history, keeper, capsys, saved, donor, told
+):
+    if saved is not None:
+        save(tmp_path, saved, OLD)
+    downloads = Downloads(keeper, tmp_path, donor)
+    keeper.start()
+    keeper.finish()
+    assert downloads.wanted == [(saved or 0) + 1]
+    assert keeper.saved_epoch() == (saved or 0 if donor is GONE else donor)
+    printed = capsys.readouterr().out
+    assert printed.startswith(told) if told else not printed
+
+
+def test_a_monitor_that_stops_without_volunteers_says_who_has_the_last_state(tmp_path, history, keeper, capsys):
+    save(tmp_path, 3, OLD)
+    history.observe([Report(epoch=5, samples=50, time=9.0, lineage=OLD.id, status="leaving")])
+    downloads = Downloads(keeper, tmp_path, 5)
+    keeper.start()
+    keeper.finish()
+    assert not downloads.wanted
+    assert capsys.readouterr().out == (
+        "The last checkpoint is of epoch 3, and the run is at epoch 5: no volunteer is there to send a newer state. "
+        "Volunteers keep their weights.\n"
+    )
+
+
+def test_a_download_under_way_becomes_the_last_checkpoint(tmp_path, keeper, capsys, monkeypatch):
+    monkeypatch.setattr("training.publish.keeper.LAST_SECONDS", 120.0)
+    began = threading.Event()
+
+    def look_once():
+        began.set()
+        keeper._stopping.wait()
+        save(tmp_path, 5, OLD)
+
+    keeper._look_once = look_once
+    Downloads(keeper, tmp_path, GONE)
+    keeper.start()
+    keeper.look()
+    began.wait()
+    keeper.finish()
+    assert keeper.saved_epoch() == 5 and not capsys.readouterr().out

@@ -13,6 +13,8 @@ from training.commands.options import Invitation, LogJson
 if TYPE_CHECKING:
     from training.processes.role import StopRequest
 
+LEAVE_SECONDS = 8.0
+"""Time after Ctrl-C or SIGTERM until the monitor is ended, most of it for a last checkpoint."""
 InitialPeers = Annotated[
     list[str] | None,
     typer.Option(
@@ -125,7 +127,7 @@ def run(
         "log_json": log_json,
         "one_machine": one_machine,
     }
-    run_role(partial(_monitor, settings, invitation), begins_anew=True)
+    run_role(partial(_monitor, settings, invitation), begins_anew=True, grace_seconds=LEAVE_SECONDS)
 
 
 def _monitor(settings: dict[str, object], invitation: str | None, stop: StopRequest) -> None:

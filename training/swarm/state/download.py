@@ -38,7 +38,7 @@ from training.swarm.peers.table import Peers
 from training.swarm.run.lineage import Lineage, run_prefix
 from training.swarm.state.parameters import state_prefix
 from training.swarm.state.serving import DOWNLOAD_SECONDS, StateService, offers_key
-from training.swarm.state.witnesses import Sample, draw, is_believed, sizes
+from training.swarm.state.witnesses import SAMPLES_SECONDS, Sample, draw, is_believed, sizes
 from training.swarm.state.witnesses import ask as ask_witnesses
 
 MOST_ENTRIES = 20_000
@@ -202,7 +202,7 @@ def download_state(
         prefix: Prefix of the run; see `lineage.run_prefix`.
         lineage: Lineage of the run; a state that names another one is refused.
         shapes: Shapes of the parameters, in the optimizer's order; a state that begins otherwise is refused.
-        chunk_seconds: Longest silence of a donor before the next one is tried.
+        chunk_seconds: Longest silence of a donor before the next one is tried, and of a witness of its weights.
         total_seconds: Longest download from one donor.
         max_bytes: A donor that sends more is given up.
         epochs: A state of another epoch is refused, before its tensors are sent.
@@ -329,8 +329,8 @@ class _Download:
         witnesses = [PeerID(random.choice(voice)) for voice in voices if voice not in own]
         if not witnesses:
             return
-        namespace = state_prefix(self.prefix)
-        seed, samples = await ask_witnesses(p2p, self.service, namespace, witnesses, self.shapes, self.admission)
+        asked = (p2p, self.service, state_prefix(self.prefix), witnesses, self.shapes, self.admission)
+        seed, samples = await ask_witnesses(*asked, min(SAMPLES_SECONDS, self.chunk_seconds))
         values = draw(state.tensors[: len(self.shapes)], seed)
         sample = Sample(epoch=state.epoch, drifted=state.wants_weights, values=values)
         if not is_believed(sample, samples, sizes(self.shapes), donor_counts=bool(own)):

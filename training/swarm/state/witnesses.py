@@ -134,6 +134,7 @@ async def ask(
     donors: Sequence[PeerID],
     shapes: Sequence[torch.Size],
     admission: Admission | None = None,
+    seconds: float = SAMPLES_SECONDS,
 ) -> tuple[bytes, list[Sample]]:
     """Draws a seed and asks donors for samples. Returns the seed and the samples that came.
 
@@ -144,23 +145,25 @@ async def ask(
         donors: Peers that offer their state; some are drawn if they are many.
         shapes: Shapes of the parameters.
         admission: Checks the tickets of the donors; None in an open run.
+        seconds: Longest wait for all samples.
     """
     seed, count = secrets.token_bytes(SEED_BYTES), sum(sizes(shapes))
     asked = random.sample(list(donors), min(len(donors), MOST_WITNESSES))
     asking = (
-        _ask_one(service.get_stub(p2p, donor, namespace=namespace), donor, seed, count, admission) for donor in asked
+        _ask_one(service.get_stub(p2p, donor, namespace=namespace), donor, seed, count, admission, seconds)
+        for donor in asked
     )
     answers = await asyncio.gather(*asking)
     return seed, [answer for answer in answers if answer is not None]
 
 
 async def _ask_one(
-    stub: StubBase, donor: PeerID, seed: bytes, count: int, admission: Admission | None
+    stub: StubBase, donor: PeerID, seed: bytes, count: int, admission: Admission | None, seconds: float
 ) -> Sample | None:
     ticket = [admission.own_ticket.encode()] if admission is not None else []
     try:
         asked = stub.rpc_sample_state(averaging_pb2.MessageFromLeader(group_id=seed, gathered=ticket))
-        answer = (await asyncio.wait_for(asked, SAMPLES_SECONDS)).metadata
+        answer = (await asyncio.wait_for(asked, seconds)).metadata
         return Sample.read(answer if admission is None else admission.without_ticket(answer, str(donor)), count)
     except Exception:  # the donor is gone, too slow, no member, or sends something else: others may answer
         return None
