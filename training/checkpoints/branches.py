@@ -17,8 +17,6 @@ from training.storage.whole import move_folder
 if TYPE_CHECKING:
     from training.swarm.run.lineage import Lineage
 
-STATE_FOLDER = "monitor"
-"""Name of a monitor's state folder, within the run's folder."""
 UNKNOWN = "unknown"
 """Name of the folder of checkpoints that do not say their lineage."""
 

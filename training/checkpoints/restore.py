@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import (
     ancestors_of,
     latest_checkpoint,
@@ -17,7 +16,7 @@ from training.checkpoints.checkpoint import (
     load_checkpoint,
 )
 from training.checkpoints.facts import check_has
-from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
+from training.checkpoints.folders import STATE_FOLDER, checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
 from training.swarm.node.identity import is_in_use
 from training.swarm.run.lineage import BRANCH_FILE, Lineage, LineageMessage, keep, read_kept

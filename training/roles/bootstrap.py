@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from training.checkpoints.folders import STATE_FOLDER
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
@@ -34,7 +35,8 @@ class BootstrapSettings:
     """Settings of the bootstrap peer on this machine; the recipe has those of the run."""
 
     state_dir: Path
-    """Folder of the identity and the port, so that a restart has the same address, and of the address book."""
+    """Folder of the identity and the port, so that a restart has the same address, and of the address book. The monitor
+    whose state folder lies beside it is trusted."""
     host_maddrs: tuple[str, ...]
     """Addresses to listen on; port 0 becomes a free one, which the state folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ def run_bootstrap(
         identity,
         settings.state_dir,
         servers=redial.servers,
+        beside=settings.state_dir.parent / STATE_FOLDER,
         tell=partial(console.print, markup=False),
     )
     member.bind(lineage.lineage)

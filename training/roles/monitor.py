@@ -22,8 +22,8 @@ import torch
 from fastapi import FastAPI
 from rich.console import Console
 
-from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
+from training.checkpoints.folders import STATE_FOLDER
 from training.checkpoints.serve.site import CheckpointSite
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, RefusedByRun, TrainingError, reason_of

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from training.checkpoints.branches import STATE_FOLDER, folder_name, set_aside
+from training.checkpoints.branches import folder_name, set_aside
 from training.checkpoints.checkpoint import (
     FACTS_FILE,
     find_checkpoint,
@@ -14,6 +14,7 @@ from training.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from training.checkpoints.folders import STATE_FOLDER
 from training.checkpoints.restore import order_restore
 from training.errors import BadInput
 from training.model.transformer import build_model

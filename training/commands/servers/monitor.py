@@ -40,6 +40,10 @@ AnnounceMaddrs = Annotated[
     typer.Option(help="Address at which peers reach this machine, if it differs from the one it listens on."),
 ]
 
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder for history, checkpoints and pictures. Default: runs/RUN_ID, as of the bootstrap peer."),
+]
 OneMachine = Annotated[
     bool, typer.Option("--one-machine", help="All volunteers are programs on this machine: the pages say so.")
 ]
@@ -79,7 +83,7 @@ Backup = Annotated[
 def run(
     recipe: Annotated[str, typer.Option(help="The run's recipe: a name, a TOML file or a URL.")] = "demo",
     initial_peers: InitialPeers = None,
-    run_dir: Annotated[Path, typer.Option(help="Folder for history, checkpoints and pictures.")] = Path("runs/monitor"),
+    run_dir: RunDir = None,
     shards: Shards = None,
     site: Site = None,
     host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 serves to other machines too.")] = "127.0.0.1",
@@ -98,10 +102,10 @@ def run(
 ) -> None:
     """Watch a run: record its history, checkpoints and pictures, and serve the dashboard's live data."""
     if export is not None:
-        _export(run_dir, export)
+        _export(_folder(run_dir, recipe), export)
         return
     if backup is not None:
-        _back_up(run_dir, backup)
+        _back_up(_folder(run_dir, recipe), backup)
         return
     from training.errors import BadInput
 
@@ -114,7 +118,7 @@ def run(
     settings = {
         "recipe": recipe,
         "initial_peers": tuple(initial_peers or ()),
-        "run_dir": run_dir,
+        "run_dir": _folder(run_dir, recipe),
         "shards": shards,
         "site": site,
         "host": host,
@@ -128,6 +132,13 @@ def run(
         "one_machine": one_machine,
     }
     run_role(partial(_monitor, settings, invitation), begins_anew=True, grace_seconds=LEAVE_SECONDS)
+
+
+def _folder(run_dir: Path | None, recipe: str) -> Path:
+    """Folder of the run: the given one, or one named after the recipe's run."""
+    from training.recipe import load_recipe
+
+    return run_dir or Path("runs") / load_recipe(recipe).run_id
 
 
 def _monitor(settings: dict[str, object], invitation: str | None, stop: StopRequest) -> None:

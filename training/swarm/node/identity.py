@@ -6,6 +6,7 @@ import base64
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -100,6 +101,14 @@ class Identity:
     def signer(self) -> RSASignatureValidator:
         """Makes a validator that signs this peer's records and checks those of other peers."""
         return RSASignatureValidator(self.private_key)
+
+
+def id_in(state_dir: Path) -> str | None:
+    """Peer id of the key in a state folder, which another process may use; None if there is no key that can be
+    read."""
+    with suppress(OSError, ValueError, TypeError, DecodeError, UnsupportedAlgorithm):
+        return str(PeerID.from_identity((state_dir / KEY_FILE).read_bytes()))
+    return None
 
 
 def is_in_use(state_dir: Path) -> bool:

@@ -13,7 +13,7 @@ from training.errors import TrainingError, reason_of
 from training.recipe import RunConfig
 from training.swarm.engine.process import DHT
 from training.swarm.node.dht import MESSAGE_SECONDS
-from training.swarm.node.identity import Identity
+from training.swarm.node.identity import Identity, id_in
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, of_voices, read_believable
 from training.swarm.peers.records import progress_validator
 from training.swarm.run.lineage import (
@@ -26,6 +26,7 @@ from training.swarm.run.lineage import (
     post_lineage,
     post_site,
     posted_lineages,
+    posted_sites,
     read_kept,
     run_prefix,
     taken_over,
@@ -38,6 +39,9 @@ LOOK_SECONDS = 4.0
 
 class ServerLineage:
     """Lineage of a run as one of its servers knows and announces it.
+
+    A server that publishes nothing itself repeats the address at which a trusted server publishes the run, so that
+    volunteers who know only the first one find the checkpoints too.
 
     A server whose lineage has no update yet takes over a lineage that most of the others train: it has nothing to lose,
     and would otherwise lead newcomers to a second run. A server whose lineage has updates changes only to a branch of
@@ -52,6 +56,7 @@ class ServerLineage:
         stored: Lineage of this server's newest checkpoint, if it names one.
         stored_epoch: Epoch of that checkpoint.
         site: Address at which this server publishes the run; None: nowhere.
+        beside: State folder of another server of the run on this machine, which is trusted; need not exist yet.
         tell: Called with sentences on what happens to the lineage.
 
     Raises:
@@ -70,11 +75,14 @@ class ServerLineage:
         stored: Lineage | None = None,
         stored_epoch: int = 0,
         site: str | None = None,
+        beside: Path | None = None,
         tell: Callable[[str], None],
     ):
         self._dht, self._run, self._identity, self._folder = dht, run, identity, folder
         self._own_id, self._servers = str(identity.peer_id), servers
-        self._site, self._tell = site, tell
+        self._site, self._beside, self._tell = site, beside, tell
+        self._ids_beside: frozenset[str] = frozenset()
+        self._look_beside()
         self._looked = self._posted = -math.inf
         self._news, self._warned_of, self._is_kept = True, "", True
         first = read_kept(folder)
@@ -93,7 +101,7 @@ class ServerLineage:
 
     @property
     def _trusted(self) -> frozenset[str]:
-        return self._servers.ids - {self._own_id}
+        return (self._servers.ids | self._ids_beside) - {self._own_id}
 
     def renew(self, records: Sequence[PeerRecord]) -> bool:
         """Keeps and announces news, and follows the other servers; call it every few seconds.
@@ -105,6 +113,7 @@ class ServerLineage:
             True if the lineage has changed.
         """
         before = self.lineage.id
+        self._look_beside()
         self._take_branch()
         self._note_epochs(records)
         now = time.monotonic()
@@ -117,9 +126,20 @@ class ServerLineage:
             self._keep()
             message = LineageMessage(lineage=self.lineage, epoch=self.epoch)
             post_lineage(self._dht, self._run.run_id, message, self._identity)
-            if self._site is not None:
-                post_site(self._dht, self._run.run_id, self._site, self._identity)
+            if (site := self._site or self._site_of_others()) is not None:
+                post_site(self._dht, self._run.run_id, site, self._identity)
         return self.lineage.id != before
+
+    def _look_beside(self) -> None:
+        """Reads the id of the server beside this one, which may have made its key since the last look."""
+        if self._beside is not None and not self._ids_beside and (found := id_in(self._beside)) is not None:
+            self._ids_beside = frozenset([found])
+
+    def _site_of_others(self) -> str | None:
+        """Address of the run's site that a trusted server announces; None if there is none."""
+        with suppress(TrainingError):  # a busy node; the next announcement may have the address
+            return next(iter(posted_sites(self._dht, self._run.run_id, self._trusted)), None)
+        return None
 
     def _find(self) -> LineageMessage | None:
         """Finds the lineage that the others train; waits for trusted servers, in case these announce one in time."""

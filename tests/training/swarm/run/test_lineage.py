@@ -30,7 +30,9 @@ from training.swarm.run.lineage import (
     choose,
     keep,
     post_lineage,
+    post_site,
     posted_lineages,
+    posted_sites,
     read_kept,
 )
 from training.swarm.run.server_lineage import ServerLineage
@@ -285,6 +287,27 @@ def test_an_order_to_begin_anew_is_not_undone_by_those_who_train_still(nodes):
     keep(first.folder, LineageMessage(lineage=A.branch(0), epoch=0), BRANCH_FILE)
     assert server.renew([record(A, 61)]) and server.epoch == 0
     assert not server.renew([record(A, 62)]) and server.lineage.descends_from(A.id)
+
+
+@pytest.mark.swarm
+def test_a_server_trusts_the_one_beside_it_and_repeats_the_address_of_its_site(nodes, tmp_path):
+    """A volunteer who knows only the bootstrap peer learns where the checkpoints are; a stranger's site is left out."""
+    first, second, volunteer = nodes
+    post_site(volunteer.dht, RUN.run_id, "http://stranger.example", volunteer.identity)
+    beside = tmp_path / "run" / "monitor"  # its state folder, which it has not made yet
+    bootstrap = serve(first, beside=beside)
+    beside.parent.mkdir()
+    beside.symlink_to(second.identity.path.parent)
+    monitor = serve(second, first, site="http://run.example")
+    until(lambda: posted_sites(first.dht, RUN.run_id, {str(second.identity.peer_id)}))
+    assert not bootstrap.renew([record(monitor.lineage, 1)]) and bootstrap.servers == monitor.servers
+    until(lambda: posted_sites(volunteer.dht, RUN.run_id, {str(first.identity.peer_id)}))
+    assert join(volunteer, first)[0].sites() == ["http://run.example"]
+    branch = monitor.lineage.branch(1)
+    keep(second.folder, LineageMessage(lineage=branch, epoch=1), BRANCH_FILE)
+    monitor.renew([])
+    until(lambda: any(one.lineage == branch for one in said_to(first)))
+    assert bootstrap.renew([]) and bootstrap.lineage == branch
 
 
 # -- volunteers --------------------------------------------------------------------------------------------------------
