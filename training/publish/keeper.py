@@ -15,6 +15,7 @@ from training.processes.events import EventLog
 from training.publish.copies.push import Pusher
 from training.publish.history.backup import back_up_run
 from training.publish.history.history import History
+from training.publish.history.sound import DamagedHistory
 from training.publish.pictures import PictureDrawer
 from training.recipe import RunConfig
 from training.swarm.node.dht import DHT
@@ -99,6 +100,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, daemon=True, name="keeper")
         self._warned: tuple[str, float] = ("", 0.0)
         self._seen: tuple | None = None
+        self._damage: DamagedHistory | None = None
         self.loss_fault: str | None = None
         """Fault of the run's loss at the last look, as a sentence; None if there was none."""
 
@@ -133,6 +135,11 @@ class Keeper:
     def look(self) -> None:
         """Tells the thread that the history has grown."""
         self._news.set()
+
+    def check(self) -> None:
+        """Raises DamagedHistory if the thread has found that the history is damaged."""
+        if self._damage is not None:
+            raise self._damage
 
     def finish(self) -> None:
         """Takes a last checkpoint within `LAST_SECONDS` if it can, and ends the thread and the drawing.
@@ -174,6 +181,8 @@ class Keeper:
             try:
                 self._look_once()
                 pause = RETRY_SECONDS
+            except DamagedHistory as error:
+                self._damage = error
             except Exception as error:  # whatever happens to a checkpoint or a picture, the monitor goes on
                 pause = min(2 * pause, LONGEST_RETRY_SECONDS) if isinstance(error, NotGood) else RETRY_SECONDS
                 # While the monitor stops, a failure is expected and no news.
@@ -185,6 +194,8 @@ class Keeper:
             self._pusher.look()
         try:
             back_up_run(self._run_dir, checkpoint_epoch(path))
+        except DamagedHistory as error:
+            self._damage = error
         except TrainingError as error:  # the checkpoint is there, and the next one brings the next backup
             self._warn(error.sentence)
 

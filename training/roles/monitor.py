@@ -26,7 +26,7 @@ from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, late
 from training.checkpoints.folders import STATE_FOLDER
 from training.checkpoints.serve.site import CheckpointSite
 from training.data.store.sets import open_manifest
-from training.errors import BadInput, RefusedByRun, TrainingError, reason_of
+from training.errors import BadInput, BeginsAnew, RefusedByRun, TrainingError, reason_of
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
@@ -142,6 +142,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     with ExitStack() as running:
         with beginning(flags.run_dir):
             history = running.enter_context(closing(_history(flags, run)))
+            if history.mended is not None:
+                _warn(events, f"Warning: {history.mended}")
             pusher = _pusher(flags, run, target, history, events)
             kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
@@ -264,6 +266,8 @@ def _try_to_enter(lineage: Lineage, history: History, keeper: Keeper, watch: Wat
     """
     try:
         _enter(lineage, history, keeper)
+    except BeginsAnew:
+        raise
     except (TrainingError, OSError) as error:
         fault = TrainingError(
             f"The run has gone over to the lineage {lineage.id}, which cannot be noted: {reason_of(error)}",
@@ -324,6 +328,7 @@ def _watch(
         has_entered = has_entered or _try_to_enter(lineage.lineage, history, keeper, watch)
         tokens.renew()
         keeper.look()
+        keeper.check()
         with suppress(OSError):  # such as too many open files: the next look may succeed
             watch.saw_loss(keeper.loss_fault, keeper.saved_epoch())
         watch.saw_members_server(member.is_server_away)
@@ -394,6 +399,8 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: M
         # Besides peers, the list has accounts, which are no peer ids.
         history.observe(records, banned=member.bans.until.keys() if member.bans is not None else ())
         watch.saw(records)
+    except BeginsAnew:
+        raise
     except TimeoutError:
         print("Warning: the DHT did not answer in time; trying again.", flush=True)
     except TrainingError as error:

@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Literal
 
 from training.errors import BadInput, TrainingError
 from training.processes.servers.only_one import is_locked
+from training.publish.history.backup import mend
 from training.publish.history.banned import drop_claims
 from training.publish.history.branches import Branches
 from training.publish.history.credit import EPOCHS_BEFORE_ALL, believed_totals, with_believed_epochs
 from training.publish.history.schema import (
+    SCHEMA_VERSION,
     SHOWN_COLUMNS,
     create,
     first_of,
@@ -41,6 +43,7 @@ from training.publish.history.schema import (
     show,
     version_of,
 )
+from training.publish.history.sound import DamagedHistory, is_damage, open_seal, seal
 from training.publish.showcase import Shown
 from training.recipe import parse_recipe
 from training.swarm.peers.epochs import MOST_BATCHES
@@ -86,6 +89,10 @@ class HistoryReader:
             version_of(connection, self.path)
             show(connection)
             yield connection
+        except sqlite3.DatabaseError as error:
+            if is_damage(error):
+                raise DamagedHistory(self.path, str(error)) from None
+            raise
         finally:
             connection.close()
 
@@ -276,6 +283,8 @@ class HistoryReader:
 class History(HistoryReader):
     """History that can be written; a lock file ensures one writer at a time.
 
+    If the file is damaged, it is set aside, and the newest sound backup takes its place; see `mended`.
+
     Args:
         path: The SQLite file; created, with its folder, if it does not exist.
         run_id: The run whose history this is.
@@ -309,6 +318,9 @@ class History(HistoryReader):
             self._lock_file.close()
             raise TrainingError(f"Another monitor writes {path} now; stop it or give another folder.") from None
         self._guard = threading.Lock()
+        self.path, self._is_ready = path, False
+        self.mended = self._mend(path)
+        """Sentence on the damage of the file that was found, and on what was done; None if there was none."""
         # Without an isolation level, Python opens no transactions of its own. Several threads write, one at a time
         # (`_guard`).
         self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
@@ -316,8 +328,20 @@ class History(HistoryReader):
         try:
             self._set_up(path, run_id, recipe_digest, clock())
             super().__init__(path, clock=clock)
+            self._is_ready = True
+            if self.mended is not None:
+                self.add_event("warning", "monitor", self.mended)
         except BaseException:
             self.close()
+            raise
+
+    def _mend(self, path: Path) -> str | None:
+        try:
+            return mend(path, version=SCHEMA_VERSION)
+        except (OSError, sqlite3.DatabaseError) as error:
+            self._lock_file.close()
+            if isinstance(error, sqlite3.DatabaseError):
+                raise no_history(path, error) from None
             raise
 
     def _set_up(self, path: Path, run_id: str, recipe_digest: str, now: float) -> None:
@@ -342,6 +366,7 @@ class History(HistoryReader):
                 f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
                 f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
             )
+        open_seal(self._connection)
         with self._writing() as connection:
             # Without it, a volunteer's losses and epochs are searched for among those of all volunteers.
             connection.execute("CREATE INDEX IF NOT EXISTS reports_by_name ON reports (name)")
@@ -355,6 +380,7 @@ class History(HistoryReader):
 
         Raises:
             TrainingError: If the file cannot be written, such as on a full disk; the next transaction may succeed.
+            DamagedHistory: If the file is damaged.
         """
         with self._guard:
             try:
@@ -363,7 +389,11 @@ class History(HistoryReader):
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
+                if is_damage(error):
+                    raise DamagedHistory(self.path, str(error)) from None
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise
                 raise TrainingError(
                     f"The history cannot be written: {error}.",
                     cure="Make room on the disk; the monitor then goes on by itself.",
@@ -665,8 +695,11 @@ class History(HistoryReader):
             )
 
     def close(self) -> None:
-        """Closes the file and releases the lock for another writer."""
+        """Closes the file, with a checksum of its content, and releases the lock for another writer."""
         self._connection.close()
+        if self._is_ready:
+            with contextlib.suppress(OSError):
+                seal(self.path)
         self._lock_file.close()
 
 

@@ -76,6 +76,8 @@ class Sight:
     members_server_away_since: float | None = None
     """Time since which the monitor has seen nothing of the membership server;
     None: the server is there, or the run is open."""
+    mended: str = ""
+    """Damage of the history that this monitor found when it started, and what it did; empty if there was none."""
     loss_fault: str = ""
     """Fault of the run's loss, from `training.checkpoints.sanity`; empty if there is none."""
     saved_epoch: int = 0
@@ -284,13 +286,21 @@ def _some_unmet(sight: Sight | None) -> RunState | None:
 def _running(sight: Sight | None) -> RunState:
     """Returns `running`, with a cause if the run is about to have trouble."""
     if sight is None or sight.members_server_away_since is None:
-        return RunState(status="running")
+        return _mended(sight) or RunState(status="running")
     return RunState(
         status="running",
         cause=f"The membership server has not answered since {_when(sight.members_server_away_since)}: members train "
         "on until their tickets end, nobody new can join, and nobody hears of a ban.",
         remedy="Start the membership server again, and look whether its address answers from elsewhere.",
     )
+
+
+def _mended(sight: Sight | None) -> RunState | None:
+    """Returns `running` with a cause if the monitor found a damaged history; its curves may lack epochs."""
+    if sight is None or not sight.mended:
+        return None
+    remedy = "Look at the disk. The training is not concerned: volunteers and checkpoints have the weights."
+    return RunState(status="running", cause=sight.mended, remedy=remedy)
 
 
 def _training(sight: Sight) -> list[PeerRecord]:

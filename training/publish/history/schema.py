@@ -10,7 +10,6 @@ import sqlite3
 from pathlib import Path
 
 from training.errors import BadInput, TrainingError
-from training.publish.history.backup import backups
 
 SCHEMA_VERSION = 3
 """Version of the history's tables, kept in SQLite's `user_version`."""
@@ -126,8 +125,8 @@ def last_of(table: str) -> str:
 def no_history(path: Path, error: sqlite3.DatabaseError) -> TrainingError:
     """Returns the error to raise for a file that cannot be read as a history.
 
-    The error proposes to move the file away, and names the newest backup. If the history can be read again later, for
-    example because it is locked now, the error proposes neither: the maintainer would lose the history.
+    The error proposes to move the file away, unless the history can be read again later, for example because it is
+    locked now.
     """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest of it tells more
     if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that one: it lacks a table
@@ -135,10 +134,6 @@ def no_history(path: Path, error: sqlite3.DatabaseError) -> TrainingError:
             f"The history {path} cannot be read: {error}.",
             cure="Another program has locked it, its disk has a fault, or this program has too many files open.",
         )
-    newest = (backups(path.parent) or [None])[-1]
     return BadInput(
-        f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder.",
-        cure=""
-        if newest is None
-        else f"Its newest backup is {newest}: copy that to {path} after moving the others away.",
+        f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder."
     )

@@ -69,7 +69,7 @@ class Watch:
         self._stale_seconds = swarm.metrics_every_seconds
         self._guard = threading.Lock()
         self._unmet = Unmet()
-        self._sight = Sight(since=clock())
+        self._sight = Sight(since=clock(), mended=history.mended or "")
         self._watched = Watched(state="watching", since=self._sight.since, at=self._sight.since)
         self._is_over = False
         self.version = 0
