@@ -1,6 +1,6 @@
-"""Left branches: moves the checkpoints from which a run has gone back out of the folder of its checkpoints.
+"""Checkpoints set aside: moves those from which a run has gone back, and damaged ones, out of the run's checkpoints.
 
-    CHECKPOINTS/epoch-000060  ->  CHECKPOINTS/../branches/LINEAGE/000060
+    CHECKPOINTS/epoch-000060  ->  CHECKPOINTS/../branches/LINEAGE/000060  or  CHECKPOINTS/../damaged/epoch-000060
 
 The latest checkpoint in the folder is then the one from which the run goes on, for all programs that read the folder.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, lineage_of, list_checkpoints, set_lineage
+from training.checkpoints.facts import damage_of
+from training.checkpoints.folders import DAMAGED_FOLDER, NAME
 from training.errors import BadInput
 from training.storage.whole import move_folder
 
@@ -49,6 +51,30 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
         move_folder(path, place)
         moved.append(place)
     return moved
+
+
+def set_aside_damaged(folder: Path, *, older: bool = False) -> list[str]:
+    """Moves damaged checkpoints out of the run's folder, from the newest one down to the first sound one.
+
+    Args:
+        folder: Folder of the run's checkpoints; this process is its only writer.
+        older: True to look at all but the newest one instead, which may take a minute.
+
+    Returns:
+        A sentence on each moved checkpoint.
+    """
+    said = []
+    there = sorted((path for path in folder.glob("epoch-*") if NAME.fullmatch(path.name)), key=checkpoint_epoch)
+    for path in reversed(there[:-1] if older else there):
+        damage = damage_of(path)
+        if damage is None and not older:
+            break
+        if damage is None:
+            continue
+        place = _free(folder.parent / DAMAGED_FOLDER / path.name)
+        move_folder(path, place)
+        said.append(f"The checkpoint {path} is not used: {damage}. It is now {place}.")
+    return said
 
 
 def branches_beside(folder: Path) -> Path:

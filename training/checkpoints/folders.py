@@ -9,6 +9,8 @@ FACTS_FILE = "checkpoint.json"
 """Name of the file that is written last, with the digests of the other files."""
 KEPT_FOLDER = "kept"
 """Name of the folder for weights that a volunteer keeps; these are not among the run's checkpoints."""
+DAMAGED_FOLDER = "damaged"
+"""Name of the folder for damaged files, within the run's folder."""
 STATE_FOLDER = "monitor"
 """Name of a monitor's state folder, within the run's folder."""
 NAME = re.compile(r"epoch-(\d{6,})")

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+from training.checkpoints.branches import set_aside_damaged
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, lineage_of
 from training.checkpoints.take import NotGood, Saver
 from training.data.store.sets import open_manifest
@@ -101,6 +102,7 @@ class Keeper:
         self._warned: tuple[str, float] = ("", 0.0)
         self._seen: tuple | None = None
         self._damage: DamagedHistory | None = None
+        self._has_checked = False
         self.loss_fault: str | None = None
         """Fault of the run's loss at the last look, as a sentence; None if there was none."""
 
@@ -206,7 +208,16 @@ class Keeper:
             self._events.write("warning", text=text)
             print(f"Warning: {text}", flush=True)
 
+    def _check_older(self) -> None:
+        """Checks the digests of all but the newest checkpoint, which the monitor has checked when it started."""
+        for sentence in set_aside_damaged(self._saver.folder, older=True):
+            self._warn(sentence)
+            self._history.add_event("warning", "monitor", sentence)
+
     def _look_once(self) -> None:
+        if not self._has_checked:
+            self._has_checked = True
+            self._check_older()
         settings = self._run.monitor
         seen = self._epoch(), self.saved_epoch(), self._saver.lineage
         if seen != self._seen:

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ import torch
 from fastapi import FastAPI
 from rich.console import Console
 
+from training.checkpoints.branches import set_aside_damaged
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.checkpoints.folders import STATE_FOLDER
 from training.checkpoints.serve.site import CheckpointSite
@@ -122,13 +123,14 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
     shards = str(flags.shards or run.data.shards)
     target = open_target(flags.push_to, run.monitor) if flags.push_to is not None else None
-    codec_digest = codec_of_run(run, shards, flags.run_dir)
     torch.set_num_threads(1)
     events = EventLog(flags.log_json)
     await_room(flags.run_dir, stop.wait, partial(_warn, events))
     if stop.asked:
         return
     identity = Identity(flags.run_dir / STATE_FOLDER)
+    damaged = set_aside_damaged(flags.run_dir / "checkpoints")
+    codec_digest = codec_of_run(run, shards, flags.run_dir)
     admission = Admission.of(run)
     member = _member(flags, run, identity, admission, events)
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
@@ -142,8 +144,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     with ExitStack() as running:
         with beginning(flags.run_dir):
             history = running.enter_context(closing(_history(flags, run)))
-            if history.mended is not None:
-                _warn(events, f"Warning: {history.mended}")
+            _note_damage(history, events, damaged)
             pusher = _pusher(flags, run, target, history, events)
             kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
@@ -173,6 +174,14 @@ def _history(flags: MonitorFlags, run: RunConfig) -> History:
         expiration_seconds=run.swarm.metrics_expiration_seconds,
         target_batch_size=run.swarm.target_batch_size,
     )
+
+
+def _note_damage(history: History, events: EventLog, checkpoints: Sequence[str]) -> None:
+    """Notes what was found to be damaged when the monitor started, in the history and the event log."""
+    for sentence in [*([history.mended] if history.mended is not None else []), *checkpoints]:
+        _warn(events, f"Warning: {sentence}")
+    for sentence in checkpoints:
+        history.add_event("warning", "monitor", sentence)
 
 
 def _note_end(history: History, events: EventLog) -> None:

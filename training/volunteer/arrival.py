@@ -18,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
-from training.checkpoints.folders import checkpoint_epoch
+from training.checkpoints.checkpoint import Checkpoint, check_codec, load_checkpoint
+from training.checkpoints.facts import damage_of
+from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.checkpoints.keep import MAY_DIFFER, KeptWeights
 from training.data.store.sets import open_manifest
 from training.errors import TrainingError
@@ -73,7 +74,8 @@ def arrive(
         optimizer: A new optimizer, without any state.
         run: The recipe.
         belonging: The lineage that this peer joins, and what is known of it.
-        resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it. None: no folder.
+        resume: Folder of checkpoints; this peer starts from the latest sound one, unless the run is ahead of it. None:
+            no folder.
         kept: Weights of the run that this peer has kept.
         stop: Ends the wait when the peer has to stop, or to leave the lineage.
         notices: Tell the volunteer what the peer waits for.
@@ -190,10 +192,13 @@ class _Newcomer:
         return DIFFERING_SECONDS if path is not None and self.kept.may_differ(path) else KEPT_SECONDS
 
     def resume(self, folder: Path) -> str | None:
-        """Loads the latest checkpoint of a folder. Returns a text that names it; None if there is none, or if it
+        """Loads the latest sound checkpoint of a folder. Returns a text that names it; None if there is none, or if it
         belongs to another lineage."""
-        path = latest_checkpoint(folder)
-        return self._load(path) if path is not None else None
+        for path in reversed(list_checkpoints(folder)):
+            if (damage := damage_of(path)) is None:
+                return self._load(path)
+            self.notices.tell(f"{path} is not used: {damage}.")
+        return None
 
     def hears_nothing_of(self, peers: Sequence[PeerRecord]) -> bool:
         """Returns True if none of these peers answers. A record outlives its peer, for long if the peer's clock was

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from training.checkpoints.branches import folder_name, set_aside
+from training.checkpoints.branches import folder_name, set_aside, set_aside_damaged
 from training.checkpoints.checkpoint import (
     FACTS_FILE,
     find_checkpoint,
@@ -125,3 +125,41 @@ def test_a_run_without_branches_and_damaged_folders_stay_as_they_are(run_dir):
     assert set_aside(run_dir / "checkpoints", OLD) == []
     (run_dir / "checkpoints" / "epoch-000030" / FACTS_FILE).write_text(json.dumps({"format": 99}))
     assert set_aside(run_dir / "checkpoints", OLD.branch(20)) == []
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-7]),
+    "emptied": lambda path: (path / "model.safetensors").write_bytes(b""),
+    "a flipped bit": lambda path: flip(path / "model.safetensors"),
+    "a flipped bit of the recipe": lambda path: flip(path / "recipe.toml"),
+    "without weights": lambda path: (path / "model.safetensors").unlink(),
+    "without facts": lambda path: (path / "checkpoint.json").unlink(),
+    "garbled facts": lambda path: (path / "checkpoint.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_named_and_the_newest_sound_one_is_the_latest(run_dir, damage):
+    folder = run_dir / "checkpoints"
+    assert set_aside_damaged(folder) == []
+    damage(folder / "epoch-000030")
+    (said,) = set_aside_damaged(folder)
+    assert said.startswith(f"The checkpoint {folder / 'epoch-000030'} is not used: it")
+    assert said.endswith(f". It is now {run_dir / 'damaged' / 'epoch-000030'}.")
+    assert (run_dir / "damaged" / "epoch-000030").is_dir()
+    assert names(run_dir) == ["epoch-000010", "epoch-000020"]
+    assert set_aside_damaged(folder) == []
+
+
+def test_older_checkpoints_are_looked_at_apart(run_dir):
+    folder = run_dir / "checkpoints"
+    flip(folder / "epoch-000010" / "model.safetensors")
+    assert set_aside_damaged(folder) == []  # the newest one is sound
+    assert "differs from the digest" in set_aside_damaged(folder, older=True)[0]
+    assert names(run_dir) == ["epoch-000020", "epoch-000030"]

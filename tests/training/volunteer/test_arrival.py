@@ -308,8 +308,23 @@ def test_one_peer_among_others_cannot_end_the_run_for_newcomers(newcomer):
 def test_a_checkpoint_to_resume_from_must_be_of_the_lineage(
     newcomer, monkeypatch, tmp_path, lineage, known_epoch, is_used
 ):
-    monkeypatch.setattr(arrival, "latest_checkpoint", lambda folder: folder / "epoch-000012")
+    monkeypatch.setattr(arrival, "list_checkpoints", lambda folder: [folder / "epoch-000012"])
+    monkeypatch.setattr(arrival, "damage_of", lambda path: None)
     one = newcomer([], known_epoch=known_epoch, lineage=lineage, gives=[True])
     source = one.come(resume=tmp_path)
     assert source == ("the checkpoint epoch-000012" if is_used else "the state of another peer")
     assert ("belongs to the lineage" in one.printed) != is_used
+
+
+@pytest.mark.parametrize(("damaged", "source"), [(1, "the checkpoint epoch-000012"), (2, "fresh weights")])
+def test_a_damaged_checkpoint_is_named_and_the_newest_sound_one_is_taken(
+    newcomer, monkeypatch, tmp_path, damaged, source
+):
+    paths = [tmp_path / f"epoch-{epoch:06d}" for epoch in (12, 13)]
+    faults = dict.fromkeys(paths[-damaged:], "its model.safetensors has 7 bytes, and 8 were written")
+    monkeypatch.setattr(arrival, "list_checkpoints", lambda folder: paths)
+    monkeypatch.setattr(arrival, "damage_of", faults.get)
+    one = newcomer([])
+    assert one.come(resume=tmp_path) == source
+    for path in faults:
+        assert f"{path} is not used: its model.safetensors has 7 bytes, and 8 were written." in one.printed

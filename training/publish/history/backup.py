@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from training.checkpoints.folders import DAMAGED_FOLDER
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.sound import EMPTY, FOREIGN, MISSING, DamagedHistory, damage_of, seal
 from training.storage.whole import delete_drafts, whole_file
@@ -19,8 +20,6 @@ from training.storage.whole import delete_drafts, whole_file
 KEPT = 3
 """Number of backups that a run keeps, the newest ones."""
 HISTORY_FILE, _FOLDER = "history.sqlite", "backups"
-DAMAGED_FOLDER = "damaged"
-"""Folder for damaged files, within the run's."""
 
 
 def back_up(history: Path, file: Path) -> None:

@@ -65,10 +65,7 @@ def damage_of(file: Path, *, version: int | None = None) -> str | None:
     if version is not None and found not in (0, version):
         return None
     if checksum and not _has_changes(file) and checksum != _checksum(file):
-        return (
-            "its content differs from its checksum, by a fault of the disk or by another program (if you have changed "
-            "it yourself, set PRAGMA application_id = 0 in it and put it back)"
-        )
+        return "its content differs from its checksum: the disk has a fault, or another program has changed the file"
     return _fault_of_structure(file)
 
 
