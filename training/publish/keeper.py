@@ -25,8 +25,8 @@ from training.swarm.run.lineage import Lineage
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
 LAST_SECONDS, LAST_SILENCE_SECONDS = 5.0, 1.5
-"""Longest time for a last checkpoint when the monitor is stopped, and longest silence of a volunteer meanwhile: one that
-was stopped at the same time is still among those that offer the state."""
+"""Longest time for a last checkpoint when the monitor is stopped, and longest silence of a volunteer meanwhile: a
+volunteer that was stopped at the same time is still among those that offer the state."""
 RETRY_SECONDS = 3.0
 """Pause after a failed download or drawing."""
 LONGEST_RETRY_SECONDS = 60.0

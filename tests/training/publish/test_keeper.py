@@ -1,4 +1,4 @@
-"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back, or the history is locked, and
+"""The monitor's keeper: what it notes of checkpoints and pictures while the run goes back or the history is locked, and
 what it saves when the monitor stops."""
 
 from __future__ import annotations

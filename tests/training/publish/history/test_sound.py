@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import sample
-from tests.training.publish.history.test_history import ALAN, Report, open_history, recent
+from tests.training.publish.history.test_history import ALAN, Report, begin, open_history, recent
 from training.errors import BadInput
 from training.publish.history.backup import HISTORY_FILE, back_up, back_up_run, backups
 from training.publish.history.history import HistoryReader
@@ -27,6 +27,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "killed"
     folder.mkdir()
     with contextlib.closing(open_history(folder)) as history:
+        begin(history)
         for epoch in range(1, LAST + 1):
             report = Report(epoch=epoch, samples=10 * epoch, time=float(epoch))
             history.observe([report, report.copy(update=ALAN)])
@@ -163,7 +164,7 @@ def test_a_history_that_is_damaged_while_a_monitor_writes_it_is_not_copied_and_e
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         for page in range(1, PAGES):
             overwrite(run_dir / HISTORY_FILE, page * PAGE, bytes(PAGE))
-        with pytest.raises(DamagedHistory, match="history.sqlite is damaged: "):
+        with pytest.raises(DamagedHistory, match="is damaged: "):
             back_up(run_dir / HISTORY_FILE, run_dir / "backups" / "history-000300.sqlite")
         with pytest.raises(DamagedHistory):
             history.epochs()
