@@ -80,7 +80,7 @@ class ServerLineage:
     ):
         self._dht, self._run, self._identity, self._folder = dht, run, identity, folder
         self._own_id, self._servers = str(identity.peer_id), servers
-        self._site, self._beside, self._tell = site, beside, tell
+        self._site, self._publishes, self._beside, self._tell = site, site is not None, beside, tell
         self._ids_beside: frozenset[str] = frozenset()
         self._look_beside()
         self._looked = self._posted = -math.inf
@@ -121,13 +121,14 @@ class ServerLineage:
             self._looked = now
             with suppress(TrainingError):  # a busy node; the next look may be answered
                 self._follow(self._posted_messages(), records)
+                self._note_site()
         if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else MESSAGE_SECONDS / 3):
             self._posted, self._news = now, False
             self._keep()
             message = LineageMessage(lineage=self.lineage, epoch=self.epoch)
             post_lineage(self._dht, self._run.run_id, message, self._identity)
-            if (site := self._site or self._site_of_others()) is not None:
-                post_site(self._dht, self._run.run_id, site, self._identity)
+            if self._site is not None:
+                post_site(self._dht, self._run.run_id, self._site, self._identity)
         return self.lineage.id != before
 
     def _look_beside(self) -> None:
@@ -135,11 +136,13 @@ class ServerLineage:
         if self._beside is not None and not self._ids_beside and (found := id_in(self._beside)) is not None:
             self._ids_beside = frozenset([found])
 
-    def _site_of_others(self) -> str | None:
-        """Address of the run's site that a trusted server announces; None if there is none."""
-        with suppress(TrainingError):  # a busy node; the next announcement may have the address
-            return next(iter(posted_sites(self._dht, self._run.run_id, self._trusted)), None)
-        return None
+    def _note_site(self) -> None:
+        """Takes over the address at which a trusted server publishes the run, if this server publishes nothing."""
+        if self._publishes:
+            return
+        found = next(iter(posted_sites(self._dht, self._run.run_id, self._trusted)), None)
+        if found != self._site:
+            self._site, self._news = found, True
 
     def _find(self) -> LineageMessage | None:
         """Finds the lineage that the others train; waits for trusted servers, in case these announce one in time."""
