@@ -311,7 +311,7 @@ def _idle(facts: Facts) -> RunState | None:
     """Returns `waiting` if nobody trains."""
     sight = facts.sight
     if facts.active_peers:
-        return _alone(sight.volunteers) if sight is not None else None
+        return (_arriving(facts, sight.volunteers) or _alone(sight.volunteers)) if sight is not None else None
     if facts.last_seen is None:
         return RunState(status="waiting", cause="No volunteer has joined yet.", remedy=_JOIN)
     if sight is not None and facts.last_seen < sight.since:
@@ -339,6 +339,19 @@ def _spoiled(sight: Sight | None) -> RunState | None:
         cause=f"Something is wrong with the run: {sight.loss_fault}. No checkpoint is taken meanwhile.",
         remedy=f"If somebody has spoiled the weights, ban them and {back}. If the loss may be so high, set "
         "max_loss_rise = 0 in the recipe's [monitor] and start the monitor again.",
+    )
+
+
+def _arriving(facts: Facts, volunteers: Sequence[PeerRecord]) -> RunState | None:
+    """Returns `waiting` if nobody trains, and all volunteers look for the run's weights."""
+    if not volunteers or not facts.epochs or any(one.status != "joining" for one in volunteers):
+        return None
+    look, have = ("look", "have") if len(volunteers) > 1 else ("looks", "has")
+    return RunState(
+        status="waiting",
+        cause=f"Nobody trains now. {_names(volunteers)} {have} come and {look} for the weights of epoch "
+        f"{facts.epochs[-1]['epoch']}, for up to a minute; then the newest ones that anybody holds are taken.",
+        remedy="The newest may lie on the disk of a volunteer who was there before, or in the last checkpoint.",
     )
 
 

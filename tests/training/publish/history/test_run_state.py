@@ -67,6 +67,24 @@ CASES = {
         "has seen no volunteer since. Those of before have left, or have not found the run's servers again",
         "call the servers again",
     ),
+    "all look for weights": (
+        replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(0, 0, status="joining"))),
+        "waiting",
+        "v0 and v1 have come and look for the weights of epoch 20",
+        "on the disk of a volunteer who was there before",
+    ),
+    "the first volunteer comes": (
+        replace(RUNNING, epochs=(), sight=replace(SIGHT, volunteers=volunteers(0, status="joining"))),
+        "running",
+        "",
+        "",
+    ),
+    "the history was damaged": (
+        replace(RUNNING, sight=replace(SIGHT, mended="The history is damaged: it is empty.")),
+        "running",
+        "The history is damaged: it is empty.",
+        "Look at the disk",
+    ),
     "one waits alone": (
         replace(RUNNING, active_peers=1, sight=replace(SIGHT, volunteers=volunteers(20, status="waiting"))),
         "waiting",
