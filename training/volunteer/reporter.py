@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 import threading
 import time
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from training.errors import reason_of
+from training.errors import first_line, reason_of
 from training.recipe import RunConfig
+from training.storage.checked import packed, unpacked
 from training.storage.whole import write_whole
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import MESSAGE_SECONDS, post_recipe
@@ -71,6 +71,7 @@ class Reporter:
             name=connection.name,
             peer_id=str(self._identity.peer_id),
             micro_batch_size=micro_batch_size,
+            warn=warn,
         )
         """The peer's record; the trainer changes it, the thread posts it."""
         self._news, self._finished = threading.Event(), threading.Event()
@@ -123,7 +124,7 @@ class Reporter:
     def _keep(self) -> None:
         """Writes the totals. If the disk is full, training continues, and the volunteer is warned once."""
         try:
-            write_whole(self._totals_file, json.dumps({name: getattr(self.record, name) for name in TOTALS}))
+            write_whole(self._totals_file, packed({name: getattr(self.record, name) for name in TOTALS}))
             self._are_kept = True
         except OSError as error:
             if self._are_kept:
@@ -157,13 +158,26 @@ class Reporter:
         return self._board.post(record.copy(update=now), self._identity)
 
 
-def _first_record(file: Path, **facts: object) -> PeerRecord:
-    """Makes the record of a joining peer, with the totals in the file; zeros if the file is missing or damaged."""
+def _first_record(file: Path, *, warn: Callable[[str], None], **facts: object) -> PeerRecord:
+    """Makes the record of a joining peer, with the totals in the file; zeros if the file is missing.
+
+    A damaged file counts as missing, with a warning, and is renamed.
+    """
     facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
     facts |= {"version": _version(), "time": time_of_day()}
-    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        kept = unpacked(file.read_text(encoding="utf-8"))
         return PeerRecord(**facts, **{name: kept[name] for name in TOTALS})
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        aside = file.with_name(f"{file.name}.damaged")
+        warn(
+            f"{file} with what you have contributed is damaged ({first_line(error)}) and now {aside}: this peer counts "
+            "from 0. What the run's monitor has counted before stays."
+        )
+        with suppress(OSError):
+            file.replace(aside)
     return PeerRecord(**facts, **dict.fromkeys(TOTALS, 0) | {"seconds": 0.0})
 
 

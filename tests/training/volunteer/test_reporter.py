@@ -14,7 +14,7 @@ from training.recipe import load_recipe
 from training.swarm.node.metrics import LARGEST_LOSS
 from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import RoundReport
-from training.volunteer.reporter import TOTALS, TOTALS_FILE, Reporter
+from training.volunteer.reporter import TOTALS, TOTALS_FILE, Reporter, _first_record
 
 HOLDER = Holder()
 SIZES = {"group_size": 3, "senders": 3, "own_share": 0.3, "weight": 192.0, "torn": False, "seconds": 1.0}
@@ -65,9 +65,28 @@ WHOLE = dict.fromkeys(TOTALS, 7) | {"seconds": 7.0}
 
 
 @pytest.mark.parametrize("kept", ["", "[]", "{}", "[" * 10**5, "\x00", '"7"', json.dumps(WHOLE)[:-1]])
-def test_damaged_totals_count_as_none(tmp_path, reporter_in, kept):
+def test_damaged_totals_count_as_none_and_are_named_and_set_aside(tmp_path, reporter_in, kept):
     (tmp_path / TOTALS_FILE).write_text(kept)
-    assert totals_of(reporter_in(tmp_path)) == (0, 0, 0, 0, 0)
+    warnings = []
+    assert totals_of(reporter_in(tmp_path, warnings.append)) == (0, 0, 0, 0, 0)
+    assert len(warnings) == 1 and warnings[0].startswith(f"{tmp_path / TOTALS_FILE} with what you have contributed is")
+    assert (tmp_path / f"{TOTALS_FILE}.damaged").read_text() == kept and not (tmp_path / TOTALS_FILE).exists()
+
+
+def test_each_bit_of_the_totals_counts_or_says_nothing(tmp_path, reporter_in):
+    warnings = []
+    reporter_in(tmp_path, warnings.append).end_epoch(ended(6, others=2, average=AVERAGE), loss=2.5, seconds=8.0)
+    file = tmp_path / TOTALS_FILE
+    whole, facts = file.read_bytes(), {"name": "ada", "peer_id": "QmAda", "micro_batch_size": 4}
+    kept = totals_of(SimpleNamespace(record=_first_record(file, warn=warnings.append, **facts)))
+    assert kept[0] == 64 and not warnings
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        warnings.clear()
+        found = totals_of(SimpleNamespace(record=_first_record(file, warn=warnings.append, **facts)))
+        assert found == (kept if not warnings else (0, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", TOTALS)

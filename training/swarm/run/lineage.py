@@ -10,7 +10,6 @@ addresses that it was given; messages of others count only where no server annou
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections import Counter
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.errors import BadInput, reason_of
+from training.storage.checked import packed, unpacked
 from training.storage.whole import write_whole
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
@@ -243,7 +243,7 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
     """
     path = folder / name
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = unpacked(path.read_text(encoding="utf-8"))
         pairs = [(kept["id"], kept["epoch"]), *kept["ancestors"]]
         message = LineageMessage.read(" ".join(f"{lineage} {epoch}" for lineage, epoch in pairs))
         if message is None:
@@ -261,4 +261,4 @@ def read_kept(folder: Path, name: str = STATE_FILE) -> LineageMessage | None:
 def keep(folder: Path, message: LineageMessage, name: str = STATE_FILE) -> None:
     """Writes an announcement to a role's state folder, for `read_kept`."""
     kept = {"id": message.lineage.id, "epoch": message.epoch, "ancestors": message.lineage.ancestors}
-    write_whole(folder / name, json.dumps(kept) + "\n")
+    write_whole(folder / name, packed(kept))

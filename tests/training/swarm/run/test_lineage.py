@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -110,6 +111,19 @@ def test_what_is_kept_is_read_again_and_a_damaged_file_is_no_new_run(tmp_path):
         (tmp_path / STATE_FILE).write_text(content)
         with pytest.raises(BadInput, match="cannot be read"):
             read_kept(tmp_path)
+
+
+def test_each_bit_of_what_is_kept_counts_or_says_nothing(tmp_path):
+    """A digit that a disk has changed would be another run."""
+    kept = LineageMessage(lineage=A.branch(40), epoch=60)
+    keep(tmp_path, kept)
+    whole = (tmp_path / STATE_FILE).read_bytes()
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        (tmp_path / STATE_FILE).write_bytes(damaged)
+        with suppress(BadInput):
+            assert read_kept(tmp_path) == kept
 
 
 def test_the_examples():
