@@ -177,8 +177,7 @@ class Keeper:
 
     def _work(self) -> None:
         pause = RETRY_SECONDS
-        while not self._stopping.is_set():
-            self._news.wait()
+        while self._news.wait() and not self._stopping.is_set():  # `finish` sets both
             self._news.clear()
             try:
                 self._look_once()
