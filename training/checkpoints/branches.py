@@ -14,7 +14,7 @@ from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, line
 from training.checkpoints.facts import damage_of
 from training.checkpoints.folders import DAMAGED_FOLDER, NAME
 from training.errors import BadInput
-from training.storage.whole import move_folder
+from training.storage.whole import move_aside
 
 if TYPE_CHECKING:
     from training.swarm.run.lineage import Lineage
@@ -48,7 +48,7 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
             set_lineage(path, lineage)  # newcomers want checkpoints of the branch
             continue
         place = _free(branches_beside(folder) / (own or UNKNOWN) / f"{epoch:06d}")
-        move_folder(path, place)
+        move_aside(path, place)
         moved.append(place)
     return moved
 
@@ -72,7 +72,7 @@ def set_aside_damaged(folder: Path, *, older: bool = False) -> list[str]:
         if damage is None:
             continue
         place = _free(folder.parent / DAMAGED_FOLDER / path.name)
-        move_folder(path, place)
+        move_aside(path, place)
         said.append(f"The checkpoint {path} is not used: {damage}. It is now {place}.")
     return said
 

@@ -132,8 +132,8 @@ def check_folder(place: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
 
 
-def move_folder(path: Path, place: Path) -> None:
-    """Renames a folder to a free path on the same disk; makes the folders above that path."""
+def move_aside(path: Path, place: Path) -> None:
+    """Renames a file or folder to a free path on the same disk; makes the folders above that path."""
     place.parent.mkdir(parents=True, exist_ok=True)
     os.replace(path, place)
     flush(place.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 from training.errors import first_line, reason_of
 from training.recipe import RunConfig
 from training.storage.checked import packed, unpacked
-from training.storage.whole import write_whole
+from training.storage.whole import move_aside, write_whole
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import MESSAGE_SECONDS, post_recipe
 from training.swarm.node.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
@@ -177,7 +177,7 @@ def _first_record(file: Path, *, warn: Callable[[str], None], **facts: object) -
             "from 0. What the run's monitor has counted before stays."
         )
         with suppress(OSError):
-            file.replace(aside)
+            move_aside(file, aside)
     return PeerRecord(**facts, **dict.fromkeys(TOTALS, 0) | {"seconds": 0.0})
 
 

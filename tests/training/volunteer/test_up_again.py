@@ -79,12 +79,17 @@ class Stops(RuleBasedStateMachine):
         return list_checkpoints(self.world.folder / "checkpoints")
 
     def held(self, names):
-        """The newest epoch of which one of these programs holds a sound state."""
+        """The newest epoch of those that train, else the newest of which one of these programs holds a sound state.
+
+        A run that goes on already does not change to a state that comes later.
+        """
+        trained = [one.local_epoch for one in self.world.volunteers if one.trains]
+        if trained:
+            return max(trained)
         kept = [self.world.folder / name / "kept" for name in names]
         folders = [*kept, *([self.world.folder / "checkpoints"] if "monitor" in names else [])]
         stored = [one for folder in folders for one in list_checkpoints(folder) if damage_of(one) is None]
-        trained = [one.local_epoch for one in self.world.volunteers if one.name in names]
-        return max([*map(checkpoint_epoch, stored), *trained], default=0)
+        return max(map(checkpoint_epoch, stored), default=0)
 
     @rule(names=st.sets(st.sampled_from(["monitor", *VOLUNTEERS, "newcomer"]), min_size=1))
     def all_are_back(self, names):

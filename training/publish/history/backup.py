@@ -6,7 +6,6 @@ A plain copy of the file would lack the newest changes, which SQLite keeps in a 
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import sqlite3
 from contextlib import closing, suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from training.checkpoints.folders import DAMAGED_FOLDER
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.sound import EMPTY, FOREIGN, MISSING, DamagedHistory, damage_of, seal
-from training.storage.whole import delete_drafts, whole_file
+from training.storage.whole import delete_drafts, move_aside, whole_file
 
 KEPT = 3
 """Number of backups that a run keeps, the newest ones."""
@@ -112,10 +111,9 @@ _RECORDS = "and volunteers' records fill in the later epochs that they repeat"
 def _set_aside(history: Path) -> Path:
     """Moves a history and what SQLite keeps beside it; returns the new path."""
     folder = history.parent / DAMAGED_FOLDER
-    folder.mkdir(exist_ok=True)
     names = (f"{history.stem}{f'-{number}' if number > 1 else ''}{history.suffix}" for number in itertools.count(1))
     place = next(folder / name for name in names if not (folder / name).exists())
     for end in ("-wal", "-shm", ""):  # the history last: if this program is killed before, it does all of this again
         with suppress(FileNotFoundError):
-            os.replace(history.with_name(f"{history.name}{end}"), place.with_name(f"{place.name}{end}"))
+            move_aside(history.with_name(f"{history.name}{end}"), place.with_name(f"{place.name}{end}"))
     return place
