@@ -90,6 +90,9 @@ class Report:
     samples_per_second: float = SPEED
     seconds: float = 0.0
     recent: tuple = ()
+    seen: tuple = ()
+    missed: tuple = ()
+    voucher: None = None
     averaged_epochs: int = 0
     alone_epochs: int = 0
 
@@ -136,10 +139,11 @@ def write_history(path: Path) -> None:
         for epoch in range(1, EPOCHS + 1):
             for member in members_at(epoch):
                 samples[member] += 400 + member % 50
-                yield epoch, f"member-{member:04d}", f"P{member}", loss_at(epoch), 400
+                yield epoch, f"P{member}", loss_at(epoch), 400, 400, EVERY_SECONDS
 
     connection.executemany(
-        "INSERT INTO reports (branch, epoch, name, peer_id, loss, samples) VALUES (1, ?, ?, ?, ?, ?)", reports()
+        "INSERT INTO reports (branch, epoch, peer_id, loss, samples, credited, seconds) VALUES (1, ?, ?, ?, ?, ?, ?)",
+        reports(),
     )
     connection.executemany(
         "INSERT INTO epochs (branch, epoch, time, loss, active_peers, samples, samples_per_second) "
@@ -150,11 +154,15 @@ def write_history(path: Path) -> None:
         ),
     )
     connection.executemany(
-        "INSERT INTO peers (name, peer_id, last_seen, active, record_time, samples, seconds, samples_per_second, "
-        f"since_epoch, since_samples) VALUES (?, ?, ?, ?, 0, ?, 6000, {SPEED}, ?, ?)",
+        "INSERT INTO volunteers (id, name, page) VALUES (?, ?, ?)",
+        ((f"P{n}", f"member-{n:04d}", f"{n:016x}") for n in range(MEMBERS)),
+    )
+    connection.executemany(
+        "INSERT INTO peers (peer_id, volunteer, name, first_seen, last_seen, active, record_time, samples, seconds, "
+        f"samples_per_second, since_epoch, since_samples) VALUES (?, ?, ?, ?, ?, ?, 0, ?, 6000, {SPEED}, ?, ?)",
         (
-            (f"member-{n:04d}", f"P{n}", last_seen(n, began), n in members_at(EPOCHS), samples[n], EPOCHS, samples[n])
-            for n in range(MEMBERS)
+            (id_, id_, name, began, last_seen(n, began), n in members_at(EPOCHS), samples[n], EPOCHS, samples[n])
+            for n, id_, name in ((n, f"P{n}", f"member-{n:04d}") for n in range(MEMBERS))
         ),
     )
     for epoch in range(PICTURES_EVERY, EPOCHS + 1, PICTURES_EVERY):

@@ -101,7 +101,7 @@ def test_a_volunteers_own_name_is_shown_as_it_is(tmp_path, console, name):
         connection=SimpleNamespace(name=name, identity=SimpleNamespace(peer_id="A"), link=Link()),
         task=SimpleNamespace(run=SimpleNamespace(run_id="demo", swarm=None)),
         notices=notices,
-        reporter=SimpleNamespace(record=SimpleNamespace(samples=0)),
+        reporter=SimpleNamespace(samples=0),
         settings=SimpleNamespace(bandwidth_mbits=None),
         choices=SimpleNamespace(trained_parameters=0),
     )

@@ -81,7 +81,7 @@ def _volunteers(history: HistoryReader) -> str:
         for one in people[:MOST_NAMES]
     ]
     more = [f"- and {len(people) - MOST_NAMES} more"] if len(people) > MOST_NAMES else []
-    told = "A volunteer is a name that was given when joining; one person or machine may have used several.\n"
+    told = "Names were given when joining. All machines of an account, or of a copied key, are one volunteer.\n"
     return "\n".join([told, *lines, *more, ""])
 
 

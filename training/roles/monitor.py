@@ -45,7 +45,7 @@ from training.swarm.node.addresses import address_to_tell, id_of, settle_ports, 
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, MESSAGE_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.node.identity import Identity
-from training.swarm.node.metrics import PeerRecord, read_believable
+from training.swarm.node.metrics import PeerRecord, named_accounts, read_believable
 from training.swarm.node.tokens import check_tokens, post_tokens
 from training.swarm.run.lineage import Lineage
 from training.swarm.run.online import go_online
@@ -406,7 +406,8 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, member: M
     try:
         records = read_believable(dht, run)
         # Besides peers, the list has accounts, which are no peer ids.
-        history.observe(records, banned=member.bans.until.keys() if member.bans is not None else ())
+        banned = member.bans.until.keys() if member.bans is not None else ()
+        history.observe(records, accounts=named_accounts(dht, records), banned=banned)
         watch.saw(records)
     except BeginsAnew:
         raise

@@ -37,7 +37,7 @@ from training.volunteer.connection import Connection, connect
 from training.volunteer.copies import Copies
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.preparation import check_settings, choose_settings, model_on_device
-from training.volunteer.reporter import TOTALS_FILE, Reporter
+from training.volunteer.reporter import TOTAL_FILE, Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
@@ -133,7 +133,7 @@ def run_peer(
         events.write("stopped", epoch=epoch)
     member.check()
     if not stop.asked:
-        copies.check(TOTALS_FILE)  # the contribution so far stays with the other process
+        copies.check(TOTAL_FILE)  # the contribution so far stays with the other process
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
@@ -214,7 +214,7 @@ class _Peer:
     def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest, keeping: Keeping) -> None:
         """Trains to the end. If training fails and the run can no longer be reached, the error says so."""
         give_back_freed_memory()
-        self.reporter.update(epoch=optimizer.local_epoch)
+        self.reporter.begin(optimizer.local_epoch)
         self.belonging.remember(optimizer.local_epoch)
         self._announce(optimizer, source)
         if not self.settings.normal_priority:
@@ -269,7 +269,7 @@ class _Peer:
             state=source,
             lineage=optimizer.lineage.id,
             link=asdict(link),
-            credit_samples=self.reporter.record.samples,
+            credit_samples=self.reporter.samples,
         )
         notices.show(link_in_use(link))
         parameters = self.choices.trained_parameters

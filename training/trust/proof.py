@@ -60,6 +60,11 @@ def proof_message(
     return "\n".join(("training-proof 1", public, run_id, lineage, peer_id, nonce, digest)).encode()
 
 
+def voucher_statement(run_id: str, peer_id: str) -> bytes:
+    """Builds the statement by which an earlier key of a volunteer vouches for another peer of the same volunteer."""
+    return f"training-volunteer 1\n{run_id}\n{peer_id}".encode()
+
+
 def proven_peer_id(public_key: str, message: bytes, signature: str) -> str | None:
     """Peer id of the key that has signed a message; None if the key is malformed or the signature is not valid."""
     if len(public_key) > LARGEST_KEY_BYTES or len(signature) > LARGEST_PROOF_BYTES:

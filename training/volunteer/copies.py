@@ -10,20 +10,46 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from training.errors import BeginsAnew
-from training.storage.whole import write_whole
+from training.storage.whole import move_aside, write_whole
 from training.swarm.engine.process import DHT
 from training.swarm.node.dht import post_message, posted_messages
-from training.swarm.node.identity import KEY_FILE, Identity
+from training.swarm.node.identity import KEY_FILE, Identity, read_key
+from training.swarm.node.metrics import Voucher
+from training.trust.proof import voucher_statement
 from training.volunteer.connection import NAME_FILE
 
+FIRST_KEY_FILE = "first.key"
+"""File in the state folder with the key that the folder had before it was copied; it vouches for the present one."""
 LOOK_SECONDS = 10.0
 """Seconds between two looks, so that both processes notice within half a minute."""
 
 
 class CopiedIdentity(BeginsAnew):
-    """Error of a process that had the identity of an earlier process, and has deleted it."""
+    """Error of a process that had the identity of an earlier process, and has set it aside."""
+
+
+def own_voucher(state_dir: Path, run_id: str, peer_id: str, warn: Callable[[str], None]) -> Voucher | None:
+    """Makes the voucher of the key that a state folder had before it was copied; None if it was not copied.
+
+    Args:
+        state_dir: State folder.
+        run_id: Id of the run.
+        peer_id: Id of this peer.
+        warn: Called with a sentence if the file holds no key.
+    """
+    file = state_dir / FIRST_KEY_FILE
+    if not file.exists():
+        return None
+    try:
+        key = read_key(file)
+    except (OSError, ValueError) as error:
+        warn(f"{file} cannot be used ({error}): what this machine contributes counts for a volunteer of its own.")
+        return None
+    signature = key.sign(voucher_statement(run_id, peer_id))
+    return Voucher(key.get_public_key().to_bytes().decode(), signature.decode())
 
 
 class Copies:
@@ -86,7 +112,7 @@ class Copies:
             )
 
     def check(self, *files: str) -> None:
-        """Deletes the identity if another process has it: the next start makes a new one.
+        """Sets the identity aside if another process has it: the next start makes a new one, which the old vouches for.
 
         Args:
             files: Names of further files in the state folder to delete with it.
@@ -98,6 +124,8 @@ class Copies:
             return
         folder = self._identity.path.parent
         write_whole(folder / NAME_FILE, self._name)
+        if not (folder / FIRST_KEY_FILE).exists():
+            move_aside(folder / KEY_FILE, folder / FIRST_KEY_FILE)
         for name in (*files, KEY_FILE):
             (folder / name).unlink(missing_ok=True)
         raise CopiedIdentity("This peer had the identity of another one, and now takes its own.")

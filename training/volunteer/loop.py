@@ -103,6 +103,7 @@ class TrainingLoop:
                 reports = self.optimizer.take_epoch_reports()
                 for report in reports:
                     if report.missed:
+                        self.reporter.miss_epoch(report)
                         self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
                 if ended := [report for report in reports if not report.missed]:
                     # An average in the background may end in the same step as the next epoch, if no average follows:
@@ -131,7 +132,7 @@ class TrainingLoop:
             f"No other volunteer has trained during the last {epochs} epochs. This peer keeps its gradients of epoch "
             f"{self.optimizer.local_epoch + 1} and waits until others come."
         )
-        self.reporter.update(status="waiting", samples_per_second=0.0)
+        self.reporter.wait()
         while self.optimizer.waits_for_others and not stop.wait(WAIT_SECONDS):
             check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
@@ -173,6 +174,7 @@ class TrainingLoop:
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
             update_samples=report.update_samples,
+            missed=report.reason,
             **{f"data_{name}": cost for name, cost in since.items()},
         )
         # After the log: if the peer is killed here, its log has all that it has reported to others.

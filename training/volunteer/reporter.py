@@ -6,7 +6,6 @@ import importlib.metadata
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,17 +16,98 @@ from training.storage.checked import packed, unpacked
 from training.storage.whole import move_aside, write_whole
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import MESSAGE_SECONDS, post_recipe
-from training.swarm.node.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
+from training.swarm.node.metrics import (
+    LARGEST_LOSS,
+    MOST_SEEN,
+    RECENT_EPOCHS,
+    TAIL,
+    MetricsBoard,
+    Missed,
+    MissedEpoch,
+    PeerRecord,
+    RecentEpoch,
+    Seen,
+)
 from training.swarm.node.tokens import post_tokens
 from training.swarm.peers.epochs import EpochReport
 from training.swarm.run.lineage import LineageMessage, post_lineage
 from training.volunteer.belonging import Belonging
 from training.volunteer.connection import Connection
+from training.volunteer.copies import own_voucher
 
-TOTALS_FILE = "contribution.json"
-"""File in the state folder with the peer's contribution over its whole life, restarts included."""
-TOTALS = ("samples", "seconds", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
-"""Fields of a record that the totals file keeps."""
+TOTAL_FILE = "contribution.json"
+"""File in the state folder with the samples of all starts of the program. Only the volunteer's own screen shows them:
+the monitor adds up what averages show."""
+MOST_SAMPLES = 10**12
+"""Largest total that the file may have."""
+
+
+class LastEpochs:
+    """The last epochs of a peer in one lineage, as its record tells them: done, missed, and what others brought.
+
+    Args:
+        peer_id: Id of this peer.
+    """
+
+    def __init__(self, peer_id: str):
+        self._own = peer_id[-TAIL:]
+        self._until: int | None = None
+        """Newest epoch that was done or missed, or that the peer's first weights had; None before there are any."""
+        self._done: dict[int, RecentEpoch] = {}
+        self._missed: dict[int, Missed] = {}
+        self._seen: dict[tuple[int, str], int | None] = {}
+        self.has_paused = False
+        """True if the peer has computed nothing for a while since the last epoch."""
+
+    def begin(self, epoch: int) -> None:
+        """Notes the epoch of the weights with which the peer begins."""
+        self._until = epoch
+
+    def miss(self, epoch: int, reason: Missed) -> None:
+        """Notes that the peer has missed an epoch, and all epochs before that it has not done."""
+        self._reach(epoch)
+        self._missed[epoch] = reason
+
+    def end(self, report: EpochReport, loss: float | None, seconds: float) -> None:
+        """Notes an epoch that the peer has ended; a repeated epoch replaces the earlier one.
+
+        Args:
+            report: Report on the epoch.
+            loss: Mean loss over the peer's samples; None if others would refuse it.
+            seconds: Seconds that the peer has trained for it.
+        """
+        epoch = report.epoch
+        self._reach(epoch)
+        for later in [one for one in (*self._done, *self._missed) if one >= epoch]:
+            self._done.pop(later, None)
+            self._missed.pop(later, None)
+        if loss is not None:
+            self._done[epoch] = RecentEpoch(epoch, loss, report.samples, time_of_day(), seconds)
+        if report.reason is not None:
+            self._missed[epoch] = report.reason
+        for peer, (theirs, samples) in report.brought.items():
+            self._seen[theirs, peer[-TAIL:]] = None if samples is None else min(round(samples), MOST_SAMPLES)
+
+    def _reach(self, epoch: int) -> None:
+        """Notes the epochs before this one that the peer has neither done nor missed yet."""
+        if self._until is not None:
+            reason = "paused" if self.has_paused else "catching up"
+            for passed in range(max(self._until + 1, epoch - RECENT_EPOCHS), epoch):
+                self._missed[passed] = reason
+        self._until, self.has_paused = epoch, False
+
+    def told(self) -> dict[str, list]:
+        """Returns the fields of the record. Of large groups each peer tells another part, so that all are told."""
+        seen = sorted(self._seen.items(), key=lambda item: (-item[0][0], item[0][1] <= self._own, item[0][1]))
+        self._seen = dict(seen[:MOST_SEEN])
+        first = (self._until or 0) - RECENT_EPOCHS
+        self._done = {epoch: one for epoch, one in sorted(self._done.items()) if epoch > first}
+        self._missed = {epoch: one for epoch, one in sorted(self._missed.items()) if epoch > first}
+        return {
+            "recent": list(self._done.values()),
+            "missed": [MissedEpoch(epoch, reason) for epoch, reason in self._missed.items()],
+            "seen": [Seen(epoch, peer, samples) for (epoch, peer), samples in self._seen.items()],
+        }
 
 
 class Reporter:
@@ -39,10 +119,10 @@ class Reporter:
         run: The recipe.
         connection: Connection to the run.
         belonging: The lineage that the peer trains.
-        state_dir: State folder, which keeps totals across restarts.
+        state_dir: State folder.
         micro_batch_size: Samples per forward pass.
         tokens: Digest of the tokens that the peer trains on.
-        warn: Called with a sentence if the totals cannot be kept.
+        warn: Called with a sentence if a file of the state folder cannot be used.
     """
 
     def __init__(
@@ -61,17 +141,18 @@ class Reporter:
         self._board = MetricsBoard(
             dht=self._dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds
         )
-        self._totals_file = state_dir / TOTALS_FILE
-        self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
-        """Lineage and result of each of the last epochs, for a monitor that was away when they ended."""
-        self._are_kept = True
-        """True if the totals were written when the last epoch ended."""
+        self._total_file = state_dir / TOTAL_FILE
+        self.samples = _read_total(self._total_file, warn)
+        """Samples that have entered an update, of this and all earlier starts of the program on this machine."""
+        self._is_kept = True
+        """True if the total was written when the last epoch ended."""
+        peer_id = str(self._identity.peer_id)
+        self._last = LastEpochs(peer_id)
         self.record = _first_record(
-            self._totals_file,
             name=connection.name,
-            peer_id=str(self._identity.peer_id),
+            peer_id=peer_id,
             micro_batch_size=micro_batch_size,
-            warn=warn,
+            voucher=own_voucher(state_dir, run.run_id, peer_id, warn),
         )
         """The peer's record; the trainer changes it, the thread posts it."""
         self._news, self._finished = threading.Event(), threading.Event()
@@ -83,17 +164,33 @@ class Reporter:
         self.record = self.record.copy(update=facts)
         self._news.set()
 
+    def begin(self, epoch: int) -> None:
+        """Notes the epoch of the weights with which the peer begins to train."""
+        self._last.begin(epoch)
+        self.update(epoch=epoch)
+
     def begin_anew(self) -> None:
         """Empties the record for another lineage that the peer joins; its totals stay."""
-        self.update(status="joining", epoch=0, loss=None, samples_per_second=0.0, group_size=0)
+        self._last = LastEpochs(self.record.peer_id)
+        nothing = {"epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0, **self._last.told()}
+        self.update(status="joining", **nothing)
+
+    def wait(self) -> None:
+        """Notes that the peer computes nothing for a while."""
+        self._last.has_paused = True
+        self.update(status="waiting", samples_per_second=0.0)
+
+    def miss_epoch(self, report: EpochReport) -> None:
+        """Notes an epoch that the others have ended without the peer."""
+        self._last.miss(report.epoch + 1, report.reason)
+        self.update(**self._last.told())
 
     def end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
         """Adds an epoch that the peer has trained in `seconds`, and keeps the totals."""
         before = self.record
         told = loss if loss <= LARGEST_LOSS else None  # others would refuse a record with a non-finite loss
-        if told is not None:
-            ended = RecentEpoch(epoch=report.epoch, loss=told, samples=report.samples, time=time_of_day())
-            self._recent.append((self._belonging.lineage.id, ended))
+        self._last.end(report, told, seconds)
+        self.samples += 0 if report.reason else report.samples
         self.update(
             status="training",
             epoch=report.epoch,
@@ -106,6 +203,7 @@ class Reporter:
             alone_epochs=before.alone_epochs + report.alone,
             bytes_sent=before.bytes_sent + report.bytes_sent,
             bytes_received=before.bytes_received + report.bytes_received,
+            **self._last.told(),
         )
         self._keep()
 
@@ -122,17 +220,17 @@ class Reporter:
             self._post().result(timeout=timeout_seconds)
 
     def _keep(self) -> None:
-        """Writes the totals. If the disk is full, training continues, and the volunteer is warned once."""
+        """Writes the total. If the disk is full, training continues, and the volunteer is warned once."""
         try:
-            write_whole(self._totals_file, packed({name: getattr(self.record, name) for name in TOTALS}))
-            self._are_kept = True
+            write_whole(self._total_file, packed({"samples": self.samples}))
+            self._is_kept = True
         except OSError as error:
-            if self._are_kept:
+            if self._is_kept:
                 self._warn(
-                    f"What you have contributed cannot be written to {self._totals_file} ({reason_of(error)}); "
-                    "training goes on. What is not written when this peer ends is missing from its totals later."
+                    f"What this machine has contributed cannot be written to {self._total_file} ({reason_of(error)}); "
+                    "training goes on. The run's leaderboard does not need this file, but this screen will count less."
                 )
-            self._are_kept = False
+            self._is_kept = False
 
     def _work(self) -> None:
         renewed, announced = -math.inf, None
@@ -150,35 +248,39 @@ class Reporter:
             self._news.clear()
 
     def _post(self):
-        record, lineage = self.record, self._belonging.lineage.id
-        # If an epoch was repeated, its last result counts.
-        ended = {one.epoch: one for of, one in list(self._recent) if of == lineage and one.epoch <= record.epoch}
-        recent = [ended[epoch] for epoch in sorted(ended)]
-        now = {"lineage": lineage, "time": time_of_day(), "recent": recent}
-        return self._board.post(record.copy(update=now), self._identity)
+        now = {"lineage": self._belonging.lineage.id, "time": time_of_day()}
+        return self._board.post(self.record.copy(update=now), self._identity)
 
 
-def _first_record(file: Path, *, warn: Callable[[str], None], **facts: object) -> PeerRecord:
-    """Makes the record of a joining peer, with the totals in the file; zeros if the file is missing.
+def _first_record(**facts: object) -> PeerRecord:
+    """Makes the record of a joining peer, with totals of zero."""
+    facts |= {"status": "joining", "epoch": 0, "loss": None, "version": _version(), "time": time_of_day()}
+    facts |= dict.fromkeys(("samples", "group_size", "averaged_epochs", "alone_epochs"), 0)
+    facts |= dict.fromkeys(("bytes_sent", "bytes_received"), 0)
+    return PeerRecord(**facts, seconds=0.0, samples_per_second=0.0)
 
-    A damaged file counts as missing, with a warning, and is renamed.
+
+def _read_total(file: Path, warn: Callable[[str], None]) -> int:
+    """Reads the total of earlier starts; 0 if the file is missing.
+
+    A damaged file, or one with a total that nobody can have, counts as missing, with a warning, and is renamed.
     """
-    facts |= {"status": "joining", "epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0}
-    facts |= {"version": _version(), "time": time_of_day()}
     try:
-        kept = unpacked(file.read_text(encoding="utf-8"))
-        return PeerRecord(**facts, **{name: kept[name] for name in TOTALS})
+        total = unpacked(file.read_text(encoding="utf-8"))["samples"]
+        if type(total) is not int or not 0 <= total <= MOST_SAMPLES:
+            raise ValueError("nobody can have contributed so many samples")
+        return total
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         aside = file.with_name(f"{file.name}.damaged")
         warn(
-            f"{file} with what you have contributed is damaged ({first_line(error)}) and now {aside}: this peer counts "
-            "from 0. What the run's monitor has counted before stays."
+            f"{file} with what this machine has contributed is damaged ({first_line(error)}) and now {aside}: this "
+            "screen counts from 0. What the run's monitor has counted stays."
         )
         with suppress(OSError):
             move_aside(file, aside)
-    return PeerRecord(**facts, **dict.fromkeys(TOTALS, 0) | {"seconds": 0.0})
+    return 0
 
 
 def _version() -> str:

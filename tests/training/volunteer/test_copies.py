@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from tests.training.roles import test_peer
 from training.swarm.node.identity import Identity
+from training.trust.proof import proven_peer_id, voucher_statement
 from training.volunteer import copies
 from training.volunteer.connection import Connection
-from training.volunteer.copies import LOOK_SECONDS, CopiedIdentity, Copies
-from training.volunteer.reporter import TOTALS_FILE
+from training.volunteer.copies import FIRST_KEY_FILE, LOOK_SECONDS, CopiedIdentity, Copies, own_voucher
+from training.volunteer.reporter import TOTAL_FILE
 from training.volunteer.settings import PeerSettings
 
 shards, own_run = test_peer.shards, test_peer.own_run
@@ -73,19 +75,45 @@ def test_a_word_that_makes_no_sense_is_nothing(board):
 
 
 def test_the_later_one_begins_anew_as_another_peer_of_the_same_name(board, tmp_path):
-    (tmp_path / TOTALS_FILE).write_text("{}")
+    (tmp_path / TOTAL_FILE).write_text("{}")
     (tmp_path / "place").write_text("here")
     one = board.program()
     one.is_second = True
     with pytest.raises(CopiedIdentity):
-        one.check(TOTALS_FILE)
+        one.check(TOTAL_FILE)
     before = board.identity.peer_id
     board.identity._lock.close()
     again = Identity(tmp_path)
-    assert again.peer_id != before and not (tmp_path / TOTALS_FILE).exists()
+    assert again.peer_id != before and not (tmp_path / TOTAL_FILE).exists()
     assert (tmp_path / "place").read_text() == "here"
     facts = dict.fromkeys(("run", "redial", "addresses", "link", "named"))
     assert Connection(settings=PeerSettings(initial_peers=()), identity=again, **facts).name == "ada"
+    voucher = own_voucher(tmp_path, "demo", str(again.peer_id), pytest.fail)
+    assert proven_peer_id(voucher.key, voucher_statement("demo", str(again.peer_id)), voucher.signature) == str(before)
+    assert os.stat(tmp_path / FIRST_KEY_FILE).st_mode & 0o77 == 0
+
+
+def test_a_copy_of_a_copy_is_vouched_for_by_the_first_key(board, tmp_path):
+    first = board.identity.peer_id
+    for _ in range(2):
+        copy = board.program()
+        copy.is_second = True
+        with pytest.raises(CopiedIdentity):
+            copy.check()
+        board.identity._lock.close()
+        board.identity = Identity(tmp_path)
+    own = str(board.identity.peer_id)
+    voucher = own_voucher(tmp_path, "demo", own, pytest.fail)
+    assert proven_peer_id(voucher.key, voucher_statement("demo", own), voucher.signature) == str(first)
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", bytes(range(256))])
+def test_a_damaged_first_key_vouches_for_nobody_and_is_told(tmp_path, content):
+    assert own_voucher(tmp_path, "demo", "QmAda", pytest.fail) is None
+    (tmp_path / FIRST_KEY_FILE).write_bytes(content)
+    told = []
+    assert own_voucher(tmp_path, "demo", "QmAda", told.append) is None
+    assert "counts for a volunteer of its own" in told[0]
 
 
 @pytest.mark.swarm

@@ -160,8 +160,8 @@ def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
         print(line)
 
 
-def _shown_names(run_dir: Path | None) -> dict[str, list[str]]:
-    """Peer id -> names on the dashboard."""
+def _shown_names(run_dir: Path | None) -> dict[str, str]:
+    """Peer id -> name on the dashboard."""
     if run_dir is None:
         return {}
     from training.publish.history.backup import HISTORY_FILE
@@ -193,7 +193,7 @@ def _show(register: Register, run_dir: Path | None) -> None:
         ends = f", last ticket over at {when(one['ticket_ends'])}" if one["ticket_ends"] else ""
         print(f"    {one['account']} ({standing}) since {when(one['joined'])}{ends}")
         for peer_id in peers.get(one["account"], ()):
-            print(f"        {peer_id}" + (f" as {', '.join(names[peer_id])}" if peer_id in names else ""))
+            print(f"        {peer_id}" + (f" as {names[peer_id]}" if peer_id in names else ""))
     if banned:
         print(f"Banned: {len(banned)}")
     for one in banned:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from training.publish.history.branches import Branches
 
-_OF_PEER = "FROM reports WHERE name = ? AND peer_id = ?"
+_OF_PEER = "FROM reports WHERE peer_id = ?"
 
 
 def drop_claims(connection: sqlite3.Connection, branches: Branches, peer_ids: Collection[str]) -> dict[str, int]:
@@ -23,21 +23,27 @@ def drop_claims(connection: sqlite3.Connection, branches: Branches, peer_ids: Co
         peer_ids: The peers that are banned.
 
     Returns:
-        Number of dropped samples by name; empty if there was nothing to drop.
+        Number of dropped samples by volunteer; empty if there was nothing to drop.
     """
     dropped: dict[str, int] = {}
-    for peer in connection.execute("SELECT name, peer_id, samples FROM peers").fetchall():
-        key = (peer["name"], peer["peer_id"])
-        if peer["peer_id"] in peer_ids and (left := _left_epochs(connection, branches, key)):
+    for peer_id, volunteer in connection.execute("SELECT peer_id, volunteer FROM peers").fetchall():
+        if peer_id in peer_ids and (left := _left_epochs(connection, branches, peer_id)):
+            before = _samples_of(connection, peer_id)
             for branch, epoch in left:
-                connection.execute(f"DELETE {_OF_PEER} AND branch = ? AND epoch = ?", (*key, branch, epoch))
+                connection.execute(f"DELETE {_OF_PEER} AND branch = ? AND epoch = ?", (peer_id, branch, epoch))
                 _sum_up_again(connection, branch, epoch)
-            dropped[peer["name"]] = dropped.get(peer["name"], 0) + _lower(connection, key, peer["samples"])
+            _begin_after_the_last(connection, peer_id)
+            dropped[volunteer] = dropped.get(volunteer, 0) + before - _samples_of(connection, peer_id)
     return dropped
 
 
-def _left_epochs(connection: sqlite3.Connection, branches: Branches, key: tuple[str, str]) -> list[tuple[int, int]]:
+def _samples_of(connection: sqlite3.Connection, peer_id: str) -> int:
+    return connection.execute("SELECT samples FROM peers WHERE peer_id = ?", (peer_id,)).fetchone()[0]
+
+
+def _left_epochs(connection: sqlite3.Connection, branches: Branches, peer_id: str) -> list[tuple[int, int]]:
     """Lists (branch, epoch) for each epoch that a peer has reported and the run has dropped."""
+    key = (peer_id,)
     newest = connection.execute(f"SELECT branch, max(epoch) {_OF_PEER} GROUP BY branch", key).fetchall()
     if all(branches.holder(branches.current, epoch) == branch for branch, epoch in newest):
         return []  # almost always, and known without a look at each epoch
@@ -45,17 +51,14 @@ def _left_epochs(connection: sqlite3.Connection, branches: Branches, key: tuple[
     return [(branch, epoch) for branch, epoch in reported if branches.holder(branches.current, epoch) != branch]
 
 
-def _lower(connection: sqlite3.Connection, key: tuple[str, str], before: int) -> int:
-    """Lowers a peer's total to the samples of its remaining reports. Returns how many samples it loses."""
-    kept, last = connection.execute(f"SELECT coalesce(sum(samples), 0), max(epoch) {_OF_PEER}", key).fetchone()
-    kept = min(kept, before)
+def _begin_after_the_last(connection: sqlite3.Connection, peer_id: str) -> None:
+    """Lets a peer begin after the last epoch of its remaining reports, if its ban is lifted."""
+    kept = connection.execute(f"SELECT coalesce(sum(samples), 0), max(epoch) {_OF_PEER}", (peer_id,)).fetchone()
     connection.execute(
-        """UPDATE peers SET samples = ?1, since_samples = ?1, since_epoch = ?2,
-        seconds = seconds * ?1 / max(samples, 1), branch = NULL, active = FALSE, samples_per_second = NULL
-        WHERE name = ?3 AND peer_id = ?4""",
-        (kept, last, *key),
+        """UPDATE peers SET since_samples = ?, since_epoch = ?, branch = NULL, active = FALSE, samples_per_second = NULL
+        WHERE peer_id = ?""",
+        (*kept, peer_id),
     )
-    return before - kept
 
 
 def _sum_up_again(connection: sqlite3.Connection, branch: int, epoch: int) -> None:

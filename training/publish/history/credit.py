@@ -1,63 +1,91 @@
-"""Credits volunteers with samples, but with no more than the epochs that they report can have had.
+"""Credit: the samples of a peer that count, as far as the averages of other volunteers show them.
 
-A peer reports its own totals. We believe them for the epochs that its record lists, for the current epoch, and for
-epochs that no monitor has watched: for each epoch, at most twice the samples that end an epoch for all peers together
-(`MOST_BATCHES`).
+A peer's record lists its samples of each epoch, and the samples that it has seen others bring to its averages. No
+peer's word on its own samples counts for more than what other volunteers have seen of it. Where nobody else has
+averaged in an epoch, as when a volunteer trains alone, the peer's own word counts, up to `MOST_BATCHES` times the
+samples that end an epoch for all peers together. Totals, which a peer may have read from its disk, never count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median_low
 
-from training.swarm.peers.epochs import MOST_BATCHES
+from training.swarm.node.metrics import Missed, PeerRecord
 
-if TYPE_CHECKING:  # pages read a history where hivemind is not installed
-    from training.swarm.node.metrics import PeerRecord
-
-EPOCHS_BEFORE_ALL = 64
-"""Epochs that a newcomer may have trained before a history has its first epoch."""
+LEAST_SECONDS = 600
+"""Seconds of computing from which a volunteer counts as one who has contributed: ten minutes (paper, section 3.4)."""
 
 
-def with_believed_epochs(record: PeerRecord, target_batch_size: int | None) -> PeerRecord:
+def with_believed_epochs(record: PeerRecord, most: float) -> PeerRecord:
     """Returns a record whose epochs have at most as many samples as one peer can have in an epoch.
 
     Args:
         record: Record of a peer, as it came.
-        target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
+        most: Largest number of samples of one peer in an epoch.
     """
-    if target_batch_size is None:
-        return record
-    most = MOST_BATCHES * target_batch_size
-    recent = [(epoch, loss, min(given, most), ended) for epoch, loss, given, ended in record.recent]
-    return record.copy(update={"recent": recent})
+    return record.copy(update={"recent": [one._replace(samples=min(one.samples, most)) for one in record.recent]})
 
 
-def believed_totals(
-    record: PeerRecord,
-    target_batch_size: int | None,
-    *,
-    since_epoch: int | None,
-    since_samples: int,
-    unwatched: int,
-    told: Collection[int],
-) -> tuple[int, int]:
-    """Believed totals of a peer's samples: without those of the current epoch, and with them.
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """The averages of an epoch, by the records of the volunteers that took part."""
+
+    averaged: set[str] = field(default_factory=set)
+    """Volunteers whose peers have averaged with others."""
+    samples: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    """Samples of each peer, by the end of its id and by the volunteer that has seen them; None: it sees no numbers."""
+
+
+def what_averages_show(
+    records: Iterable[PeerRecord], volunteers: Mapping[str, str]
+) -> dict[tuple[str | None, int], Averages]:
+    """Collects what the records say of others, by lineage and epoch.
 
     Args:
-        record: Record of a peer, from `with_believed_epochs`.
-        target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
-        since_epoch: Last epoch of the peer that the history has counted; None if it has counted none.
-        since_samples: The peer's total at the end of that epoch.
-        unwatched: Number of later epochs, before those that the record lists, that no other peer has reported.
-        told: Epochs already counted for the peer, such as those from before a restart.
+        records: Records of all peers.
+        volunteers: Volunteer of each peer id.
     """
-    if target_batch_size is None:
-        return record.samples, record.samples
-    most, since = MOST_BATCHES * target_batch_size, -1 if since_epoch is None else since_epoch
-    listed = {epoch: given for epoch, _, given, _ in record.recent}
-    if not listed and record.loss is not None:
-        listed = {record.epoch: most}
-    new = sum(given for epoch, given in listed.items() if since < epoch <= record.epoch and epoch not in told)
-    ended = since_samples + new + most * unwatched
-    return min(record.samples, ended), min(record.samples, ended + most)
+    found: dict[tuple[str | None, int], Averages] = {}
+    for record in records:
+        witness = volunteers[record.peer_id]
+        for epoch, peer, samples in record.seen:
+            shown = found.setdefault((record.lineage, epoch), Averages())
+            shown.averaged.add(witness)
+            shown.samples.setdefault(peer, {})[witness] = samples
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Samples of a peer in an epoch that count."""
+
+    samples: int
+    witnesses: int
+    """Number of other volunteers whose averages show the peer."""
+    missed: Missed | None
+    """Reason why none count; None if some do."""
+
+
+def credit_of(samples: int, said: Missed | None, seen: Mapping[str, int | None], *, others_averaged: bool) -> Credit:
+    """Returns the credit for an epoch that a peer has reported.
+
+    Args:
+        samples: Samples by the peer's own word.
+        said: Reason by the peer's own word why the update has none of them; None if it says that it has.
+        seen: Samples of the peer by the word of each other volunteer that averaged with it; None: it sees no numbers.
+        others_averaged: True if other volunteers have averaged in this epoch, with or without the peer.
+
+    >>> credit_of(10**9, None, {"ada": 40, "alan": 40}, others_averaged=True)
+    Credit(samples=40, witnesses=2, missed=None)
+    >>> credit_of(40, None, {}, others_averaged=True)
+    Credit(samples=0, witnesses=0, missed='unreachable')
+    """
+    told = [one for one in seen.values() if one is not None]
+    if told:
+        samples = min(samples, median_low(told))
+    elif not seen and (others_averaged or said is not None):
+        samples = 0
+    reason = None if samples else said or ("refused" if seen else "unreachable")
+    return Credit(samples, len(seen), reason)

@@ -3,8 +3,8 @@
 Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last
 observation. A peer's record repeats its recent epochs, so the history also has epochs that ended while no monitor
 watched. An epoch's loss is the mean of its peers' losses, weighted by the samples that each contributed to it. Readers
-(the live API, the export) open the same file concurrently. The history identifies a volunteer by name: all peers with
-the same name, one after another or at once, add to one total, as one person's machines did in the 2021 run.
+(the live API, the export) open the same file concurrently. All peers of a volunteer (`volunteers`), one after another
+or at once, add to one total, which counts the samples that averages show (`credit`).
 
 A run that goes back to an earlier epoch continues as a new branch (`branches`), so no epoch mixes the samples of two
 trainings. The epochs that the run has dropped stay in the file, except for what banned peers have claimed of them.
@@ -20,19 +20,21 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import Literal
 
 from training.errors import BadInput, TrainingError
 from training.processes.servers.only_one import is_locked
 from training.publish.history.backup import mend
 from training.publish.history.banned import drop_claims
+from training.publish.history.board import contribution, count_contributors, leaderboard, pages
 from training.publish.history.branches import Branches
-from training.publish.history.credit import EPOCHS_BEFORE_ALL, believed_totals, with_believed_epochs
+from training.publish.history.credit import Averages, credit_of, what_averages_show, with_believed_epochs
 from training.publish.history.schema import (
     SCHEMA_VERSION,
     SHOWN_COLUMNS,
@@ -44,21 +46,19 @@ from training.publish.history.schema import (
     version_of,
 )
 from training.publish.history.sound import DamagedHistory, is_damage, open_seal, seal
+from training.publish.history.volunteers import note_volunteer, voucher_of
 from training.publish.showcase import Shown
 from training.recipe import parse_recipe
+from training.swarm.node.metrics import RECENT_EPOCHS, TAIL, Missed, PeerRecord, RecentEpoch
 from training.swarm.peers.epochs import MOST_BATCHES
-
-if TYPE_CHECKING:  # pages read a history where hivemind is not installed
-    from training.swarm.node.metrics import PeerRecord
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
 
+_REPORT = """INSERT INTO reports (branch, epoch, peer_id, loss, samples, credited, seconds)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
 SAME_EPOCH_SECONDS = 10.0
 """Peers of a group end an epoch within this time of each other. Peers do an epoch again only after all have left."""
-MOST_NAMES = 8
-"""Most names of one peer. A volunteer may begin again under another name; a peer that has a new name at each look is
-noted under its last one."""
 
 
 class HistoryReader:
@@ -207,8 +207,9 @@ class HistoryReader:
             f"""WITH bounds AS (SELECT {first_of("reports", ":since")} AS first, {last_of("reports")} AS last),
             width AS (SELECT 1 + coalesce(last - first, 0) / :points AS epochs FROM bounds)
             SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
-            FROM shown_reports, width
-            WHERE epoch > :since AND (:names IS NULL OR name IN (SELECT value FROM json_each(:names)))
+            FROM shown_reports, width, (SELECT peer_id, volunteers.name FROM peers JOIN volunteers ON id = volunteer
+                WHERE :names IS NULL OR volunteers.name IN (SELECT value FROM json_each(:names))) USING (peer_id)
+            WHERE epoch > :since
             GROUP BY name, epoch / width.epochs ORDER BY name, 2""",
             {"since": since, "points": max_points, "names": None if names is None else json.dumps(list(names))},
         )
@@ -219,46 +220,38 @@ class HistoryReader:
 
     def count_names(self) -> int:
         """Volunteers that have ever taken part."""
-        return self._rows("SELECT count(DISTINCT name) AS n FROM peers")[0]["n"]
+        return self._rows("SELECT count(*) AS n FROM volunteers")[0]["n"]
 
     def first_names(self, most: int) -> list[str]:
         """Names of the volunteers that have contributed most."""
-        query = "SELECT name FROM peers GROUP BY name ORDER BY sum(samples) DESC, name LIMIT ?"
+        query = """SELECT volunteers.name FROM peers JOIN volunteers ON id = volunteer
+            GROUP BY id ORDER BY sum(samples) DESC, volunteers.name LIMIT ?"""
         return [row["name"] for row in self._rows(query, most)]
 
-    def names_of_peers(self) -> dict[str, list[str]]:
-        """The names under which each peer, by its id, has taken part."""
-        found: dict[str, list[str]] = {}
-        for row in self._rows("SELECT peer_id, name FROM peers ORDER BY peer_id, name"):
-            found.setdefault(row["peer_id"], []).append(row["name"])
-        return found
+    def names_of_peers(self) -> dict[str, str]:
+        """The shown name of each peer's volunteer, by peer id."""
+        rows = self._rows("SELECT peer_id, volunteers.name FROM peers JOIN volunteers ON id = volunteer")
+        return {row["peer_id"]: row["name"] for row in rows}
 
-    def leaderboard(self, *, most: int | None = None, offset: int = 0) -> list[dict]:
-        """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none.
+    def leaderboard(self, *, hours: int | None = None, most: int | None = None, offset: int = 0) -> list[dict]:
+        """Volunteers by credited samples; see `board.leaderboard`."""
+        with self._reading() as connection:
+            return leaderboard(connection, now=self._clock(), hours=hours, most=most, offset=offset)
 
-        Args:
-            most: Largest number of volunteers to return; None: all.
-            offset: Number of volunteers to skip.
-        """
-        # The page is cut out before epochs are counted: counting those of all volunteers takes seconds in a large run.
-        rows = self._rows(
-            """SELECT name, samples, seconds, active, last_seen, samples_per_second,
-                (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
-                 ORDER BY active DESC, last_seen DESC, peer_id LIMIT 1) AS peer_id,
-                (SELECT count(*) FROM (SELECT DISTINCT branch, epoch FROM reports WHERE name = totals.name)) AS epochs
-            FROM (
-                SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
-                    max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second
-                FROM peers GROUP BY name ORDER BY samples DESC, name LIMIT ? OFFSET ?
-            ) AS totals""",
-            -1 if most is None else most,
-            offset,
-        )
-        total = self.total_samples()
-        for row in rows:
-            row["active"] = bool(row["active"])
-            row["share"] = row["samples"] / total if total else None
-        return rows
+    def count_contributors(self, *, hours: int | None = None) -> dict[str, int]:
+        """Numbers of volunteers; see `board.count_contributors`."""
+        with self._reading() as connection:
+            return count_contributors(connection, now=self._clock(), hours=hours)
+
+    def pages(self) -> list[str]:
+        """Ids of all volunteers' pages."""
+        with self._reading() as connection:
+            return pages(connection)
+
+    def contribution(self, page: str) -> dict | None:
+        """What the volunteer with this page has contributed; see `board.contribution`."""
+        with self._reading() as connection:
+            return contribution(connection, page, now=self._clock())
 
     def snapshots(self) -> list[dict]:
         """Pictures or texts that the model made of the fixed prompts, oldest first: epoch, time, pictures.
@@ -277,7 +270,9 @@ class HistoryReader:
 
     def events(self, limit: int = 200) -> list[dict]:
         """The latest events, oldest first: time, kind, name, text."""
-        return self._rows("SELECT time, kind, name, text FROM events ORDER BY number DESC LIMIT ?", limit)[::-1]
+        query = """SELECT time, kind, coalesce(volunteers.name, events.name) AS name, text
+            FROM events LEFT JOIN volunteers ON id = volunteer ORDER BY number DESC LIMIT ?"""
+        return self._rows(query, limit)[::-1]
 
 
 class History(HistoryReader):
@@ -309,8 +304,12 @@ class History(HistoryReader):
         clock: Callable[[], float] = time.time,
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._expiration_seconds, self._target_batch_size = expiration_seconds, target_batch_size
+        self._expiration_seconds = expiration_seconds
+        self._most_samples = math.inf if target_batch_size is None else MOST_BATCHES * target_batch_size
         self._watching_since = clock()
+        self._run_id = run_id
+        self._averages: dict[tuple[str | None, int], Averages] = {}
+        """What averages show by the records of the last observation."""
         self._lock_file = _lock_path(path).open("a")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,12 +366,6 @@ class History(HistoryReader):
                 f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
             )
         open_seal(self._connection)
-        with self._writing() as connection:
-            # Without it, a volunteer's losses and epochs are searched for among those of all volunteers.
-            connection.execute("CREATE INDEX IF NOT EXISTS reports_by_name ON reports (name)")
-            # Nor is each peer that comes searched for among all events, and its names among all peers.
-            connection.execute("CREATE INDEX IF NOT EXISTS events_by_name ON events (kind, name)")
-            connection.execute("CREATE INDEX IF NOT EXISTS peers_by_id ON peers (peer_id)")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -419,13 +412,20 @@ class History(HistoryReader):
             if (text := self._branches(connection, now).enter(lineage, ancestors)) is not None:
                 self._add_event(connection, now, "branch", "the run", text)
 
-    def observe(self, records: Sequence[PeerRecord], *, banned: Collection[str] = ()) -> None:
+    def observe(
+        self,
+        records: Sequence[PeerRecord],
+        *,
+        accounts: Mapping[str, str] = MappingProxyType({}),
+        banned: Collection[str] = (),
+    ) -> None:
         """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time.
 
         Records of a lineage that is not of this run are left out.
 
         Args:
             records: Records of all peers.
+            accounts: Accounts in the tickets of peers, by peer id; none in an open run.
             banned: Peers whose records are left out; what they reported of epochs that the run has dropped is deleted.
         """
         now = self._clock()
@@ -433,34 +433,103 @@ class History(HistoryReader):
             self._forget_later_than(connection, now)
             branches = self._branches(connection, now)
             epochs: dict[tuple[int, int], float] = {}
-            for name, samples in (drop_claims(connection, branches, banned) if banned else {}).items():
+            for volunteer, samples in (drop_claims(connection, branches, banned) if banned else {}).items():
                 told = (
                     f"is banned; {samples} samples that it claimed after the epoch that the run went back to are gone"
                 )
-                self._add_event(connection, now, "branch", name, told)
-            for record in records:
-                if record.peer_id not in banned and branches.of_lineage(record.lineage) is not None:
-                    for epoch, ended_at in self._observe_one(connection, branches, record, now).items():
-                        epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
+                self._add_event(connection, now, "branch", "", told, volunteer)
+            believed = [
+                with_believed_epochs(record, self._most_samples)
+                for record in records
+                if record.peer_id not in banned and branches.of_lineage(record.lineage) is not None
+            ]
+            for record in believed:
+                account = accounts.get(record.peer_id)
+                for epoch, ended_at in self._observe_one(connection, branches, record, account, now).items():
+                    epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
             self._expire(connection, now)
             for (branch, epoch), ended_at in epochs.items():
                 self._sum_up_epoch(connection, branch, epoch, ended_at)
+            self._credit(connection, believed, {epoch for _, epoch in epochs})
 
     def _branches(self, connection: sqlite3.Connection, now: float) -> Branches:
         return Branches(connection, now=now, present_since=now - self._expiration_seconds)
 
+    def _credit(self, connection: sqlite3.Connection, records: Sequence[PeerRecord], new: Collection[int]) -> None:
+        """Credits the peers for their epochs, where the records say something new.
+
+        A volunteer that leaves, or whose record becomes too old, takes nothing back: as long as fewer volunteers show a
+        peer than before, its credit stays.
+
+        Args:
+            connection: Connection to the history, in a transaction.
+            records: Records of all peers.
+            new: Epochs that some of them have reported now.
+        """
+        volunteers = dict(connection.execute("SELECT peer_id, volunteer FROM peers").fetchall())
+        before, self._averages = self._averages, what_averages_show(records, volunteers)
+        for record in records:
+            own, missed = volunteers[record.peer_id], dict(record.missed)
+            seconds = {record.epoch: 0.0} | {one.epoch: one.seconds for one in record.recent}
+            for epoch in seconds:
+                shown = self._averages.get((record.lineage, epoch), Averages())
+                if epoch not in new and shown == before.get((record.lineage, epoch), Averages()):
+                    continue
+                seen = shown.samples.get(record.peer_id[-TAIL:], {})
+                seen = {witness: samples for witness, samples in seen.items() if witness != own}
+                others = bool(shown.averaged - {own})
+                told = (record.peer_id, epoch, seconds[epoch], missed.get(epoch))
+                self._credit_epoch(connection, *told, seen, others_averaged=others)
+
+    def _credit_epoch(
+        self,
+        connection: sqlite3.Connection,
+        peer_id: str,
+        epoch: int,
+        seconds: float,
+        said: Missed | None,
+        seen: Mapping[str, int | None],
+        *,
+        others_averaged: bool,
+    ) -> None:
+        """Credits a peer for its last report of an epoch; see `credit_of`."""
+        query = "SELECT branch, samples, witnesses FROM reports WHERE peer_id = ? AND epoch = ? ORDER BY branch DESC"
+        report = connection.execute(query, (peer_id, epoch)).fetchone()
+        if report is None or len(seen) < report["witnesses"]:
+            return
+        key = (peer_id, report["branch"], epoch)
+        credit = credit_of(report["samples"], said, seen, others_averaged=others_averaged)
+        query = """SELECT (SELECT time FROM epochs WHERE branch = ?1 AND epoch = ?2) - coalesce(
+            (SELECT time FROM epochs WHERE branch = ?1 AND epoch < ?2 ORDER BY epoch DESC),
+            (SELECT CAST(value AS REAL) FROM run WHERE key = 'started_at'))"""
+        (longest,) = connection.execute(query, key[1:]).fetchone()
+        values = (credit.samples, max(0.0, min(seconds, longest)), credit.witnesses, *key)
+        query = """UPDATE reports SET credited = ?, seconds = ?, witnesses = ?
+            WHERE peer_id = ? AND branch = ? AND epoch = ?"""
+        connection.execute(query, values)
+        connection.execute("DELETE FROM missed WHERE peer_id = ? AND branch = ? AND epoch = ?", key)
+        if credit.missed is not None:
+            connection.execute("INSERT INTO missed VALUES (?, ?, ?, ?)", (*key, credit.missed))
+
     def _observe_one(
-        self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float
+        self,
+        connection: sqlite3.Connection,
+        branches: Branches,
+        record: PeerRecord,
+        account: str | None,
+        now: float,
     ) -> dict[tuple[int, int], float]:
         """Takes in one record. Returns the new epochs that it reports, as `{(branch, epoch): time of the end}`."""
-        record = _under_noted_name(connection, with_believed_epochs(record, self._target_batch_size))
-        key = (record.name, record.peer_id)
-        known = self._known(connection, branches, record, now)
-        if known["record_time"] == record.time:
+        key = (record.peer_id,)
+        known = connection.execute("SELECT * FROM peers WHERE peer_id = ?", key).fetchone()
+        if known is not None and known["record_time"] == record.time:
             return {}
-        ended, total = self._totals(connection, branches, known, record)
-        record = record.copy(update={"samples": total})
-        self._note_coming_and_going(connection, known, record, now)
+        vouching = voucher_of(record, self._run_id)
+        named = {"account": account, "vouching": vouching}
+        volunteer = note_volunteer(connection, record.peer_id, record.name, **named)
+        if known is None:
+            known = self._add_peer(connection, branches, record, volunteer, now)
+        self._note_coming_and_going(connection, known, volunteer, record, now)
         base = known["since_epoch"]
         epochs = 1 if base is None else record.epoch - base
         samples = record.samples - known["since_samples"]
@@ -469,7 +538,7 @@ class History(HistoryReader):
         has_restarted = record.status == "joining" or (base is not None and record.epoch < base)
         goes_on = not has_restarted and self._goes_on(connection, branches, known, record, now)
         if not goes_on:  # nor does it keep the branch, on which it was, from being left by all
-            connection.execute("UPDATE peers SET branch = NULL WHERE name = ? AND peer_id = ?", key)
+            connection.execute("UPDATE peers SET branch = NULL WHERE peer_id = ?", key)
         branch = branches.note(known["branch"], record.lineage, record.epoch) if goes_on else None
         reported = {}
         if finished:
@@ -479,55 +548,45 @@ class History(HistoryReader):
                 text = f"all had left; those who have come back go on from epoch {since}"
                 self._add_event(connection, now, "branch", "the run", text)
             # Without its recent epochs, the samples since the record before count evenly for all epochs since then.
-            last = (record.epoch, record.loss, max(1, samples // epochs), record.time)
-            for epoch, loss, given, ended_at in _recent(record, since) or [last]:
+            last = (record.epoch, record.loss, min(max(1, samples // epochs), self._most_samples), record.time, 0.0)
+            for epoch, loss, given, ended_at, seconds in _recent(record, since) or [last]:
                 holder = branches.holder(branch, epoch)
                 reported[holder, epoch] = _ended_at(record, ended_at, now)
                 connection.execute(
-                    "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
+                    f"""{_REPORT} ON CONFLICT DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
+                    credited = excluded.credited, seconds = excluded.seconds, witnesses = 0""",
+                    (holder, epoch, *key, loss, given, given, seconds),
                 )
         elif base is None:
             reported = self._fill_gaps(connection, branches, record, now)
+        self._note_missed(connection, branches, branch, record)
         connection.execute(
-            """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
-            seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
-            WHERE name = ? AND peer_id = ?""",
+            """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?,
+            samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ? WHERE peer_id = ?""",
             (
                 now,
                 record.status != "leaving",
                 record.time,
-                record.samples,
-                record.seconds,
                 _finite(record.samples_per_second),
                 _epoch_of(record),
                 # What a peer gave before it was started again belongs to no epoch that it does from now on.
-                ended if finished or samples < 0 or has_restarted else known["since_samples"],
+                record.samples if finished or samples < 0 or has_restarted else known["since_samples"],
                 branch,
                 *key,
             ),
         )
         return reported
 
-    def _totals(
-        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, record: PeerRecord
-    ) -> tuple[int, int]:
-        """Returns the samples that a peer can have, without those of the current epoch and with them."""
-        base, key = known["since_epoch"], (record.name, record.peer_id)
-        number = branches.of_lineage(record.lineage) if known["branch"] is None else known["branch"]
-        query = "SELECT 1 FROM reports WHERE branch = ? AND epoch = ? AND name = ? AND peer_id = ?"
-        told = [
-            epoch
-            for epoch in {record.epoch, *(one[0] for one in record.recent)}
-            if connection.execute(query, (branches.holder(number, epoch), epoch, *key)).fetchone()
-        ]
-        return believed_totals(
-            record,
-            self._target_batch_size,
-            since_epoch=base,
-            since_samples=known["since_samples"],
-            unwatched=0 if base is None else _unwatched(connection, base, _first_recent(record)),
-            told=told,
-        )
+    def _note_missed(
+        self, connection: sqlite3.Connection, branches: Branches, branch: int | None, record: PeerRecord
+    ) -> None:
+        """Notes the last epochs that a peer says it has missed, if it has no samples of them."""
+        number = branches.of_lineage(record.lineage) if branch is None else branch
+        done = {one.epoch for one in record.recent if one.samples}
+        for epoch, reason in record.missed:
+            if epoch not in done and abs(record.epoch - epoch) <= RECENT_EPOCHS:
+                row = (record.peer_id, branches.holder(number, epoch), epoch, reason)
+                connection.execute("INSERT OR IGNORE INTO missed VALUES (?, ?, ?, ?)", row)
 
     def _goes_on(
         self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, record: PeerRecord, now: float
@@ -545,7 +604,7 @@ class History(HistoryReader):
             return False
         return not any(
             self._is_of_another_time(connection, branches.holder(number, epoch), epoch, record, by_its_clock, now)
-            for epoch, _, given, by_its_clock in record.recent
+            for epoch, _, given, by_its_clock, _ in record.recent
             if given and epoch <= record.epoch
         )
 
@@ -578,52 +637,46 @@ class History(HistoryReader):
         """
         number = branches.of_lineage(record.lineage)
         told: dict[tuple[int, int], float] = {}
-        for epoch, loss, given, by_its_clock in record.recent:
+        for epoch, loss, given, by_its_clock, seconds in record.recent:
             holder = branches.holder(number, epoch)
             is_another = _ended_at(record, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
             is_another |= self._is_of_another_time(connection, holder, epoch, record, by_its_clock, now)
             is_another |= _is_counted(connection, record, epoch, loss, given)
             if epoch > record.epoch or not given or is_another:
                 continue
-            row = (holder, epoch, record.name, record.peer_id, loss, given)
-            if connection.execute("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
+            row = (holder, epoch, record.peer_id, loss, given, given, seconds)
+            if connection.execute(f"{_REPORT} ON CONFLICT DO NOTHING", row).rowcount:
                 told[holder, epoch] = _ended_at(record, by_its_clock, now)
                 branches.reach(number, epoch)
         return told
 
-    def _known(self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, now: float) -> sqlite3.Row:
-        """Returns a peer's row of the table `peers`, and makes the row of a new peer.
+    def _add_peer(
+        self, connection: sqlite3.Connection, branches: Branches, record: PeerRecord, volunteer: str, now: float
+    ) -> sqlite3.Row:
+        """Makes the row of a new peer.
 
         A peer that came while no monitor watched also gets credit for those of its recent epochs that are newer than
         all epochs seen: its row begins before them.
         """
-        key = (record.name, record.peer_id)
-        query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
-        if (known := connection.execute(query, key).fetchone()) is not None:
-            return known
         unseen = _recent(record, branches.newest_before(record.lineage))
-        before = unseen[0][0] - 1 if unseen else _epoch_of(record)
-        samples = record.samples - sum(given for _, _, given, _ in unseen)
-        if self._target_batch_size is not None:  # what it did before, a monitor has seen, unless there was none
-            (newest,) = connection.execute("SELECT max(epoch) FROM epochs").fetchone()
-            last = before if before is not None else EPOCHS_BEFORE_ALL if newest is None else newest
-            unwatched = _unwatched(connection, 0, 1 + last)
-            samples = min(samples, MOST_BATCHES * self._target_batch_size * unwatched)
+        before = unseen[0].epoch - 1 if unseen else _epoch_of(record)
+        samples = record.samples - sum(one.samples for one in unseen)
         connection.execute(
-            "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
-            (*key, now, before, max(0, samples)),
+            """INSERT INTO peers (peer_id, volunteer, name, first_seen, last_seen, active, since_epoch, since_samples)
+            VALUES (?, ?, ?, ?, ?, FALSE, ?, ?)""",
+            (record.peer_id, volunteer, record.name, now, now, before, max(0, samples)),
         )
-        return connection.execute(query, key).fetchone()
+        return connection.execute("SELECT * FROM peers WHERE peer_id = ?", (record.peer_id,)).fetchone()
 
     def _note_coming_and_going(
-        self, connection: sqlite3.Connection, known: sqlite3.Row, record: PeerRecord, now: float
+        self, connection: sqlite3.Connection, known: sqlite3.Row, volunteer: str, record: PeerRecord, now: float
     ) -> None:
         if record.status != "leaving" and not known["active"]:
-            query = "SELECT 1 FROM events WHERE kind = 'joined' AND name = ?"
-            again = connection.execute(query, (record.name,)).fetchone()
-            self._add_event(connection, now, "joined", record.name, "is back" if again else "joined the run")
+            query = "SELECT 1 FROM events WHERE kind = 'joined' AND volunteer = ?"
+            again = connection.execute(query, (volunteer,)).fetchone()
+            self._add_event(connection, now, "joined", "", "is back" if again else "joined the run", volunteer)
         elif record.status == "leaving" and known["active"]:
-            self._add_event(connection, now, "left", record.name, "left the run")
+            self._add_event(connection, now, "left", "", "left the run", volunteer)
 
     def _forget_later_than(self, connection: sqlite3.Connection, now: float) -> None:
         """Replaces times later than `now`, which come from a clock that was ahead, by `now`.
@@ -637,11 +690,11 @@ class History(HistoryReader):
         """Marks peers whose record has expired as gone. Only the time since this monitor started counts as silence: a
         restarted monitor does not know when peers left before."""
         gone = connection.execute(
-            "SELECT name, peer_id, last_seen FROM peers WHERE active AND max(last_seen, ?) < ?",
+            "SELECT volunteer, peer_id, last_seen FROM peers WHERE active AND max(last_seen, ?) < ?",
             (self._watching_since, now - self._expiration_seconds),
         ).fetchall()
-        for name, peer_id, last_seen in gone:
-            connection.execute("UPDATE peers SET active = FALSE WHERE name = ? AND peer_id = ?", (name, peer_id))
+        for volunteer, peer_id, last_seen in gone:
+            connection.execute("UPDATE peers SET active = FALSE WHERE peer_id = ?", (peer_id,))
             unseen = last_seen < self._watching_since
             # It may train on, and only not have found the run's servers again since they were away too.
             text = (
@@ -649,7 +702,7 @@ class History(HistoryReader):
                 if unseen
                 else f"left: no word for {now - last_seen:.0f} s"
             )
-            self._add_event(connection, now, "unseen" if unseen else "left", name, text)
+            self._add_event(connection, now, "unseen" if unseen else "left", "", text, volunteer)
 
     def _sum_up_epoch(self, connection: sqlite3.Connection, branch: int, epoch: int, ended_at: float) -> None:
         connection.execute(
@@ -668,8 +721,18 @@ class History(HistoryReader):
         with self._writing() as connection:
             self._add_event(connection, self._clock(), kind, name, text)
 
-    def _add_event(self, connection: sqlite3.Connection, now: float, kind: EventKind, name: str, text: str) -> None:
-        connection.execute("INSERT INTO events (time, kind, name, text) VALUES (?, ?, ?, ?)", (now, kind, name, text))
+    def _add_event(
+        self,
+        connection: sqlite3.Connection,
+        now: float,
+        kind: EventKind,
+        name: str,
+        text: str,
+        volunteer: str | None = None,
+    ) -> None:
+        """Appends an event of a volunteer, whose name is looked up when it is shown, or of the named server."""
+        query = "INSERT INTO events (time, kind, name, text, volunteer) VALUES (?, ?, ?, ?, ?)"
+        connection.execute(query, (now, kind, name, text, volunteer))
 
     def add_snapshot(self, epoch: int, pictures: Sequence[Shown], *, lineage: str | None = None) -> None:
         """Stores the pictures of an epoch, in place of earlier ones of the same epoch.
@@ -720,27 +783,11 @@ def _ended_at(record: PeerRecord, by_its_clock: float, now: float) -> float:
 
 def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, loss: float, samples: int) -> bool:
     """Returns whether the history has this report of an epoch already. A repeated epoch has another loss."""
-    query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
-    return connection.execute(query, (epoch, record.name, record.peer_id, loss, samples)).fetchone() is not None
+    query = "SELECT 1 FROM reports WHERE epoch = ? AND peer_id = ? AND loss = ? AND samples = ?"
+    return connection.execute(query, (epoch, record.peer_id, loss, samples)).fetchone() is not None
 
 
-def _under_noted_name(connection: sqlite3.Connection, record: PeerRecord) -> PeerRecord:
-    """Returns the record, under the peer's last name if it comes with a new name and has had `MOST_NAMES` already."""
-    query = "SELECT name FROM peers WHERE peer_id = ? ORDER BY last_seen DESC, name"
-    names = [name for (name,) in connection.execute(query, (record.peer_id,))]
-    if record.name in names or len(names) < MOST_NAMES:
-        return record
-    return record.copy(update={"name": names[0]})
-
-
-def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
-    """Number of epochs after one and before another that no peer has reported."""
-    query = "SELECT count(DISTINCT epoch) FROM epochs WHERE epoch > ? AND epoch < ?"
-    (told,) = connection.execute(query, (after, before)).fetchone()
-    return max(0, before - after - 1 - told)
-
-
-def _recent(record: PeerRecord, since: int) -> list[tuple[int, float, int, float]]:
+def _recent(record: PeerRecord, since: int) -> list[RecentEpoch]:
     """The epochs after `since` that a record repeats; empty if it does not repeat its last epoch."""
     recent = [one for one in record.recent if since < one[0] <= record.epoch and one[2] > 0]
     return recent if recent and recent[-1][0] == record.epoch else []
@@ -748,7 +795,7 @@ def _recent(record: PeerRecord, since: int) -> list[tuple[int, float, int, float
 
 def _first_recent(record: PeerRecord) -> int:
     """First epoch that a record reports: the oldest that it repeats, or its last epoch if it repeats no older one."""
-    return min([record.epoch, *(epoch for epoch, _, _, _ in record.recent)])
+    return min([record.epoch, *(one.epoch for one in record.recent)])
 
 
 def _finite(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.errors import BadInput, TrainingError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the history's tables, kept in SQLite's `user_version`."""
 FIRST_BRANCH = 1
 
@@ -22,9 +22,14 @@ CREATE TABLE branches (
     newest_epoch INTEGER NOT NULL, time REAL NOT NULL
 ) STRICT;
 CREATE TABLE reports (
-    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, peer_id TEXT NOT NULL,
     loss REAL NOT NULL, samples INTEGER NOT NULL,
-    PRIMARY KEY (branch, epoch, name, peer_id)
+    credited INTEGER NOT NULL, seconds REAL NOT NULL, witnesses INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (branch, epoch, peer_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE missed (
+    peer_id TEXT NOT NULL, branch INTEGER NOT NULL, epoch INTEGER NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (peer_id, branch, epoch)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE epochs (
     branch INTEGER NOT NULL, epoch INTEGER NOT NULL, time REAL NOT NULL, loss REAL NOT NULL,
@@ -40,23 +45,40 @@ CREATE TABLE pictures (
     PRIMARY KEY (branch, epoch, number)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE volunteers (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, page TEXT NOT NULL UNIQUE
+) STRICT, WITHOUT ROWID;
 CREATE TABLE peers (
-    name TEXT NOT NULL, peer_id TEXT NOT NULL,
-    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
-    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
-    since_epoch INTEGER, since_samples INTEGER NOT NULL, branch INTEGER,
-    PRIMARY KEY (name, peer_id)
-) STRICT;
+    peer_id TEXT PRIMARY KEY, volunteer TEXT NOT NULL, name TEXT NOT NULL,
+    first_seen REAL NOT NULL, last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
+    samples INTEGER NOT NULL DEFAULT 0, seconds REAL NOT NULL DEFAULT 0, samples_per_second REAL,
+    since_epoch INTEGER, since_samples INTEGER NOT NULL, branch INTEGER
+) STRICT, WITHOUT ROWID;
 CREATE TABLE events (
-    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
-) STRICT
+    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL,
+    volunteer TEXT
+) STRICT;
+CREATE INDEX reports_by_peer ON reports (peer_id, epoch);
+CREATE INDEX epochs_by_time ON epochs (time);
+CREATE INDEX events_by_volunteer ON events (volunteer, kind);
+CREATE INDEX peers_by_volunteer ON peers (volunteer)
 """
+_GIVE = """UPDATE peers SET samples = samples + new.credited,
+    seconds = seconds + iif(new.credited, new.seconds, 0.0) WHERE peer_id = new.peer_id;"""
+_TAKE = """UPDATE peers SET samples = samples - old.credited,
+    seconds = seconds - iif(old.credited, old.seconds, 0.0) WHERE peer_id = old.peer_id;"""
+_TRIGGERS = (
+    f"CREATE TRIGGER report_comes AFTER INSERT ON reports BEGIN {_GIVE} END",
+    f"CREATE TRIGGER report_changes AFTER UPDATE ON reports BEGIN {_TAKE} {_GIVE} END",
+    f"CREATE TRIGGER report_goes AFTER DELETE ON reports BEGIN {_TAKE} END",
+)
+"""Triggers that keep the totals of `peers` equal to the sums over the peers' credited reports."""
 
 SHOWN_COLUMNS = ("prompt", "file", "shape", "colour", "text", "good")
 """Columns of the table `pictures`, in their order."""
 _COLUMNS = {
     "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
-    "reports": "epoch, name, peer_id, loss, samples",
+    "reports": "epoch, peer_id, loss, samples",
     "snapshots": "epoch, time",
     "pictures": f"epoch, number, {', '.join(SHOWN_COLUMNS)}",
 }
@@ -72,7 +94,7 @@ WITH RECURSIVE up (branch, until) AS (
 
 def create(connection: sqlite3.Connection, now: float) -> None:
     """Makes the tables of a new history; call it in a transaction."""
-    for statement in _TABLES.split(";"):
+    for statement in (*_TABLES.split(";"), *_TRIGGERS):
         connection.execute(statement)
     connection.execute("INSERT INTO branches VALUES (?, NULL, 'begun', NULL, 0, 0, ?)", (FIRST_BRANCH, now))
     connection.execute("INSERT INTO run VALUES ('branch', ?)", (str(FIRST_BRANCH),))

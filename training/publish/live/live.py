@@ -145,16 +145,40 @@ def losses_document(
 
 
 def leaderboard_document(
-    history: HistoryReader, *, live: bool = True, most: int | None = None, offset: int = 0
+    history: HistoryReader,
+    *,
+    live: bool = True,
+    hours: int | None = None,
+    most: int | None = None,
+    offset: int = 0,
 ) -> dict:
     """Document `leaderboard`: contributions of all volunteers, or of `most` after the first `offset`.
 
-    Without a monitor (`live` false) no volunteer counts as active.
+    Without a monitor (`live` false) no volunteer counts as active. `contributors` counts those who have computed for
+    `least_seconds`, as the paper counts them.
+
+    Args:
+        history: History of the run.
+        live: Whether a monitor watches the run now.
+        hours: Hours until now that count; None: the whole run.
+        most: Largest number of volunteers.
+        offset: Number of volunteers to skip.
     """
-    volunteers = history.leaderboard(most=most, offset=offset)
+    volunteers = history.leaderboard(hours=hours, most=most, offset=offset)
     if not live:
-        volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
-    return {"volunteers": volunteers, "total": history.count_names()}
+        volunteers = [{**volunteer, **_GONE} for volunteer in volunteers]
+    return {"volunteers": volunteers, "hours": hours, **history.count_contributors(hours=hours)}
+
+
+_GONE = {"active": False, "samples_per_second": None}
+
+
+def volunteer_document(history: HistoryReader, page: str, *, live: bool = True) -> dict | None:
+    """Document of one volunteer; see `board.contribution`. None if no volunteer has this page."""
+    found = history.contribution(page)
+    if found is None:
+        return None
+    return {"run_id": run_document(history)["run_id"], **found, **({} if live else _GONE)}
 
 
 def pictures_document(history: HistoryReader) -> dict:
@@ -256,9 +280,13 @@ def create_app(
     return app
 
 
-PARTS = {"history": ("since", "points"), "losses": ("since", "points", "most"), "leaderboard": ("most", "offset")}
+PARTS = {
+    "history": ("since", "points"),
+    "losses": ("since", "points", "most"),
+    "leaderboard": ("hours", "most", "offset"),
+}
 """Documents with parts, and the parameters by which a request chooses one."""
-LEAST = {"since": -2, "points": 1, "most": 1, "offset": 0}
+LEAST = {"since": -2, "points": 1, "hours": 1, "most": 1, "offset": 0}
 """Smallest value of each parameter."""
 LARGEST = 10**9
 

@@ -12,7 +12,7 @@ from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.config import SwarmConfig
 from training.swarm.epoch.gradients import GradientAverager
 from training.swarm.epoch.waiting import LeftBehindError, NobodyElseError, await_group
-from training.swarm.peers.epochs import EpochEnd
+from training.swarm.peers.epochs import Brought, EpochEnd
 from training.swarm.peers.estimate import agreed_epoch
 from training.swarm.peers.groups import Announcement, AveragedGroup, RoundReport
 from training.swarm.peers.progress import Progress
@@ -314,6 +314,11 @@ class Exchange:
         # end.
         samples = {peer.to_bytes(): brought.get(str(peer), 0.0) if brought else None for peer in group.messages}
         samples.pop(own.to_bytes(), None)
+        epoch_end.brought = {
+            str(peer): Brought(announced.epoch + 1, samples[peer.to_bytes()])
+            for peer, packed in group.messages.items()
+            if peer != own and (announced := Announcement.read(packed)) is not None
+        }
         lost = [id_bytes(peer) for peer in group.report.lost]
         self._progress.note_average(epoch_end.reports, samples, lost)
 

@@ -49,6 +49,20 @@ class Key(PrivateKey):
         return RSAPublicKey(self._key.public_key())
 
 
+def read_key(file: Path) -> Key:
+    """Reads a key from a file such as `identity.key`.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it holds no key.
+    """
+    stored = file.read_bytes()
+    try:
+        return Key(crypto_pb2.PrivateKey.FromString(stored).data)
+    except (TypeError, DecodeError, UnsupportedAlgorithm):
+        raise ValueError("it holds no key") from None
+
+
 class Identity:
     """A peer's key, read from `state_dir/identity.key` or created there at the first start.
 
@@ -79,10 +93,9 @@ class Identity:
             if not self.path.exists():
                 with whole_file(self.path) as draft:
                     P2P.generate_identity(str(draft))
-            stored = self.path.read_bytes()
-            self.peer_id = PeerID.from_identity(stored)
-            self.private_key = Key(crypto_pb2.PrivateKey.FromString(stored).data)
-        except (OSError, ValueError, TypeError, DecodeError, UnsupportedAlgorithm) as error:
+            self.private_key = read_key(self.path)
+            self.peer_id = PeerID.from_identity(self.path.read_bytes())
+        except (OSError, ValueError) as error:
             raise BadInput(
                 f"{self.path} cannot be used: {reason_of(error) if isinstance(error, OSError) else 'it holds no key'}.",
                 cure="Put a copy of the file back, or delete it: this machine then begins as another peer, with no "

@@ -24,6 +24,7 @@ from training.swarm.engine.process import DHT, Answer
 from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import accounts_of
 from training.swarm.node.voices import Accounts, by_voice
+from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES
 
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
@@ -40,7 +41,20 @@ PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufef
 """Pattern of a plain text: no control characters, and none that are invisible or change the direction of the text
 around them. Records with such characters are refused, since terminals, logs and pages show the texts."""
 RECENT_EPOCHS = 64
-"""Number of epochs that a record repeats for a monitor that was away; about 25 bytes each."""
+"""Number of epochs that a record repeats for a monitor that was away; about 35 bytes each."""
+MOST_SEEN = 64
+"""Number of groupmates whose samples a record tells; 15 bytes each. With 3 peers, these are of 32 epochs."""
+TAIL = 8
+"""Number of characters at the end of a peer id that stand for a peer; nobody finds another key with the same ones."""
+Missed = Literal["late", "unreachable", "refused", "paused", "catching up"]
+"""Reason why an epoch's update has no samples of a peer that was there:
+
+- `late`: the others had averaged before the peer was ready;
+- `unreachable`: the peer found no group, or its connections broke, so it updated with its own gradients alone;
+- `refused`: its gradients were not finite, so the average left them out;
+- `paused`: it computed nothing, because its volunteer had paused it or because it waited for others;
+- `catching up`: it was taking over the others' weights.
+"""
 
 
 class RecentEpoch(NamedTuple):
@@ -53,10 +67,39 @@ class RecentEpoch(NamedTuple):
     """Samples that the peer contributed."""
     time: _Time
     """End of the epoch by the peer's clock."""
+    seconds: _Seconds = 0.0
+    """Seconds that the peer has trained for it."""
+
+
+class Seen(NamedTuple):
+    """Samples that another peer has brought to an average with this one."""
+
+    epoch: _Epoch
+    """Epoch that the other peer has finished with it."""
+    peer: constr(strict=True, min_length=TAIL, max_length=TAIL)
+    """End of its peer id."""
+    samples: _Count | None
+    """Number of samples; None if the record's peer averages no part, and so does not see it."""
+
+
+class MissedEpoch(NamedTuple):
+    """An epoch whose update has no samples of the peer."""
+
+    epoch: _Epoch
+    reason: Missed
+
+
+class Voucher(NamedTuple):
+    """Signature by which an earlier key of a volunteer says that another peer is the same volunteer's."""
+
+    key: constr(strict=True, max_length=LARGEST_KEY_BYTES)
+    """Public key as OpenSSH writes it."""
+    signature: constr(strict=True, max_length=LARGEST_PROOF_BYTES)
+    """Signature of `training.trust.proof.voucher_statement`, in base64."""
 
 
 class PeerRecord(BaseModel):
-    """A peer's record. Totals include earlier starts of the program with the same state folder."""
+    """A peer's record. Totals are those since the start of the program."""
 
     name: constr(strict=True, min_length=1, max_length=LONGEST_NAME, regex=PLAIN)
     """Name that the volunteer has chosen; other peers may have it too."""
@@ -94,6 +137,12 @@ class PeerRecord(BaseModel):
     """Time of the record, in seconds since 1970 by the peer's clock."""
     recent: conlist(RecentEpoch, max_items=RECENT_EPOCHS) = []
     """Last epochs of this lineage, oldest first."""
+    seen: conlist(Seen, max_items=MOST_SEEN) = []
+    """Samples that others have brought to the last averages with this peer, newest epoch first."""
+    missed: conlist(MissedEpoch, max_items=RECENT_EPOCHS) = []
+    """Those of the last epochs whose updates have no samples of this peer."""
+    voucher: Voucher | None = None
+    """Proof that the peer's volunteer is that of an earlier key; None if there is no such key."""
 
     @validator("recent")
     def _in_order(cls, recent: list[RecentEpoch], values: dict[str, object]) -> list[RecentEpoch]:
@@ -169,6 +218,11 @@ def read_believable(dht: DHT, run: RunConfig) -> list[PeerRecord]:
 def accounts_of_records(dht: DHT, records: Sequence[PeerRecord]) -> Accounts:
     """Returns the accounts of the records' peers; see `record_tickets.accounts_of`."""
     return accounts_of(dht, (PeerID.from_base58(record.peer_id) for record in records))
+
+
+def named_accounts(dht: DHT, records: Sequence[PeerRecord]) -> dict[str, str]:
+    """Returns the accounts of the records' peers, by peer id; empty in an open run."""
+    return {str(PeerID(peer)): account for peer, (account, _) in accounts_of_records(dht, records).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

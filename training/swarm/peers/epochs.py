@@ -5,12 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from training.swarm.node.metrics import Missed
 from training.swarm.peers.groups import RoundReport
 
 MOST_BATCHES = 2
 """Most samples of one peer in an epoch, as a multiple of the target batch size of all peers together. Some more than
 one batch come together if peers notice an epoch's end late."""
+
+
+class Brought(NamedTuple):
+    """Samples that a groupmate has brought to an average."""
+
+    epoch: int
+    """Epoch that the groupmate has finished with it."""
+    samples: float | None
+    """Number of samples; None if this peer averages no part, and so does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +53,8 @@ class EpochReport:
     """Reason why some or all gradients were not averaged; None if all were, or if there was no other peer."""
     note: str | None = None
     """Other unusual events, such as peers that were lost or left out."""
+    brought: Mapping[str, Brought] = field(default_factory=dict)
+    """Samples that each groupmate has brought to this peer's average, by peer id."""
 
     @property
     def alone(self) -> bool:
@@ -52,6 +65,15 @@ class EpochReport:
     def missed(self) -> bool:
         """True if the peer made no update, because the others went on without it."""
         return self.senders == 0
+
+    @property
+    def reason(self) -> Missed | None:
+        """Reason why no average has samples of this peer; None if one has, or if no other peer trains."""
+        if self.missed:
+            return "late"
+        if self.alone:
+            return "unreachable"
+        return "refused" if self.senders > 1 and not self.samples else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,6 +97,8 @@ class EpochEnd:
     notes: list[str] = field(default_factory=list)
     reports: Mapping[bytes, float] = field(default_factory=dict)
     """Samples of this epoch that each other peer should have by its reports, by peer id."""
+    brought: Mapping[str, Brought] = field(default_factory=dict)
+    """Samples that each groupmate has brought to the average, by peer id."""
 
     def report(self, background: Sequence[RoundReport]) -> EpochReport:
         """Makes the epoch's report from the facts known now.
@@ -99,4 +123,5 @@ class EpochEnd:
             bytes_received=sum(one.bytes_received for one in rounds),
             fault=self.fault if self.others else None,  # a peer that trains alone misses no average
             note="; ".join(self.notes) or None,
+            brought=self.brought,
         )

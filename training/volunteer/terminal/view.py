@@ -92,7 +92,7 @@ class View:
         self.epoch, self._last, self._last_at = event["epoch"], event, self._clock()
         self.notice = ""
         self.epochs += 1
-        self.samples += event["samples"]
+        self.samples += 0 if event.get("missed") else event["samples"]
         self._losses.append(event["loss"])
         self._stage = f"training with {_counted(event['senders'] - 1, 'other')}" if event["senders"] > 1 else "training"
 

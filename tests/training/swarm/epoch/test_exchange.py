@@ -111,6 +111,14 @@ def test_what_the_others_have_brought_is_compared_with_their_reports(brought, sa
     end = EpochEnd(epoch=7, others=1, reports={b"1": 4.0})
     exchange.finish(exchange.begin(end), end)
     assert NOTED.pop() == ({b"1": 4.0}, {b"1": samples}, [b"2"])
+    assert end.report([]).brought == {str(PeerID(b"1")): (8, samples)}
+
+
+def test_a_groupmates_samples_are_of_the_epoch_that_it_has_announced():
+    """With delayed gradients a group has two epochs."""
+    told = [Announcement(epoch, False, 0).packed() for epoch in (7, 6)]
+    end = average(exchange_of(averaged(*told, brought={str(PeerID(b"1")): 3.0}), epochs_apart=1)[0])
+    assert end.report([]).brought == {str(PeerID(b"1")): (7, 3.0)}
 
 
 def test_an_average_is_of_the_gradients_of_its_epoch_with_their_weight():

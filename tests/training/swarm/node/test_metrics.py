@@ -9,7 +9,17 @@ from training.recipe import load_recipe
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.node.dht import full_addresses, start_dht
 from training.swarm.node.identity import Identity
-from training.swarm.node.metrics import MetricsBoard, PeerRecord, RecentEpoch, believable
+from training.swarm.node.metrics import (
+    TAIL,
+    MetricsBoard,
+    MissedEpoch,
+    PeerRecord,
+    RecentEpoch,
+    Seen,
+    Voucher,
+    believable,
+)
+from training.trust.proof import voucher_statement
 
 pytestmark = pytest.mark.swarm
 
@@ -63,9 +73,17 @@ def test_a_record_is_read_on_another_node_until_it_is_replaced(nodes):
 
 def test_recent_epochs_are_read_as_they_were_posted(nodes):
     (ada, first), (_, second) = nodes
-    recent = [RecentEpoch(epoch=epoch, loss=2.5, samples=10**6, time=time.time()) for epoch in range(64)]
-    assert first.post(record(ada, recent=recent, epoch=63, time=time.time()), ada).result(10)
-    assert next(r for r in second.read() if r.peer_id == str(ada.peer_id)).recent == recent
+    """With all else that the largest record has."""
+    recent = [RecentEpoch(epoch, 2.5, 10**12, time.time(), 123.4) for epoch in range(10**9 - 63, 10**9 + 1)]
+    seen = [Seen(epoch, str(ada.peer_id)[-TAIL:], 10**12) for epoch in range(10**9 - 63, 10**9)]
+    seen.append(Seen(10**9, str(ada.peer_id)[-TAIL:], None))
+    missed = [MissedEpoch(epoch, "catching up") for epoch in range(10**9 - 63, 10**9 + 1)]
+    signature = ada.sign(voucher_statement("demo", str(ada.peer_id))).decode()
+    facts = {"seen": seen, "missed": missed, "voucher": Voucher(ada.public_key.decode(), signature)}
+    largest = record(ada, recent=recent, epoch=10**9, time=time.time(), name="\U0001f600" * 40, **facts)
+    assert first.post(largest, ada).result(10)
+    read = next(r for r in second.read() if r.peer_id == str(ada.peer_id))
+    assert read.recent == recent and {name: getattr(read, name) for name in facts} == facts
 
 
 def claims(*epochs, **changes):
