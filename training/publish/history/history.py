@@ -248,6 +248,10 @@ class HistoryReader:
         with self._reading() as connection:
             return pages(connection)
 
+    def has_page(self, page: str) -> bool:
+        """Returns True if a volunteer has this page."""
+        return bool(self._rows("SELECT 1 FROM volunteers WHERE page = ?", page))
+
     def contribution(self, page: str) -> dict | None:
         """What the volunteer with this page has contributed; see `board.contribution`."""
         with self._reading() as connection:

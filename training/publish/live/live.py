@@ -29,6 +29,7 @@ from training.publish.history.history import History, HistoryReader
 from training.publish.history.run_state import RECENT_EPOCHS, Facts, state_of_run
 from training.publish.live.rendered import Rendered, RenderedDocuments, answer, render
 from training.publish.live.stream import Broadcast, stream_routes
+from training.publish.live.volunteers import export_volunteers, volunteer_document, volunteer_routes
 from training.publish.live.watch import Watch, watched_of
 from training.recipe import RunConfig
 from training.storage.whole import write_whole
@@ -166,19 +167,8 @@ def leaderboard_document(
     """
     volunteers = history.leaderboard(hours=hours, most=most, offset=offset)
     if not live:
-        volunteers = [{**volunteer, **_GONE} for volunteer in volunteers]
+        volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
     return {"volunteers": volunteers, "hours": hours, **history.count_contributors(hours=hours)}
-
-
-_GONE = {"active": False, "samples_per_second": None}
-
-
-def volunteer_document(history: HistoryReader, page: str, *, live: bool = True) -> dict | None:
-    """Document of one volunteer; see `board.contribution`. None if no volunteer has this page."""
-    found = history.contribution(page)
-    if found is None:
-        return None
-    return {"run_id": run_document(history)["run_id"], **found, **({} if live else _GONE)}
 
 
 def pictures_document(history: HistoryReader) -> dict:
@@ -318,7 +308,13 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
             watch.asked()
         return answer(request, await current(name, _part(name, request)))
 
-    return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over))]
+    async def volunteer(page: str) -> Rendered:
+        compute = partial(volunteer_document, history, page)
+        version = watch.version if watch is not None else 0
+        return await documents.current(("volunteer", page), compute, version=version)
+
+    volunteers = volunteer_routes(history, volunteer)
+    return [Route("/live/{name}.json", document), *volunteers, *stream_routes(Broadcast(state, is_over))]
 
 
 def _part(name: str, request: Request) -> dict[str, int]:
@@ -355,6 +351,7 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
         live.mkdir(parents=True, exist_ok=True)
         for name in DOCUMENTS:
             write_whole(live / f"{name}.json", render(compute_document(name, history, now=clock(), live=False)))
+        export_volunteers(history, live)
         write_whole(folder / "recipe.toml", history.run_value("recipe.toml") or "")
         for snapshot in history.snapshots():
             for picture in (one for one in snapshot["pictures"] if "file" in one):

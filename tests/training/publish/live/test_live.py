@@ -290,6 +290,14 @@ DESCRIPTION = {
             answers=(200, 304, 404, 422),
             json_too=(200, 422),
         ),
+        **{
+            f"/live/volunteers/{{page}}.{kind}": operation(
+                described("page", "path", {"anyOf": [{"type": "string", "pattern": "^[0-9a-f]{16}$"}, WORDS]}),
+                *RANGES,
+                answers=(200, 304, 404),
+            )
+            for kind in ("json", "svg")
+        },
         "/recipe.toml": operation(*RANGES, answers=(200,)),
         "/live/pictures/{file}": operation(
             described("file", "path", WORDS), *RANGES, answers=(200, 206, 304, 404, 416)
