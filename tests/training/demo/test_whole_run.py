@@ -6,10 +6,11 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import httpx
 import psutil
@@ -144,6 +145,8 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     assert "Volunteer grace ended (killed by SIGKILL); the others continue" in log.read_text()
     while_it_runs(demo, lambda: "dorothy" in volunteers(), log)
     while_it_runs(demo, lambda: "dorothy" in live("losses")["peers"], log)
+    page = volunteers()["dorothy"]["page"]
+    while_it_runs(demo, lambda: live(f"volunteers/{page}")["samples"], log)
     while_it_runs(demo, lambda: live("pictures")["snapshots"], log)
 
     demo.send_signal(signal.SIGINT)
@@ -166,3 +169,6 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     assert not any("fresh weights" in log for log in told)
     epochs = [row["epoch"] for row in HistoryReader(run_dir / "history.sqlite").epochs()]
     assert epochs[-1] >= wanted and epochs == sorted(set(epochs))
+    with closing(sqlite3.connect(run_dir / "history.sqlite")) as connection:
+        shown = connection.execute("SELECT samples, credited FROM reports WHERE witnesses").fetchall()
+    assert shown and all(samples == credited for samples, credited in shown), "nobody has claimed too much"

@@ -537,7 +537,10 @@ class History(HistoryReader):
         base = known["since_epoch"]
         epochs = 1 if base is None else record.epoch - base
         samples = record.samples - known["since_samples"]
-        finished = epochs > 0 and samples > 0 and _finite(record.loss) is not None
+        since = _first_recent(record) - 1 if base is None else base
+        listed = _recent(record, since)
+        # A peer that was started again, unseen, has fewer samples than before, but lists what it has done since.
+        finished = epochs > 0 and (samples > 0 or bool(listed)) and _finite(record.loss) is not None
         # A peer that has less than before, or has done nothing yet, was started again: it may go on from anywhere.
         has_restarted = record.status == "joining" or (base is not None and record.epoch < base)
         goes_on = not has_restarted and self._goes_on(connection, branches, known, record, now)
@@ -546,14 +549,13 @@ class History(HistoryReader):
         branch = branches.note(known["branch"], record.lineage, record.epoch) if goes_on else None
         reported = {}
         if finished:
-            since = _first_recent(record) - 1 if base is None else base
             branch, begins = branches.branch_of_report(branch, record.lineage, since, record.epoch)
             if begins:
                 text = f"all had left; those who have come back go on from epoch {since}"
                 self._add_event(connection, now, "branch", "the run", text)
             # Without its recent epochs, the samples since the record before count evenly for all epochs since then.
             last = (record.epoch, record.loss, min(max(1, samples // epochs), self._most_samples), record.time, 0.0)
-            for epoch, loss, given, ended_at, seconds in _recent(record, since) or [last]:
+            for epoch, loss, given, ended_at, seconds in listed or [last]:
                 holder = branches.holder(branch, epoch)
                 reported[holder, epoch] = _ended_at(record, ended_at, now)
                 connection.execute(
@@ -792,9 +794,8 @@ def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, 
 
 
 def _recent(record: PeerRecord, since: int) -> list[RecentEpoch]:
-    """The epochs after `since` that a record repeats; empty if it does not repeat its last epoch."""
-    recent = [one for one in record.recent if since < one[0] <= record.epoch and one[2] > 0]
-    return recent if recent and recent[-1][0] == record.epoch else []
+    """The epochs after `since` that a record repeats, and of which it has samples."""
+    return [one for one in record.recent if since < one.epoch <= record.epoch and one.samples > 0]
 
 
 def _first_recent(record: PeerRecord) -> int:

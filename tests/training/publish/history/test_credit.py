@@ -193,6 +193,20 @@ def test_each_epoch_of_a_volunteer_has_credit_or_one_of_five_reasons(tmp_path_fa
     swarm.history.close()
 
 
+def test_a_restart_that_the_monitor_has_not_seen_loses_no_epoch(swarm):
+    """The totals begin again at 0; an epoch without samples comes last."""
+    swarm.begin("ada", "alan")
+    swarm.average(1, ada=1000, alan=20)
+    swarm.said[NAMES["ada"]] = swarm.said[NAMES["ada"]].copy(update={"samples": 0, "recent": [], "seen": []})
+    swarm.clock.now += 60
+    swarm.say("ada", 2, 30, seen={"alan": 20})
+    swarm.say("ada", 3, missed="refused")
+    swarm.say("alan", 2, 20, seen={"ada": 30})
+    swarm.say("alan", 3, 20)
+    swarm.observe()
+    assert swarm.credit == {"ada": 1030, "alan": 60} and swarm.of("ada")["missed"] == {"refused": 1}
+
+
 # -- whose it is -------------------------------------------------------------------------------------------------------
 
 
