@@ -2,11 +2,11 @@
 
 First it fetches Pyodide and Plotly and makes the browser's Python (site/builder/assets). Then it makes the pages in
 three steps (site/builder/steps): prepare writes plain Markdown, a generator turns it into HTML, and finish edits the
-HTML. The pages request nothing from other origins. Fetched and prepared files stay in node_modules/ and build/site/, so
-that a second build takes seconds.
+HTML. The pages request nothing from other origins but the monitors of the runs that site/runs.json lists or a reader
+names. Fetched and prepared files stay in node_modules/ and build/site/, so that a second build takes seconds.
 
 Environment variables: SITE_URL is the address at which the site will be published, REPO_URL the address that the join
-page shows after `git clone`.
+page shows after `git clone`, if it is not the one in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ import { showCount, showDate, showDuration } from "./format.mjs";
 /**
  * @typedef {object} Feed the page's knowledge of a run; run, state and the lists are copied from the monitor's
  *   documents
- * @property {"loading" | "none" | "unreachable" | "known"} phase none: the server has no run; unreachable: it does not
- *   answer, so that nothing is known
+ * @property {"loading" | "none" | "refused" | "unreachable" | "known"} phase none: the server has no run; refused: it
+ *   cannot be asked; unreachable: it does not answer, so that nothing is known
+ * @property {Run | null} at the run that is followed, see runs/address.mjs; null while it is looked for
  * @property {object | null} run
  * @property {object | null} state
  * @property {object[]} epochs the oldest first
@@ -26,9 +27,9 @@ import { showCount, showDate, showDuration } from "./format.mjs";
 const LISTS = ["peers", "volunteers", "total", "snapshots", "events"];
 
 /** @returns {Feed} an empty one */
-export function emptyFeed(phase) {
+export function emptyFeed(phase, at = null) {
   return {
-    phase, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, snapshots: [], events: [],
+    phase, at, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, snapshots: [], events: [],
     changed: true, age: 0, now: Date.now() / 1000, lost: false, offline: false, kept: false,
   };
 }
@@ -90,8 +91,12 @@ export function isOver({ state }) {
 /** The run's status, {kind, label, text, remedy}; the remedy is empty if there is nothing to do. */
 export function describe(feed) {
   if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …", remedy: "" };
+  if (feed.phase === "refused") return { kind: "none", label: "No run", text: feed.at.fault, remedy: "" };
   if (feed.phase === "none") {
-    return { kind: "none", label: "No run", text: "No run is live here now, and no finished run is recorded.", remedy: "" };
+    const text = feed.at?.key
+      ? `What answers at ${feed.at.key} is not a monitor with a run.`
+      : "No run is live here now, and no finished run is recorded.";
+    return { kind: "none", label: "No run", text, remedy: "" };
   }
   if (feed.phase === "unreachable") return describeUnreachable(feed);
   if (feed.lost) return describeLost(feed);
@@ -107,10 +112,14 @@ const LABELS = {
 };
 
 /** Nothing is known of a run, because nobody answers. */
-function describeUnreachable({ offline }) {
+function describeUnreachable({ offline, at }) {
   if (offline) {
     const text = "You are offline, and your browser has kept no copy of the run.";
     return { kind: "offline", label: "Offline", text, remedy: "This page looks for the run again as soon as there is a network." };
+  }
+  if (at?.key) {
+    const text = `The monitor at ${at.key} does not answer, or lets no other site ask it.`;
+    return { kind: "lost", label: "No answer", text, remedy: "This page asks again every few seconds. An older monitor shows its run only on its own site." };
   }
   const text = "The server of this page does not answer, so nothing is known here about a run.";
   return { kind: "lost", label: "No answer", text, remedy: "This page asks again every few seconds. The run's maintainer may have to start the monitor." };

@@ -20,6 +20,12 @@ export function showDuration(seconds) {
   return `${Math.floor(whole / 86400)} days`;
 }
 
+/** 1400000 -> "1.3 MiB". */
+export function showBytes(bytes) {
+  const power = Math.min(3, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  return `${showNumber(bytes / 1024 ** power, 2)} ${["B", "KiB", "MiB", "GiB"][power]}`;
+}
+
 export function showDate(seconds) {
   return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric" });
 }

@@ -1,6 +1,5 @@
 // The summary of a run on the home page.
 
-import { siteURL } from "./address.mjs";
 import { element } from "./elements.mjs";
 import { describe, isOver } from "./feed.mjs";
 import { showCount, showNumber } from "./format.mjs";
@@ -14,6 +13,7 @@ export function start(root) {
 }
 
 function show(slot, feed) {
+  if (feed.at?.key && feed.phase !== "known") showUnknown(slot, feed.at);
   if (feed.phase === "loading" || (!feed.changed && !feed.lost)) return;
   const { kind, label, text } = describe(feed);
   slot("status").dataset.kind = kind;
@@ -24,6 +24,13 @@ function show(slot, feed) {
   if (feed.phase !== "unreachable") for (const name of ["numbers", "key"]) slot(name).classList.toggle("hidden", !known);
   slot("hint").classList.toggle("hidden", feed.phase !== "none");
   if (known) showRun(slot, feed);
+}
+
+/** In place of the recorded run that stands in the page itself: the name of another run, of which nothing is known yet. */
+function showUnknown(slot, run) {
+  slot("title").textContent = run.title;
+  for (const name of ["curve", "pictures"]) slot(name).replaceChildren();
+  for (const name of ["numbers", "key"]) slot(name).classList.add("hidden");
 }
 
 function showRun(slot, feed) {
@@ -41,7 +48,7 @@ function showRun(slot, feed) {
 function drawn({ file, prompt, text }) {
   if (!file) return element("figure", [element("figcaption", [`${prompt}${text}`])]);
   const image = document.createElement("img");
-  image.src = siteURL(file);
+  image.src = file;
   image.alt = `Drawn by the model: “${prompt}”`;
   image.width = image.height = 72;
   return element("figure", [image, element("figcaption", [prompt])]);

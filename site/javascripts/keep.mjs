@@ -1,7 +1,6 @@
 // The copy of a run that is over, in the service worker: the page stays complete when all servers are off. A run that
 // goes on is not kept: its copy would soon say what is no longer so.
 
-import { siteURL } from "./address.mjs";
 import { isOver } from "./feed.mjs";
 
 const MOST_PICTURES = 200;
@@ -20,7 +19,7 @@ export function copyOf(feed) {
       "live/pictures.json": { snapshots },
       "live/events.json": { events },
     },
-    files: filesOf(snapshots).map(siteURL).slice(-MOST_PICTURES),
+    files: filesOf(snapshots).slice(-MOST_PICTURES),
   };
 }
 

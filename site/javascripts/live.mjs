@@ -1,13 +1,14 @@
-// Follows a run through /live/*.json on the site's own origin. During a run the monitor serves these addresses; on a
-// static site they are files with the recorded run, or an empty run.json if no run was recorded.
+// Follows the chosen run (runs/chosen.mjs) through its live/*.json. A monitor serves these addresses, for its own site and
+// for others; on a static site they are files with the recorded run, or an empty run.json if no run was recorded.
 
-import { siteURL } from "./address.mjs";
 import { emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 import { keepRun } from "./keep.mjs";
+import { pictureURL } from "./runs/address.mjs";
+import { chosenRun } from "./runs/chosen.mjs";
+import { ask } from "./runs/documents.mjs";
 import { closeStream, isFresh, makeStream, openStream } from "./stream.mjs";
 
 const REST_EVERY_SECONDS = 10;
-const ANSWER_WITHIN_SECONDS = 10;
 const TOLD_EVERY_MS = 1000;
 /** More rows than these are replaced by fewer, which the server averages: a chart has not so many pixels. */
 const MOST_ROWS = 3000;
@@ -58,7 +59,7 @@ export function followRun(onChange, { documents = [] } = {}) {
   const onWake = () => goOn(following);
   const stopListening = listen(onWake);
   const ticker = setInterval(() => !document.hidden && tell(following), TOLD_EVERY_MS);
-  loop(following, following.turn);
+  chosenRun().then((run) => begin(following, run));
   return () => {
     following.stopped = true;
     closeStream(following.stream);
@@ -66,6 +67,14 @@ export function followRun(onChange, { documents = [] } = {}) {
     clearInterval(ticker);
     stopListening();
   };
+}
+
+/** Asks the chosen run from now on. */
+function begin(following, run) {
+  if (following.stopped) return;
+  Object.assign(following.feed, emptyFeed(run.fault ? "refused" : "loading", run));
+  if (run.key) tell(following); // the page itself has the run of this site
+  goOn(following);
 }
 
 /** Calls `onWake` when the page is shown or hidden, and when the network goes or comes; returns what stops that. */
@@ -87,6 +96,7 @@ function showMore(following) {
 
 /** Asks at once when there may be news; a hidden page holds no stream, because the server has only so many. */
 function goOn(following) {
+  if (!following.feed.at || following.feed.phase === "refused") return;
   if (document.hidden) return closeStream(following.stream);
   clearTimeout(following.timer);
   loop(following, ++following.turn);
@@ -99,7 +109,11 @@ async function loop(following, mine) {
     // A failed request needs no message of its own: the state's age grows on the page, and the next turn asks again.
     following.working = following.working.then(() => update(following)).then(
       () => (following.failed = false),
-      () => (following.failed = true),
+      (error) => {
+        following.failed = true;
+        // It answers for a run, but not with a run's documents.
+        if (following.feed.phase === "loading" && error.status === 200) following.feed.phase = "none";
+      },
     );
     await following.working;
     if (following.stopped || mine !== following.turn) return;
@@ -126,7 +140,7 @@ async function update(following) {
   const before = feed.state;
   if (isBefore(state, before)) {
     // All that is known belongs to another run, or to epochs that will be trained again, so it is dropped.
-    Object.assign(feed, emptyFeed("loading"));
+    Object.assign(feed, emptyFeed("loading", feed.at));
     return update(following);
   }
   const what = `${state.status} ${state.epoch}`;
@@ -142,8 +156,8 @@ async function update(following) {
   feed.phase = "known";
   following.answeredAt = now();
   if (isOver(feed) || !state.stream) closeStream(following.stream);
-  else if (!following.stopped) openStream(following.stream, now());
-  if (following.documents.includes("losses")) keepRun(following.kept, feed);
+  else if (!following.stopped) openStream(following.stream, feed.at, now());
+  if (following.documents.includes("losses") && !feed.at.key) keepRun(following.kept, feed);
 }
 
 /** The state that the stream has sent, or else the server's answer. */
@@ -163,7 +177,7 @@ async function findRun(following) {
     return Boolean(run.run_id);
   } catch (error) {
     // A server that answers, but not with a run, has none; one that does not answer may have one.
-    feed.phase = error.status === 404 ? "none" : "unreachable";
+    feed.phase = error.status === 404 || error.status === 200 ? "none" : "unreachable";
     return false;
   }
 }
@@ -181,9 +195,15 @@ async function updateRest(following) {
   const [history, ...others] = await Promise.all(names.map((name) => get(following, name)));
   const losses = others.find((document) => "peers" in document);
   if (losses && since) losses.peers = await withNewLines(following, losses.peers);
+  for (const { snapshots = [] } of others) for (const { pictures } of snapshots) pictures.forEach((one) => placePicture(feed.at, one));
   feed.epochs = since ? merged(feed.epochs, history.epochs) : history.epochs;
   takeLists(feed, others);
   following.restAt = now() + REST_EVERY_SECONDS;
+}
+
+/** Replaces a picture's address, which counts from the run's own site; texts have none. */
+function placePicture(run, picture) {
+  if (picture.file) picture.file = pictureURL(run, picture.file);
 }
 
 /** The known losses with the new ones; all of them are asked for if somebody is new among those who are shown. */
@@ -194,16 +214,12 @@ async function withNewLines(following, news) {
 }
 
 async function get(following, name) {
-  const response = await fetch(siteURL(`live/${name}`), {
-    cache: "no-cache",
-    signal: AbortSignal.timeout(ANSWER_WITHIN_SECONDS * 1000),
-  });
-  if (!response.ok) throw Object.assign(new Error(`${name}: ${response.status}`), { status: response.status });
+  const { document, headers } = await ask(following.feed.at, name);
   // The service worker answers from its copy where nobody else does. To a page that has newer news, that is no answer.
-  const kept = response.headers.has("x-kept");
+  const kept = headers.has("x-kept");
   if (kept && following.feed.phase === "known" && !following.feed.kept) throw new Error(`${name}: not answered`);
   following.feed.kept = kept;
-  const dated = Date.parse(response.headers.get("date") ?? "");
+  const dated = Date.parse(headers.get("date") ?? "");
   if (!Number.isNaN(dated)) following.serverAhead = dated / 1000 - now();
-  return response.json();
+  return document;
 }

@@ -11,6 +11,7 @@ const PARTS = {
   figures: () => import("./figures/page.mjs"),
   glance: () => import("./glance.mjs"),
   join: () => import("./join/page.mjs"),
+  runs: () => import("./runs/list.mjs"),
   replay: () => import("./replay.mjs"),
 };
 
@@ -23,6 +24,9 @@ startTerms();
 
 document$.subscribe(async () => {
   addCopyButtons(document.querySelector("main"));
+  if (namesRun(location) || [...document.links].some(namesRun)) {
+    import("./runs/links.mjs").then(({ keepChoice }) => keepChoice(document.links, location.href));
+  }
   for (const [element, stop] of running) {
     if (!element.isConnected) {
       running.delete(element);
@@ -42,6 +46,11 @@ document$.subscribe(async () => {
     }
   }
 });
+
+/** Whether an address names a run, see runs/address.mjs; most pages never need to know more of runs. */
+function namesRun({ search }) {
+  return new URLSearchParams(search).has("run");
+}
 
 /** A part's module; undefined if it cannot be loaded. */
 async function loaded(part) {

@@ -1,7 +1,7 @@
 // The stream of a live run's states, from the monitor's /live/events. It only saves requests and time: a page without a
 // stream, because the monitor has too many readers, asks for the state at intervals.
 
-import { siteURL } from "./address.mjs";
+import { isDocument } from "./runs/documents.mjs";
 
 /** A stream sends a state at least every four seconds; after this time without one, the page asks for it. */
 const FRESH_SECONDS = 7;
@@ -21,13 +21,15 @@ export function makeStream(onState) {
   return { onState, source: null, heardAt: 0, againAt: 0 };
 }
 
-/** Opens the stream unless it is open, or has just failed. */
-export function openStream(stream, now) {
+/** Opens a run's stream unless it is open, or has just failed. */
+export function openStream(stream, { base }, now) {
   if (stream.source || now < stream.againAt || typeof EventSource === "undefined") return;
-  stream.source = new EventSource(siteURL("live/events"));
+  stream.source = new EventSource(new URL("live/events", base));
   stream.source.addEventListener("state", ({ data }) => {
+    const state = JSON.parse(data);
+    if (!isDocument("state.json", state)) return;
     stream.heardAt = Date.now() / 1000;
-    stream.onState(JSON.parse(data));
+    stream.onState(state);
   });
   // EventSource would try again by itself, also a server that is gone: the page's own questions notice when it is back.
   stream.source.addEventListener("error", () => {

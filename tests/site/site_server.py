@@ -6,9 +6,11 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
 
 
@@ -25,6 +27,8 @@ class SiteServer:
         """Address -> content, in place of the folder's; None: it is missing."""
         self.silent = False
         """While true, the live API answers 503."""
+        self.headers: dict[str, str] = {}
+        """Further headers of the live API."""
         self.requests: list[str] = []
         handler = partial(_Handler, directory=str(folder))
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -87,10 +91,12 @@ class _Handler(SimpleHTTPRequestHandler):
             document = {"epochs": [row for row in document["epochs"] if row["epoch"] > since]}
         if name == "state":  # made when it is asked for, as a monitor's
             document = {**document, "time": time.time()}
-        self._answer(json.dumps(document).encode(), "application/json")
+        self._answer(json.dumps(document).encode(), "application/json", site.headers)
 
-    def _answer(self, content: bytes, kind: str) -> None:
+    def _answer(self, content: bytes, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -12,8 +12,8 @@ INITIAL_PEERS = "{initial_peers}"
 """Placeholder in a join command for the addresses, until they are known."""
 
 
-MEMBERS_FLAGS = "--invitation CODE"
-"""Flag that each volunteer of a members-only run adds to the join command, with their own code."""
+MEMBERS_FLAGS = "--invitation -"
+"""Flag of the join command of a members-only run: the program asks each volunteer for their own code."""
 
 
 def join_command(

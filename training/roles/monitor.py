@@ -39,6 +39,7 @@ from training.publish.invitation import INITIAL_PEERS, initial_peers_flags, join
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.live import live
 from training.publish.live.watch import Watch
+from training.publish.needs import needs_of
 from training.recipe import RunConfig, parse_recipe, read_recipe
 from training.storage.room import await_room, beginning
 from training.swarm.node.addresses import address_to_tell, id_of, settle_ports, widest
@@ -150,7 +151,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
             invitation = _invitation(flags, redial, members_only=not run.membership.open)
             facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
-            live.store_run(history, run, recipe_toml, **invitation, **facts)
+            live.store_run(history, run, recipe_toml, **invitation, **facts, **needs_of(run))
             _enter(lineage.lineage, history, keeper)
             watch = Watch(history, run.swarm, reach=redial.reachability)
             meanwhile.end()

@@ -224,8 +224,8 @@ def _print(text: str) -> None:
 
 
 _INVITE = (
-    "Each has their own CODE: `moderate invite NAME` prints one. Members of an organization on the Hugging Face Hub "
-    "give --hugging-face instead.\n"
+    "It asks for a code: `moderate invite NAME` prints one for each. Members of an organization on the Hugging Face "
+    "Hub give --hugging-face instead.\n"
 )
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address at which this machine reaches a server that listens at all its addresses, by that server's host."""

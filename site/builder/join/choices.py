@@ -1,4 +1,4 @@
-"""The join page's choices: for each machine and recipe the command, and the memory, traffic and disk that it takes.
+"""The join page's choices: for each machine and recipe the flags of `join`, and the memory, traffic and disk it takes.
 
 The micro-batch is the one that `python -m training plan` advises (`calculator.choose.advice`). The memory is for
 recomputed activations; it includes those that reversible layers keep if they fit. What a run trains is in its recipe,
@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from builder.folders import PAGES
+from builder.join.runs import listed_runs
 from calculator import estimate
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.choose.devices import DEVICES, GIB, Device
@@ -17,13 +19,30 @@ from calculator.choose.fit import ADVISED_SHARE
 from calculator.reports.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.data.store.cache import CACHE_GB
+from training.publish.invitation import MEMBERS_FLAGS
 from training.recipe import RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 
 RECIPES = ("demo", "stories", "dalle-2021")
 
+PACKAGES_GB = {"nvidia": 6, "cpu": 3}
+"""Disk space of the packages that `nox -s training` installs, by PyTorch's build, GB."""
+
 PROGRAM = ".venv/bin/nox -s training --"
 """Command that starts the trainer in a copy of the project that was set up as the page says."""
+
+RUN = "https://RUN"
+"""Stands in `JOIN` for the address of a run's site."""
+JOIN = f"{PROGRAM} join --recipe {RUN}/recipe.toml --initial-peers {RUN}"
+"""Command that joins a run whose address is known. The page's script puts the address into it."""
+
+DEMOS = {"demo": ".venv/bin/nox -s demo", "stories": ".venv/bin/nox -s demo -- --recipe stories"}
+"""Recipe -> the command that starts a whole run of it on one machine, for readers without a run to join."""
+DEMO_USES = {
+    "memory": "4 GB of free memory for the whole run: its servers and three volunteers.",
+    "network": "the download of Python packages; the run itself stays on your machine.",
+    "disk": f"about {PACKAGES_GB['cpu']} GB, or {PACKAGES_GB['nvidia']} GB if it finds an NVIDIA GPU.",
+}
 
 HOST_MEMORY = (4, 8, 16, 32, 64)
 """The sizes of host memory to choose from, GiB."""
@@ -35,9 +54,6 @@ MEMORY_NOTE = (
     "they take up to nine tenths of a GPU's free memory or half of the computer's. --checkpointing prevents that."
 )
 """Sentences that follow the memory of every machine."""
-
-PACKAGES_GB = {"nvidia": 6, "cpu": 3}
-"""Disk space of the packages that `nox -s training` installs, by PyTorch's build, GB."""
 
 SYSTEMS = {
     "linux": "Linux",
@@ -141,10 +157,9 @@ def micro_batch(run: RunConfig, device: Device) -> int:
     return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
 
 
-def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
-    """The command to join, with ADDRESS and YOUR-NAME to fill in; the page's script makes the same command."""
-    words = [PROGRAM, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"]
-    words += ["--client-mode"] if link == "router" else []
+def flags(samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
+    """The flags with which `join` uses a machine; the page's script puts the same flags after a run's command."""
+    words = ["--client-mode"] if link == "router" else []
     words += ["--device", "cpu"] if kind == "cpu" else []
     return " ".join([*words, "--micro-batch-size", str(samples)])
 
@@ -160,6 +175,11 @@ def join_choices() -> dict:
     """All data that the page's script needs, ready for JSON."""
     return {
         "program": PROGRAM,
+        "join": JOIN,
+        "run": RUN,
+        "members": MEMBERS_FLAGS,
+        "demos": DEMOS,
+        "demo_uses": DEMO_USES,
         "default": DEFAULT,
         "refusals": REFUSALS,
         "gpu_sizes": {d.name: str(_sold_as(d.memory_bytes)) for d in DEVICES.values() if d.capability is not None},
@@ -171,8 +191,6 @@ def join_choices() -> dict:
 def page_data() -> dict:
     """The data of site/includes/join.html."""
     choices = join_choices()
-    default = choices["recipes"][DEFAULT["recipe"]]["machines"][f"cpu-{DEFAULT['ram']}"]
-    shown = command(DEFAULT["recipe"], default["samples"], link=DEFAULT["link"], kind="cpu")
     return {
         "choices": choices,
         "systems": SYSTEMS,
@@ -180,9 +198,11 @@ def page_data() -> dict:
         "links": LINKS,
         "machines": machines(),
         "default": DEFAULT,
-        "command": shown,
-        "uses": default["uses"],
+        "command": DEMOS[DEFAULT["recipe"]],
+        "uses": DEMO_USES,
         "recipes": choices["recipes"],
+        "demos": {name: choices["recipes"][name]["title"] for name in DEMOS},
+        "runs": listed_runs(PAGES / "runs.json"),
         "rows": [row for name in RECIPES for row in _rows(name)],
         "memory_note": MEMORY_NOTE,
     }
@@ -239,15 +259,15 @@ def _host_bytes(training: PeerTraining, device: Device, samples: int) -> int:
 
 
 def _rows(recipe: str) -> list[dict]:
-    """Rows of the table of all commands: each command or refusal, with all machines to which it applies."""
+    """Rows of the table of all machines: each list of flags or refusal, with all machines to which it applies."""
     lines: dict[tuple[str, str], list[Machine]] = {}
     for machine in machines():
         chosen = join_choices()["recipes"][recipe]["machines"][machine.key]
-        shown = command(recipe, chosen["samples"], link="router", kind=machine.kind) if chosen["samples"] else ""
+        shown = flags(chosen["samples"], link="router", kind=machine.kind) if chosen["samples"] else ""
         words = chosen["uses"]["memory"].split(". ")[0] if shown else chosen["refusal"]
         lines.setdefault((shown, words), []).append(machine)
     return [
-        {"recipe": recipe, "machine": _title(alike), "command": shown, "words": words}
+        {"recipe": recipe, "machine": _title(alike), "flags": shown, "words": words}
         for (shown, words), alike in lines.items()
     ]
 

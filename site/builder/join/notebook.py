@@ -1,12 +1,13 @@
-"""The join page's steps as a notebook, for machines that can be used only through one, such as Google Colab's."""
+"""The join page's steps as a notebook, for machines that can be used only through one, such as Google Colab's.
+
+Without a run to join its last cell starts the demo; the page's script puts a run's command there.
+"""
 
 from __future__ import annotations
 
 import json
 
 from builder.join import choices
-from calculator.choose.devices import DEVICES
-from training.recipe import load_recipe
 
 
 def notebook(repository: str) -> str:
@@ -15,23 +16,23 @@ def notebook(repository: str) -> str:
     Args:
         repository: The address for `git clone`.
     """
-    recipe = choices.DEFAULT["recipe"]
-    samples = choices.micro_batch(load_recipe(recipe), DEVICES["t4"])
-    line = choices.command(recipe, samples, link="router").replace(choices.PROGRAM, "python -m nox -s training --")
+    line = in_notebook(choices.DEMOS[choices.DEFAULT["recipe"]])
     cells = [
         _text(
-            "# Join a run\n\nThree cells fetch the code, install nox and join the run. In the last one, fill in "
-            "`ADDRESS`.\n"
+            "# Join a run\n\nThree cells fetch the code, install nox, and join the run that you have chosen on the "
+            "page; without one, the last cell starts the demo, a whole run on one machine.\n"
         ),
         _code("code", f"!git clone {repository} training-transformers-together\n"),
         _code("tools", "%cd training-transformers-together\n%pip install --quiet -r constraints/nox.txt\n"),
-        _text(
-            "The next cell trains until you interrupt it (the square button). To only check the recipe, the data and "
-            "the network, add `--dry-run` after `join`.\n"
-        ),
+        _text("The next cell trains until you interrupt it (the square button).\n"),
         _code("join", f"!{line}\n"),
     ]
     return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def in_notebook(command: str) -> str:
+    """A command for a notebook's shell, where nox is installed beside Python; the page's script makes the same."""
+    return command.replace(".venv/bin/nox", "python -m nox")
 
 
 def _text(source: str) -> dict:

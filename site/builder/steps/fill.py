@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -16,7 +17,7 @@ import jinja2
 from builder.assets.browser_files import load_assets
 from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
-from builder.folders import PAGES
+from builder.folders import PAGES, ROOT
 from builder.join import choices
 from builder.learn import (
     accuracy,
@@ -49,8 +50,9 @@ def fill(markdown: str) -> str:
 
 
 def repository() -> str:
-    """The address for `git clone`: REPO_URL, or a placeholder if that is not set."""
-    return os.environ.get("REPO_URL") or "ADDRESS-OF-THE-REPOSITORY"
+    """The address for `git clone`: REPO_URL, or else the one in the package's metadata."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return os.environ.get("REPO_URL") or project["urls"]["Repository"]
 
 
 def tutorial_notebook() -> str:

@@ -2,7 +2,8 @@
 
 Links become relative, terms of the glossary become links, code wraps between words, and the search dialog gets a name
 for screen readers. The theme's script gets a hint with which it starts sooner. Style sheets lose rules that cost time
-on every element (builder/markup/styles.py). Last, the service worker is written with the list of all files.
+on every element (builder/markup/styles.py). Each page says which scripts may run (builder/markup/policy.py). Last, the
+service worker is written with the list of all files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from builder.learn import glossary
 from builder.markup import listings
 from builder.markup.links import relative, resolved
+from builder.markup.policy import inline_scripts, policy_of, with_policy
 from builder.markup.styles import has_tabs, with_boxes, without_tabs
 from builder.steps.offline import write_service_worker
 
@@ -25,12 +27,12 @@ SEARCH = 'data-md-component="search" role="dialog"'
 
 def finish(built: Path) -> None:
     """Edits all pages of the site in a folder, in place."""
-    tabs = False
-    for file in built.rglob("*.html"):
+    made = {file: file.read_text(encoding="utf-8") for file in built.rglob("*.html")}
+    tabs = any(map(has_tabs, made.values()))
+    policy = policy_of(set().union(*map(inline_scripts, made.values())))
+    for file, html in made.items():
         address = file.relative_to(built).as_posix().removesuffix("index.html")
-        html = file.read_text(encoding="utf-8")
-        tabs = tabs or has_tabs(html)
-        file.write_text(finished(html, address), encoding="utf-8")
+        file.write_text(with_policy(finished(html, address), policy), encoding="utf-8")
     for file in built.glob(THEMES_SCRIPT):
         file.write_text(f"{COMPILE_ALL}\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
     for file in built.rglob("*.css"):

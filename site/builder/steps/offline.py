@@ -12,8 +12,9 @@ LARGE_FOLDERS = ("runtime", "vendor")
 """Folders whose files the service worker stores only when a page has loaded them.
 The files' names change with their content."""
 
-NOT_KEPT = ("live", "assets/javascripts/lunr")
-"""Folders that are never stored: the live run, which changes, and search in languages that the site does not use."""
+NOT_KEPT = ("live", "records", "runs.json", "assets/javascripts/lunr")
+"""Files and folders that are never stored: the live run, which changes, records and list of other runs, and search in
+languages that the site does not use."""
 
 NAME = "service-worker.js"
 
@@ -41,7 +42,7 @@ def kept_files(built: Path) -> tuple[list[str], list[str]]:
         name = file.relative_to(built).as_posix()
         if not file.is_file() or name == NAME or name.endswith((".map", ".gz")):
             continue
-        if name.startswith(tuple(f"{folder}/" for folder in NOT_KEPT)):
+        if name in NOT_KEPT or name.startswith(tuple(f"{folder}/" for folder in NOT_KEPT)):
             continue
         address = name.removesuffix("index.html") if name.endswith("index.html") else name
         (large if name.split("/")[0] in LARGE_FOLDERS else files).append(address)

@@ -79,12 +79,19 @@ function togglePictures(page, button) {
 
 function show(page, feed) {
   page.feed = feed;
+  if (feed.at?.key && feed.phase !== "known") showUnknown(page, feed.at);
   if (feed.phase === "loading") return;
   showStatus(page, feed);
   page.slot("empty").hidden = feed.phase !== "none";
   // While nobody answers, a recorded run that stands in the page itself stays.
   if (feed.phase !== "unreachable") page.slot("run").classList.toggle("hidden", feed.phase !== "known");
   if (feed.phase === "known" && feed.changed) showRun(page, feed);
+}
+
+/** In place of the recorded run that stands in the page itself: the name of another run, of which nothing is known yet. */
+function showUnknown({ slot }, run) {
+  slot("title").textContent = run.title;
+  slot("run").classList.add("hidden");
 }
 
 /** Shows the run's status. A screen reader hears it when its kind changes; the text itself changes every second. */
@@ -134,8 +141,9 @@ function showSummary(chart, feed) {
   if (summary) chart.setAttribute("aria-label", summary);
 }
 
-function showTiles(slot, { run, state }) {
+function showTiles(slot, { run, state, at }) {
   for (const [name, text] of Object.entries(tilesOf(run, state))) slot(name).textContent = text;
+  for (const link of slot("sources").querySelectorAll("[data-live]")) link.href = new URL(`live/${link.dataset.live}.json`, at.base);
   slot("progress").max = run.total_epochs;
   slot("progress").value = state.epoch ?? 0;
 }

@@ -1,6 +1,5 @@
 // What the model has drawn or written, as a table: a row for each prompt, a column for each epoch, the newest first.
 
-import { siteURL } from "../address.mjs";
 import { element, heading } from "../elements.mjs";
 import { showCount } from "../format.mjs";
 import { nextFrame } from "../pieces.mjs";
@@ -111,7 +110,7 @@ function written({ text, good }) {
 
 function drawn(picture, epoch) {
   const image = element("img", []);
-  image.src = siteURL(picture.file);
+  image.src = picture.file;
   image.width = image.height = 96;
   image.loading = "lazy";
   image.alt = altOf(picture, epoch);

@@ -1,5 +1,9 @@
-// The join command: turns a reader's choices into one command and what it uses, or into the reason why there is none.
+// The command: turns a reader's choices into one command and what it uses, or into the reason why there is none. Every
+// command is whole: it joins the run that the page shows, or it starts a demo.
 // Nothing here touches the document. `choices` comes from site/builder/join/choices.py.
+
+import { showBytes } from "../format.mjs";
+import { isLoopback } from "../runs/address.mjs";
 
 /**
  * @typedef {object} Chosen the reader's choices
@@ -8,8 +12,9 @@
  * @property {string} gpu memory of the GPU; used if the device is "nvidia"
  * @property {string} ram memory of the computer; used for other devices
  * @property {string} link
- * @property {string} recipe a name, or "live" for the live run
- * @property {string} batch the micro-batch in the address, or empty
+ * @property {string} recipe the recipe of a demo, or "live" for the live run
+ * @property {string} batch the calculator's micro-batch for the live run, or empty
+ * @property {string} name the name on the leaderboard, or empty
  */
 
 export const NAMES = ["system", "device", "gpu", "ram", "link", "recipe"];
@@ -19,42 +24,77 @@ export const NAMES = ["system", "device", "gpu", "ram", "link", "recipe"];
  *
  * @param {object} choices
  * @param {Chosen} chosen
- * @param {object | null} live the live run, if there is one
+ * @param {object | null} live the live run's document with its `command`, if there is one
  */
 export function answerTo(choices, chosen, live) {
-  const { system, device } = chosen;
+  const { system, device, recipe } = chosen;
+  if (recipe !== "live") return demoOf(choices, chosen);
   const refused = [system, `${system} ${device}`, device].find((key) => key in choices.refusals);
   if (refused) return { words: choices.refusals[refused] };
-  const machine = recipeOf(choices, chosen, live)?.machines[machineOf(chosen)];
+  const machine = recipeOf(choices, live)?.machines[machineOf(chosen)];
   const samples = chosen.batch || String(machine?.samples ?? "");
   if (samples === "0") return { words: machine.refusal };
-  const words = [...beginning(choices, chosen, live), ...flags(chosen, live)];
-  if (samples && !words[0].includes("--micro-batch-size")) words.push("--micro-batch-size", samples);
-  return { command: words.join(" "), uses: machine?.uses, note: choices.notes[system] };
+  const words = [live.command, ...flags(chosen, live)];
+  if (samples && !live.command.includes("--micro-batch-size")) words.push("--micro-batch-size", samples);
+  if (chosen.name) words.push("--name", quoted(chosen.name));
+  return { command: words.join(" "), uses: machine?.uses ?? usesOf(choices, chosen, live), note: choices.notes[system] };
 }
 
-/** The chosen recipe's entry; undefined for a live run whose recipe is not one of the site's. */
-function recipeOf(choices, { recipe }, live) {
-  if (recipe !== "live") return choices.recipes[recipe];
+/** A demo needs no choices but the system, which may be one on which the trainer does not run. */
+function demoOf(choices, { system, recipe }) {
+  if (system in choices.refusals) return { words: choices.refusals[system] };
+  return { command: choices.demos[recipe], uses: choices.demo_uses, note: choices.notes[system] };
+}
+
+/** What a run of another recipe uses, as far as its monitor says it. */
+function usesOf(choices, chosen, { least_memory_bytes: memory, sent_bytes: sent }) {
+  return {
+    memory: memory && `at least ${showBytes(memory)} on a computer without a GPU; Python and PyTorch need memory besides.`,
+    network: sent && `for each epoch, up to ${showBytes(sent)} sent and as much received; and the download of the samples that you train on.`,
+    disk: choices.recipes[choices.default.recipe].machines[machineOf(chosen)]?.uses?.disk,
+  };
+}
+
+/** The entry of a live run's recipe; undefined if it is not one of the site's. */
+export function recipeOf(choices, live) {
   return Object.values(choices.recipes).find(({ digest }) => digest === live.recipe_digest);
 }
 
 const machineOf = ({ device, gpu, ram }) => `${device}-${device === "nvidia" ? gpu : ram}`;
 
-/** The start of the command. A live run provides it whole; otherwise it contains gaps that the reader fills in. */
-function beginning(choices, { recipe }, live) {
-  if (recipe === "live") return [live.join_command];
-  return [choices.program, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"];
+/**
+ * The command that joins a run, without the flags of a machine.
+ *
+ * The server of this site may say its own words: those of a demo name the program on this computer. Of another monitor,
+ * which may be anybody's, only the address goes into the command; runs/address.mjs has checked its characters.
+ *
+ * @param {object} run the run's document
+ * @param {Run} at see runs/address.mjs
+ */
+export function commandOf(choices, run, { key }) {
+  if (!key) return run.join_command.includes("/127.0.0.1/") ? run.join_command : run.join_command.replace(/^python -m training(?= )/, choices.program);
+  const members = isForMembers(choices, run) ? ` ${choices.members}` : "";
+  return choices.join.replaceAll(choices.run, key) + members;
+}
+
+/** Whether a run admits members only. */
+export function isForMembers(choices, run) {
+  return run.join_command.includes(` ${choices.members}`);
 }
 
 function flags(chosen, live) {
-  const router = chosen.link === "router" && !isLocal(chosen, live) ? ["--client-mode"] : [];
+  const router = chosen.link === "router" && !isLocal(live) ? ["--client-mode"] : [];
   return [...router, ...(chosen.device === "cpu" ? ["--device", "cpu"] : [])];
 }
 
-/** Whether the chosen run can only be reached from its own computer; then neither network nor notebook matters. */
-export function isLocal({ recipe }, live) {
-  return recipe === "live" && live.join_command.includes("/127.0.0.1/");
+/** Whether a run can only be reached from its own computer; then neither network nor notebook matters. */
+export function isLocal({ command }) {
+  return command.includes("/127.0.0.1/") || command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
+}
+
+/** A word as POSIX shells read it. */
+function quoted(word) {
+  return /^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
 /**

@@ -1,5 +1,5 @@
-// The join page: shows one command for the reader's choices (command.mjs). For a live run the command contains the
-// run's recipe and addresses. A link from the calculator may contain a micro-batch.
+// The join page: shows one command for the reader's choices (command.mjs): it joins the run that the page shows
+// (../runs/chosen.mjs) if that is live, or starts a demo. A link from the calculator may contain a micro-batch.
 //
 // At load                   `start` sets the choices that the address names.
 // At a choice               `changed` puts the choices into the address and shows their command.
@@ -8,13 +8,13 @@
 import { describe, isOver } from "../feed.mjs";
 import { setCommand } from "../listing.mjs";
 import { followRun } from "../live.mjs";
-import { addressOf, answerTo, batchIn, isLocal, NAMES, sizeOf, systemIn } from "./command.mjs";
+import { addressOf, answerTo, batchIn, commandOf, isForMembers, isLocal, NAMES, recipeOf, sizeOf, systemIn } from "./command.mjs";
 
 const LONGEST_NAME = 40;
 const USES = ["memory", "network", "disk"];
 
 /** The calculator computed the micro-batch in the address for these choices; it is dropped when one of them changes. */
-const BATCH_DEPENDS_ON = ["device", "gpu", "ram", "recipe"];
+const BATCH_DEPENDS_ON = ["device", "gpu", "ram"];
 
 /**
  * @typedef {object} Join the page's state
@@ -22,7 +22,8 @@ const BATCH_DEPENDS_ON = ["device", "gpu", "ram", "recipe"];
  * @property {HTMLFormElement} form
  * @property {object} choices from site/builder/join/choices.py
  * @property {{label: string, text: string}} general the status without a live run, from the HTML
- * @property {object | null} live the live run, if there is one
+ * @property {object | null} live the live run's document with its `command`, if there is one
+ * @property {string} model the calculator's model in the address, or empty
  * @property {string} batch the micro-batch in the address, or empty
  * @property {string} shown the shown command or refusal, as a screen reader hears it after a change
  */
@@ -36,11 +37,13 @@ export function start(root) {
     choices: JSON.parse(root.dataset.choices),
     general: { label: slot("status-label").textContent, text: slot("status-text").textContent },
     live: null,
+    model: "",
     batch: "",
     shown: "",
   };
   readAddress(page, new URLSearchParams(location.search));
   page.form.addEventListener("change", ({ target }) => changed(page, target.name));
+  page.form.elements.name.addEventListener("input", () => show(page));
   page.form.addEventListener("submit", (event) => event.preventDefault());
   slot("notebook").addEventListener("click", (event) => saveNotebook(page, event, root.dataset.notebook));
   show(page);
@@ -48,8 +51,14 @@ export function start(root) {
 }
 
 /** The reader's choices; see command.mjs. */
-function chosenIn({ form, batch }) {
-  return { ...Object.fromEntries(NAMES.map((name) => [name, form.elements[name].value])), batch };
+function chosenIn(page) {
+  const values = NAMES.map((name) => [name, page.form.elements[name].value]);
+  return { ...Object.fromEntries(values), name: page.form.elements.name.value.trim(), batch: suits(page) ? page.batch : "" };
+}
+
+/** Whether the live run trains the calculator's model; otherwise the calculator's micro-batch has no meaning. */
+function suits({ choices, live, model }) {
+  return !model || (live && choices.recipes[model] && recipeOf(choices, live) === choices.recipes[model]);
 }
 
 /** Sets a choice if it is offered; returns whether it is. "live" is only set while there is a live run. */
@@ -65,7 +74,7 @@ function readAddress(page, given) {
   const known = NAMES.filter((name) => given.has(name) && choose(page, name, given.get(name)));
   if (!known.includes("system")) choose(page, "system", systemIn(navigator.userAgentData?.platform ?? "", navigator.platform ?? ""));
   takeGpu(page, given.get("gpu"));
-  if (given.has("model")) takeModel(page, given.get("model"));
+  page.model = given.get("model") ?? "";
 }
 
 /** Sets the memory of a GPU by the calculator's name of the GPU. */
@@ -75,16 +84,6 @@ function takeGpu(page, gpu) {
   if (!size) return;
   choose(page, "device", "nvidia");
   choose(page, "gpu", size);
-}
-
-/**
- * Chooses the run that trains the calculator's model. If there is none, its micro-batch has no meaning and is dropped.
- */
-function takeModel(page, model) {
-  if (choose(page, "recipe", model)) return;
-  page.batch = "";
-  page.slot("other-model").textContent = model.slice(0, LONGEST_NAME);
-  page.slot("other").classList.remove("hidden");
 }
 
 function changed(page, name) {
@@ -98,56 +97,66 @@ function changed(page, name) {
 /** Shows the choices' command, or the reason why there is none. */
 function show(page) {
   const chosen = chosenIn(page);
-  for (const row of page.form.querySelectorAll("[data-for]")) row.hidden = row.dataset.for !== chosen.device;
+  showRows(page, chosen);
   const answer = answerTo(page.choices, chosen, page.live);
   page.slot("refusal").classList.toggle("hidden", !answer.words);
   page.slot("possible").classList.toggle("hidden", Boolean(answer.words));
   if (answer.words) page.slot("refusal").innerHTML = answer.words;
   else showCommand(page, answer);
   showRun(page, chosen);
+  page.slot("other").classList.toggle("hidden", Boolean(suits(page)));
+  page.slot("other-model").textContent = page.model.slice(0, LONGEST_NAME);
   page.shown = answer.words ? page.slot("refusal").textContent : `The command is now: ${answer.command}`;
 }
 
-function showCommand({ slot, batch }, { command, note, uses }) {
+/** Shows the rows of the form that the command depends on: a demo settles by itself what it runs on. */
+function showRows({ form, live }, { recipe, device }) {
+  for (const row of form.querySelectorAll("[data-of=live]")) row.hidden = recipe !== "live";
+  for (const row of form.querySelectorAll("[data-for]")) row.hidden = recipe !== "live" || row.dataset.for !== device;
+  form.querySelector("[data-slot=link]").hidden = recipe !== "live" || isLocal(live);
+}
+
+function showCommand(page, { command, note, uses }) {
+  const { slot } = page;
+  const { batch } = chosenIn(page);
   setCommand(slot("command"), command);
   slot("note").textContent = note ?? "";
   slot("note").classList.toggle("hidden", !note);
   slot("chosen").classList.toggle("hidden", !batch);
   slot("chosen-flag").textContent = `--micro-batch-size ${batch}`;
   for (const name of USES) {
-    slot(`uses-${name}`).textContent = uses?.[name] ?? "not known for this recipe; its maintainer's calculator link says.";
+    slot(`uses-${name}`).textContent = uses?.[name] ?? "not known for this recipe.";
   }
 }
 
-/** Shows the notes that belong to a live run's command, or those for other commands. */
-function showRun({ slot, live }, chosen) {
-  const own = chosen.recipe === "live";
-  const local = isLocal(chosen, live);
-  for (const place of ["gaps", "set-up"]) slot(place).classList.toggle("hidden", own);
-  slot("filled").classList.toggle("hidden", !own);
-  slot("program").textContent = own ? live.join_command.split(" join ")[0] : "";
-  slot("members").classList.toggle("hidden", !(own && live.join_command.includes(" --invitation CODE")));
+/** Shows the notes that belong to the command. */
+function showRun({ slot, live, choices }, { recipe }) {
+  const joins = recipe === "live";
+  const local = joins && isLocal(live);
+  slot("title").textContent = joins ? "The command for this run" : "The demo, on your machine";
+  slot("members").classList.toggle("hidden", !(joins && isForMembers(choices, live)));
   slot("local").classList.toggle("hidden", !local);
-  slot("link").hidden = slot("by-notebook").hidden = local;
+  slot("set-up").classList.toggle("hidden", local);
+  slot("by-notebook").hidden = local;
 }
 
 function onNews(page, feed) {
   const before = page.live;
-  page.live = feed.phase === "known" && !isOver(feed) && feed.run.join_command ? feed.run : null;
+  const isLive = feed.phase === "known" && !isOver(feed) && feed.run.join_command;
+  page.live = isLive ? { ...feed.run, command: commandOf(page.choices, feed.run, feed.at) } : null;
   showStanding(page, feed);
   chooseRun(page, before);
-  hideTwin(page);
   show(page);
 }
 
 function showStanding({ slot, live, general }, feed) {
-  const { kind, label, text } = live ? describe(feed) : { kind: "none", ...general };
+  // A reader who has chosen no run learns what there is; of a chosen one, how it stands.
+  const { kind, label, text } = live || feed.at.key ? describe(feed) : { kind: "none", ...general };
   slot("status").dataset.kind = kind;
   slot("status-label").textContent = label;
   slot("status-text").textContent = live ? `${live.title}. ${text}` : text;
-  slot("title").textContent = live ? "The command for this run" : "The command";
   slot("live-recipe").classList.toggle("hidden", !live);
-  if (live) slot("live-title").textContent = `live now: ${live.title}`;
+  if (live) slot("live-title").textContent = live.title;
 }
 
 /** Chooses a live run when it appears, unless the address names another one; returns to the default when it is gone. */
@@ -155,15 +164,6 @@ function chooseRun(page, before) {
   const asked = new URLSearchParams(location.search).get("recipe");
   if (page.live && !before && (!asked || asked === "live")) choose(page, "recipe", "live");
   if (!page.live && chosenIn(page).recipe === "live") choose(page, "recipe", page.choices.default.recipe);
-}
-
-/** Hides the recipe of the live run, unless it is chosen: it stands for the same run, but without its addresses. */
-function hideTwin(page) {
-  const { recipe } = chosenIn(page);
-  for (const [name, { digest }] of Object.entries(page.choices.recipes)) {
-    const isTwin = page.live?.recipe_digest === digest && recipe !== name;
-    page.form.querySelector(`[data-recipe="${name}"]`).classList.toggle("hidden", isTwin);
-  }
 }
 
 /**
@@ -174,7 +174,7 @@ async function saveNotebook(page, event, address) {
   if (!command) return;
   event.preventDefault();
   const notebook = await (await fetch(address)).json();
-  const inNotebook = command.replace(page.choices.program, "python -m nox -s training --");
+  const inNotebook = command.replace(".venv/bin/nox", "python -m nox");
   notebook.cells.find((cell) => cell.id === "join").source = `!${inNotebook}\n`;
   save("join.ipynb", new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
 }

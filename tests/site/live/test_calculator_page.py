@@ -20,7 +20,9 @@ from calculator.choose.devices import DEVICES
 from calculator.models.architectures import PRESETS
 from calculator.reports.units import show_bytes
 from tests.programs import run_program
+from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import ROOT, violations
+from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 
@@ -914,12 +916,18 @@ def test_without_its_runtime_the_page_falls_back(open_page, server, built_site, 
 
 
 def test_the_settings_go_along_to_the_join_page(open_page, server):
+    server.live = live_run(epochs=20)
+    server.live["run"]["recipe_digest"] = load_recipe("dalle-2021").digest
     page = open_page("calculator/?micro_batch_size=5&model=dalle-2021")
     shows(page, {"model": "dalle-2021", "micro_batch_size": 5, "optimizer": "adamw8bit"})
     page.get_by_role("link", name="Join with this micro-batch and GPU").click()
-    expect(page.locator("[data-slot=command]")).to_have_text(
-        re.compile(r"join --recipe dalle-2021 .* --micro-batch-size 5$")
-    )
+    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join --recipe .* --micro-batch-size 5$"))
+    expect(page.locator("[data-slot=other]")).to_be_hidden()
+    server.live["run"]["recipe_digest"] = load_recipe("demo").digest
+    page.reload()
+    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join --recipe .* --micro-batch-size 32$"))
+    expect(page.locator("[data-slot=other]")).to_contain_text("dalle-2021, which no run here trains now")
+    server.live = {}
     page.goto(server.url + "join/?micro_batch_size=5%3B%20rm%20-rf")
-    expect(page.locator("[data-slot=status-label]")).to_have_text("General")
+    expect(page.locator("[data-slot=status-label]")).to_have_text("No live run")
     assert "rm" not in page.locator("[data-slot=command]").inner_text()

@@ -39,7 +39,17 @@ def recorded_site(built_site, tmp_path_factory) -> Path:
     shutil.copy(ROOT / "mkdocs.yml", copy)
     (copy / "build" / "site").mkdir(parents=True)
     kept = ("build/site/files", "build/site/assets.json", "node_modules", "package-lock.json")
-    for name in ("benchmarks", "calculator", "training", "tests", "constraints", "README.md", "CHANGELOG.md", *kept):
+    for name in (
+        "benchmarks",
+        "calculator",
+        "training",
+        "tests",
+        "constraints",
+        "README.md",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        *kept,
+    ):
         (copy / name).symlink_to(ROOT / name)
     now = 1_750_000_000.0
     write_history(copy / "run", ended_at=now)

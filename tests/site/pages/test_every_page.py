@@ -152,10 +152,11 @@ def use_dashboard(page) -> None:
 
 
 def use_join(page) -> None:
-    """Another machine, and a choice that cannot be; all is unfolded."""
-    page.get_by_role("radio", name="NVIDIA GPU").check()
+    """A wrong address, and a choice that cannot be; all is unfolded. Of a run's choices: test_join_page.py."""
+    page.get_by_label("Another run").fill("no address")
+    page.get_by_role("button", name="Show this run").click()
     open_all(page)
-    page.get_by_role("radio", name="macOS").check()
+    page.get_by_role("radio", name="Windows without WSL").check()
 
 
 @pytest.mark.parametrize("width, dark", [(1280, False), (360, True)])

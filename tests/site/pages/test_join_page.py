@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -12,63 +13,111 @@ from playwright.sync_api import expect
 
 from builder.join import choices
 from tests.programs import run_program
+from tests.site.live.test_dashboard_page import live_run
+from tests.site.pages.test_every_page import violations
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 
+LIVE = (
+    "python -m training join --recipe https://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Q"
+)
+SHOWN = LIVE.replace("python -m training", choices.PROGRAM)
+
 READ_ALL = """() => {
   const form = document.querySelector("[data-slot=form]");
-  const values = (name) => [...form.elements[name]].filter((one) => one.value !== "live").map((one) => one.value);
+  const values = (name) => [...form.elements[name]].map((one) => one.value);
   const set = (name, value) => { [...form.elements[name]].find((one) => one.value === value).checked = true; };
   const slot = (name) => document.querySelector(`[data-slot="${name}"]`);
   const found = [];
   for (const system of values("system")) for (const device of values("device")) for (const link of values("link"))
-    for (const recipe of values("recipe")) for (const memory of values(device === "nvidia" ? "gpu" : "ram")) {
-      Object.entries({ system, device, link, recipe, [device === "nvidia" ? "gpu" : "ram"]: memory })
+    for (const memory of values(device === "nvidia" ? "gpu" : "ram")) {
+      Object.entries({ system, device, link, [device === "nvidia" ? "gpu" : "ram"]: memory })
         .forEach(([name, value]) => set(name, value));
       form.dispatchEvent(new Event("change"));
       const refused = !slot("refusal").classList.contains("hidden");
-      found.push([system, device, link, recipe, memory, slot(refused ? "refusal" : "command").textContent, refused]);
+      found.push([system, device, link, memory, slot(refused ? "refusal" : "command").textContent, refused]);
     }
   return found;
 }"""
 
 
-def expected(system: str, device: str, link: str, recipe: str, memory: str) -> tuple[str, bool]:
-    """The builder's command, or its reason; and whether it is one."""
+def expected(recipe: str, system: str, device: str, link: str, memory: str) -> tuple[str, bool]:
+    """The run's command with the builder's flags, or the builder's reason; and whether it is one."""
     if refusal := choices.refusal(system, device):
         return html.unescape(re.sub("<[^>]+>", "", refusal)), True
     chosen = choices.join_choices()["recipes"][recipe]["machines"][f"{device}-{memory}"]
     if not chosen["samples"]:
         return chosen["refusal"], True
-    return choices.command(recipe, chosen["samples"], link=link, kind=device), False
+    return f"{SHOWN} {choices.flags(chosen['samples'], link=link, kind=device)}", False
 
 
-def test_every_choice_gives_the_builders_command_or_its_reason(open_page):
+@pytest.fixture
+def live(server):
+    """A server with a run that newcomers can reach; the test may change its recipe."""
+    server.live = live_run(epochs=20)
+    server.live["run"] |= {"join_command": LIVE, "recipe_digest": load_recipe("demo").digest}
+    return server
+
+
+@pytest.mark.parametrize("recipe", choices.RECIPES)
+def test_every_choice_gives_the_runs_command_with_the_builders_flags_or_the_reason(open_page, live, recipe):
+    live.live["run"]["recipe_digest"] = load_recipe(recipe).digest
     page = open_page("join/")
-    page.wait_for_load_state("networkidle")
+    expect(page.locator("[data-slot=command]")).to_contain_text(SHOWN)
     found = page.evaluate(READ_ALL)
     sizes = {kind: sum(machine.kind == kind for machine in choices.machines()) for kind in ("nvidia", "cpu")}
     per_device = sizes["nvidia"] + (len(choices.DEVICE_KINDS) - 1) * sizes["cpu"]
-    assert len(found) == len(choices.SYSTEMS) * len(choices.LINKS) * len(choices.RECIPES) * per_device
+    assert len(found) == len(choices.SYSTEMS) * len(choices.LINKS) * per_device
     for *choice, text, refused in found:
-        assert (text, refused) == expected(*choice), choice
+        assert (text, refused) == expected(recipe, *choice), choice
 
 
-def test_choices_are_kept_in_the_address_and_made_by_keyboard(open_page, server):
+@pytest.mark.parametrize("recipe", choices.DEMOS)
+def test_without_a_live_run_each_command_starts_a_demo(open_page, recipe):
     page = open_page("join/")
+    page.get_by_role("radio", name=f"Demo: {load_recipe(recipe).title}").check()
+    expect(page.locator("[data-slot=command]")).to_have_text(choices.DEMOS[recipe])
+    expect(page.get_by_role("heading", name="The demo, on your machine")).to_be_visible()
+    for name in ("Computes with", "Network", "Memory of the computer"):
+        expect(page.get_by_role("group", name=name)).to_be_hidden()
+    page.get_by_role("radio", name="Windows without WSL").check()
+    expect(page.locator("[data-slot=refusal]")).to_contain_text("WSL 2")
+
+
+def test_a_name_is_added_as_the_shell_reads_it(open_page, live):
+    page = open_page("join/")
+    page.get_by_label("Your name").fill("Ada's laptop")
+    expect(page.locator("[data-slot=command]")).to_contain_text("--name")
+    words = shlex.split(page.locator("[data-slot=command]").inner_text())
+    assert words[-2:] == ["--name", "Ada's laptop"]
+    page.get_by_role("radio", name="NVIDIA GPU").check()
+    assert violations(page) == []
+    page.get_by_role("radio", name="macOS").check()
+    expect(page.locator("[data-slot=refusal]")).to_contain_text("CUDA 10.2")
+    assert violations(page) == []
+
+
+def test_no_page_of_a_volunteer_has_a_command_with_gaps(built_site):
+    text = re.sub(r"<[^>]+>", "", (built_site / "join" / "index.html").read_text())
+    assert not re.search("ADDRESS|YOUR-NAME|CODE", text)
+
+
+def test_choices_are_kept_in_the_address_and_made_by_keyboard(open_page, live):
+    page = open_page("join/")
+    expect(page.locator("[data-slot=command]")).to_contain_text(SHOWN)
     expect(page.get_by_role("radio", name="Linux")).to_be_checked()
     page.get_by_role("radio", name="Processor only").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("radio", name="NVIDIA GPU", exact=True)).to_be_checked()
     page.get_by_role("radio", name="6 GB", exact=True).check()
-    page.get_by_role("radio", name="dalle-2021").check()
+    page.get_by_role("radio", name="An address that other").check()
     command = page.locator("[data-slot=command]").inner_text()
-    assert "--recipe dalle-2021" in command
+    assert "--client-mode" not in command
     expect(page.locator("[data-slot=announce]")).to_have_text(f"The command is now: {command}")
     kept = page.url
-    assert "gpu=6" in kept and "recipe=dalle-2021" in kept
-    page.goto(server.url + "accuracy/")
+    assert "gpu=6" in kept and "link=public" in kept
+    page.goto(live.url + "accuracy/")
     page.goto(kept)
     expect(page.locator("[data-slot=command]")).to_have_text(command)
 
@@ -86,33 +135,31 @@ def test_the_system_is_the_browsers_own(chromium, server):
         context.close()
 
 
-def test_without_scripts_all_commands_stand_in_a_table(open_page):
+def test_without_scripts_all_flags_stand_in_a_table(open_page):
     page = open_page("join/", scripts=False)
     expect(page.locator("[data-slot=command]")).to_have_text(choices.page_data()["command"])
     expect(page.get_by_role("radio", name="Linux")).to_be_hidden()
-    page.get_by_text("All commands as a table").click()
+    page.get_by_text("Flags and memory of all machines").click()
     rows = page.locator("table.commands tbody tr")
     shown = [row.inner_text() for row in rows.all()]
     for name, recipe in choices.join_choices()["recipes"].items():
         for machine in choices.machines():
             chosen = recipe["machines"][machine.key]
-            command = choices.command(name, chosen["samples"], link="router", kind=machine.kind)
-            assert sum((command if chosen["samples"] else chosen["refusal"]) in text for text in shown) == 1
-    assert sum(text.count("join --recipe") for text in shown) <= 4 * len(choices.RECIPES), (
-        "machines with one command share a line"
+            told = choices.flags(chosen["samples"], link="router", kind=machine.kind)
+            told = told if chosen["samples"] else chosen["refusal"]
+            assert sum(f"{told}\n" in f"{text}\n" and name in text for text in shown) == 1
+    assert sum(text.count("--micro-batch-size") for text in shown) <= 4 * len(choices.RECIPES), (
+        "machines with the same flags share a line"
     )
 
 
-def test_the_notebook_has_the_chosen_command(open_page, built_site, tmp_path):
+def test_the_notebook_has_the_chosen_command(open_page, live, built_site, tmp_path):
     made = json.loads((built_site / "notebooks" / "join.ipynb").read_text())
     sources = {cell["id"]: cell["source"] for cell in made["cells"]}
-    samples = choices.micro_batch(load_recipe("demo"), choices.DEVICES["t4"])
-    assert sources["join"].strip() == "!" + choices.command("demo", samples, link="router").replace(
-        ".venv/bin/nox", "python -m nox"
-    )
-    page = open_page("join/?device=nvidia&gpu=6&recipe=dalle-2021&link=public")
+    assert sources["join"].strip() == "!python -m nox -s demo"
+    page = open_page("join/?device=nvidia&gpu=6&link=public")
     # Before the script has made this command, the link is to the notebook of everyone.
-    expect(page.locator("[data-slot=command]")).to_contain_text("dalle-2021")
+    expect(page.locator("[data-slot=command]")).to_contain_text(SHOWN)
     with page.expect_download() as saved:
         page.get_by_role("link", name="Open as a notebook").click()
     saved.value.save_as(tmp_path / "join.ipynb")

@@ -5,7 +5,7 @@ import { beforeEach, mock, test } from "node:test";
 
 import { describe, emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "../../../site/javascripts/feed.mjs";
 
-const rows = (...epochs) => epochs.map((epoch) => ({ epoch, time: 10 * epoch, loss: 5 - epoch / 10 }));
+const rows = (...epochs) => epochs.map((epoch) => ({ epoch, time: 10 * epoch, active_peers: 1, loss: 5 - epoch / 10 }));
 const known = (state, more = {}) => ({
   ...emptyFeed("known"), run: { total_epochs: 40 }, epochs: rows(1, 2, 3, 4), now: 45,
   state: { status: "running", epoch: 4, last_epoch_at: 40, updated_every_seconds: 2, time: 44, active_peers: 3, ...state }, ...more,
@@ -106,17 +106,19 @@ beforeEach(() => {
     addEventListener: (name, listener) => (listeners[name] = listener),
     removeEventListener: (name) => delete listeners[name],
   };
+  globalThis.location = { href: "https://site.example/dashboard/" };
   globalThis.fetch = async (url) => {
-    const name = url.split("/live/")[1];
+    if (String(url).endsWith("/runs.json")) return { json: async () => [] };
+    const name = String(url).split("/live/")[1];
     asked.push(name);
     const found = documents[name.split(".")[0]];
-    return { ok: Boolean(found), status: 404, headers: new Headers(), json: async () => structuredClone(found) };
+    return { ok: Boolean(found), status: 404, headers: new Headers(), text: async () => JSON.stringify(found) };
   };
   documents = {
-    run: { run_id: "shapes", total_epochs: 40 },
-    state: { status: "running", epoch: 4, time: Date.now() / 1000, active_peers: 1, updated_every_seconds: 2 },
+    run: { run_id: "shapes", title: "Shapes", total_epochs: 40 },
+    state: { status: "running", epoch: 4, time: Date.now() / 1000, active_peers: 1, total_samples: 9, updated_every_seconds: 2 },
     history: { epochs: rows(1, 2, 3, 4) },
-    events: { events: ["began"] },
+    events: { events: [{ time: 1, name: "", kind: "started", text: "began" }] },
   };
 });
 
@@ -148,7 +150,7 @@ test("after another run's state everything is asked for again", async () => {
   let feed;
   const stop = followRun((news) => (feed = news));
   await settled();
-  documents.run = { run_id: "other" };
+  documents.run = { run_id: "other", title: "Other", total_epochs: 40 };
   documents.state.epoch = 1;
   documents.history.epochs = rows(1);
   mock.timers.tick(2000);

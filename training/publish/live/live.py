@@ -48,12 +48,24 @@ def store_run(
     initial_peers: list[str],
     join_command: str,
     parameters: int,
+    least_memory_bytes: int | None = None,
+    sent_bytes: int | None = None,
     servers: Sequence[str] = (),
     one_machine: bool = False,
 ) -> None:
     """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor.
 
-    `servers` are the peer ids that volunteers trust on the run's lineage and checkpoints.
+    Args:
+        history: History of the run.
+        run: Its recipe.
+        recipe_toml: The recipe's text.
+        initial_peers: Addresses of the servers, for newcomers.
+        join_command: Command of newcomers.
+        parameters: Number of trained parameters.
+        least_memory_bytes: Memory with which a computer without a GPU can take part; None: not known.
+        sent_bytes: Most bytes that a volunteer sends for an epoch; None: not known.
+        servers: Ids of the peers that volunteers trust on the run's lineage and checkpoints.
+        one_machine: Whether all volunteers are programs on one machine.
     """
     document = {
         "run_id": run.run_id,
@@ -66,6 +78,8 @@ def store_run(
         "target_batch_size": run.swarm.target_batch_size,
         "total_epochs": run.schedule.total_epochs,
         "parameters": parameters,
+        "least_memory_bytes": least_memory_bytes,
+        "sent_bytes": sent_bytes,
         "prompts": list(run.monitor.prompts),
         "one_machine": one_machine,
     }
@@ -364,8 +378,14 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
         ) from None
 
 
+_FOR_ALL_SITES = {"access-control-allow-origin": "*", "access-control-expose-headers": "date"}
+"""Headers by which a browser lets pages of other sites read the run's documents. One site may thus show many runs;
+the documents are public, and no request for them changes anything."""
+
+
 class _Headers:
     """ASGI middleware that adds headers to every response: revalidate a cached copy, and do not guess the type.
+    Pages of other sites may read what is below /live/.
 
     It also removes the host from redirects: Starlette uses the host that the request names, a stranger's or a proxy's.
     """
@@ -378,6 +398,8 @@ class _Headers:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update({"cache-control": "no-cache", "x-content-type-options": "nosniff"})
+                if scope["path"].startswith("/live/"):
+                    headers.update(_FOR_ALL_SITES)
                 if "location" in headers:
                     headers["location"] = _path_of(headers["location"])
             await send(message)

@@ -120,6 +120,15 @@ def test_documents_say_what_was_observed(address):
     assert [event["kind"] for event in documents["events"]["events"]] == ["joined", "joined", "left"]
 
 
+def test_pages_of_other_sites_may_read_the_run_and_its_clock_and_nothing_else(address):
+    for path in ("/live/run.json", "/live/state.json", "/live/pictures/000002/0.png", "/live/nothing.json"):
+        headers = get(address, path, origin="https://site.example").headers
+        assert headers["access-control-allow-origin"] == "*" and headers["access-control-expose-headers"] == "date"
+        assert "access-control-allow-credentials" not in headers
+    for path in ("/", "/recipe.toml", "/shards/train-00000.parquet"):
+        assert "access-control-allow-origin" not in get(address, path, origin="https://site.example").headers
+
+
 def test_old_history_without_a_monitor_state_is_exported(history):
     assert live.state_document(history, now=0, live=False)["status"] == "stopped"
 

@@ -1,0 +1,56 @@
+"""The list of runs is read as its page describes it, and a wrong entry is named."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from builder.assets.browser_files import BuildFailed
+from builder.folders import PAGES
+from builder.join.runs import listed_runs
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The folder of a site with one record."""
+    (tmp_path / "records" / "my-run" / "live").mkdir(parents=True)
+    (tmp_path / "records" / "my-run" / "live" / "run.json").write_text("{}")
+    return tmp_path
+
+
+def read(site, entries):
+    (site / "runs.json").write_text(json.dumps(entries))
+    return listed_runs(site / "runs.json")
+
+
+def test_the_entry_on_the_page_is_one(site):
+    (shown,) = re.findall(r'`(\{"title".*?\})`', (PAGES / "operate.md").read_text())
+    entries = [json.loads(shown), {"title": "Old", "record": "records/my-run/"}]
+    assert read(site, entries) == entries
+
+
+def test_the_sites_own_list_is_right():
+    listed_runs(PAGES / "runs.json")
+
+
+@pytest.mark.parametrize(
+    "entry, said",
+    [
+        ("https://run.example", "is to be an object"),
+        ({"title": "A", "url": "https://run.example"}, "is to be an object"),
+        ({"title": "A", "monitor": 3}, "is to be an object"),
+        ({"title": "A"}, "needs a title, and a monitor or a record"),
+        ({"monitor": "https://run.example"}, "needs a title"),
+        ({"title": "A", "monitor": "http://run.example"}, "needs an https address"),
+        ({"title": "A", "record": "records/other/"}, "needs as its record"),
+        ({"title": "A", "record": "records/my-run"}, "needs as its record"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_the_reason(site, entry, said):
+    with pytest.raises(BuildFailed, match=said):
+        read(site, [entry])
+    with pytest.raises(BuildFailed, match=r"runs\.json is not JSON"):
+        (site / "runs.json").write_text("[")
+        listed_runs(site / "runs.json")
