@@ -92,7 +92,7 @@ def recipe_text(head: Iterable[str], tables: Tables) -> str:
 
 
 def toml(value: object) -> str:
-    """Writes a value of a recipe in TOML.
+    """Writes a value of a recipe in TOML, with all digits.
 
     >>> [toml(value) for value in (True, 2.5e-3, 16384, ["a", 'say "b"'])]
     ['true', '0.0025', '16384', '["a", "say \\\\"b\\\\""]']
@@ -105,4 +105,4 @@ def toml(value: object) -> str:
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
-    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+    return repr(value)

@@ -108,8 +108,6 @@ def _spelled(people) -> str:
 def _first(shards: str, chosen: dict[str, Any]) -> Servers:
     """The servers of a new run, at free ports unless flags name some."""
     given = {name: value for name, value in chosen.items() if value is not None}
-    if BUILT_SITE.is_dir():
-        given = {"site": str(BUILT_SITE), **given}
     host, dht_host = given.get("host", ANYWHERE), given.get("dht_host", ANYWHERE)
     if "port" not in given:
         given["port"] = free_ports(SITE_PORT, 1, host)
@@ -130,11 +128,12 @@ def _kept(folder: Path, chosen: dict[str, Any]) -> Servers:
 def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> None:
     """Serves the run of a folder until Ctrl-C, and writes its README once the servers are ready."""
     title = load_recipe(str(folder / RECIPE)).title
+    site = Path(servers.site) if servers.site else BUILT_SITE
     settings = ServeSettings(
         recipe=str(folder / RECIPE),
         run_dir=folder,
         shards=Path(servers.shards),
-        site=Path(servers.site) if servers.site and Path(servers.site).is_dir() else None,
+        site=site if site.is_dir() else None,
         host=servers.host,
         port=servers.port,
         public_url=servers.public_url,
@@ -149,7 +148,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
             write_readme(folder, title, _commands(folder, event["join_command"]))
 
     if settings.site is None:
-        print(f"No site is served: {BUILT_SITE} has none. `nox -s site` builds it; then start again with --site.")
+        print(f"No site is served, because there is no {site}; `nox -s site` builds it.")
     print("Starting the servers, which takes some seconds ...", flush=True)
     log = folder / LOGS / "servers.log"
     log.parent.mkdir(exist_ok=True)

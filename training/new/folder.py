@@ -46,7 +46,7 @@ class Servers:
     address: str | None = None
     """Name or address at which others reach this machine; None: its own addresses."""
     site: str | None = None
-    """Folder of the built site."""
+    """Folder of the built site; None: `public`, if there is one."""
     push_to: str | None = None
     """Place to which each checkpoint is copied as well; None: none."""
 

@@ -207,7 +207,6 @@ def forecast_lines(wish: Wish, made: Design) -> list[str]:
     many = " and ".join(f"{people.count} × {device_named(people.gpu).title}" for people in wish.people)
     sample = "samples" if model.sequence_length is None else f"blocks of {model.sequence_length} tokens"
     late = "" if made.days <= wish.days else f", more than the {show_days(wish.days)} that you gave"
-    exchanged = "after it" if not chosen.local_updates else "their own updates in between"
     trained = chosen.exchange().parameters
     beside = f" of adapters, beside {show_count(model.parameters)} frozen ones" if model.adapters else ""
     lines = [
@@ -215,7 +214,7 @@ def forecast_lines(wish: Wish, made: Design) -> list[str]:
         f"Forecast for {many}:",
         f"  model    {show_count(trained)} weights{beside}",
         f"  epoch    {show_count(chosen.target_batch_size)} {sample} of all together, in "
-        f"{_seconds(reached.epoch_seconds)}; each sends {show_bytes(reached.sent_bytes)} {exchanged}",
+        f"{_seconds(reached.epoch_seconds)}; each volunteer sends {show_bytes(reached.sent_bytes)} an epoch",
         f"  whole    {show_count(made.epochs)} epochs, {show_days(made.days)}{late}",
     ]
     for gpu, size in made.micro_batches.items():

@@ -37,9 +37,8 @@ def small_model(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    LlamaForCausalLM(LlamaConfig(vocab_size=300, max_position_embeddings=64, eos_token_id=0, **sizes)).save_pretrained(
-        folder
-    )
+    config = LlamaConfig(vocab_size=300, max_position_embeddings=64, eos_token_id=0, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
     TextTokenizer.train([TEXT], 300).save(folder / "tokenizer.json")
 
 

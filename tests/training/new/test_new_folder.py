@@ -131,7 +131,7 @@ def base(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("base")
     sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    config = LlamaConfig(vocab_size=300, max_position_embeddings=64, eos_token_id=0, **sizes)
+    config = LlamaConfig(vocab_size=300, max_position_embeddings=64, eos_token_id=0, initializer_range=1 / 24, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     TextTokenizer.train([SENTENCES], 300).save(folder / "tokenizer.json")
     return folder

@@ -94,7 +94,7 @@ def recipe_table(table: dict[str, Any]) -> dict[str, Any]:
     >>> recipe_table({"model_type": "gpt2", "n_layer": 2, "n_inner": None, "dtype": "float32"})
     {'model_type': 'gpt2', 'n_layer': 2}
     """
-    known = {"model_type", *_known(_family(table))}
+    known = {"model_type", *(_known(_family(table)) - SAID_OTHERWISE)}
     return {name: value for name, value in table.items() if name in known and value is not None}
 
 
