@@ -35,6 +35,7 @@ class StopRequest:
         self._children = children
         self._grace_seconds = grace_seconds
         self._asked = threading.Event()
+        self._undone: list[Callable[[], None]] = []
 
     @property
     def asked(self) -> bool:
@@ -45,24 +46,40 @@ class StopRequest:
         """Sleeps this long, or until a stop is requested. Returns whether it was requested."""
         return self._asked.wait(seconds)
 
-    def start(self, command: Sequence[object]) -> subprocess.Popen:
-        """Starts a program that ends with this role, however the role ends."""
-        return self._children.start(command)
+    def start(self, command: Sequence[object], **options: object) -> subprocess.Popen:
+        """Starts a program that ends with this role, however the role ends; see `ChildGroup.start`."""
+        return self._children.start(command, **options)
 
     def listen(self) -> None:
         """Installs the signal handlers. Call it again after creating an averager, which makes SIGINT ignored."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
+    def ask(self) -> None:
+        """Requests the stop, as the first signal does; a second call changes nothing."""
+        if not self._asked.is_set():
+            self._asked.set()
+            deadline = threading.Timer(self._grace_seconds, self._end, args=[0])
+            deadline.daemon = True
+            deadline.start()
+
+    def at_end(self, undo: Callable[[], None]) -> None:
+        """Calls a function when the process ends, also when it ends after its grace or at a second signal."""
+        self._undone.append(undo)
+
+    def undo(self) -> None:
+        """Calls the functions of `at_end`, once."""
+        while self._undone:
+            with suppress(Exception):  # such as a terminal that was closed
+                self._undone.pop()()
+
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._asked.is_set():
             self._end(128 + number)
-        self._asked.set()
-        deadline = threading.Timer(self._grace_seconds, self._end, args=[0])
-        deadline.daemon = True
-        deadline.start()
+        self.ask()
 
     def _end(self, code: int) -> NoReturn:
+        self.undo()
         self._children.kill()
         os._exit(code)
 
@@ -106,6 +123,7 @@ def run_role(
         else:
             traceback.print_exc()
         code = 1
+    stop.undo()
     children.kill()
     # `os._exit` flushes nothing.
     for stream in (sys.stdout, sys.stderr):
