@@ -18,6 +18,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.asyncio import as_aiter
 
+from training.processes.rate import RateLimit
 from training.swarm.engine.bounds import MOST_BYTES
 
 MOST_MESSAGE_BYTES = MOST_BYTES + (1 << 16)
@@ -34,6 +35,11 @@ HANG_UP_SECONDS = 15.0
 PREFETCHED = 5
 """Messages of a call that are kept until its handler reads them, as in hivemind."""
 
+WIRE_SHARE, WIRE_BYTES = 1.08, 450
+"""Bytes that go up for a message, as a multiple of its own, and in addition. Measured by `ss -ti` on the daemon's
+sockets: 1.003 times a part of 512 KiB, and 4 % for the headers of its packets and 2 % to acknowledge as large a part;
+630 bytes for a call with 200 bytes, which opens a stream."""
+
 AnyMessage = TypeVar("AnyMessage")
 
 logger = logging.getLogger(__name__)
@@ -41,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 class Connection(P2P):
     """hivemind's `P2P` for the calls of this program: make it by `create` or `replicate`."""
+
+    upload: RateLimit | None = None
+    """Limit of what all connections of this process and its forks send; set it before any of them is made."""
 
     async def add_protobuf_handler(
         self,
@@ -56,7 +65,9 @@ class Connection(P2P):
 
         async def answer(request: Message, context: P2PContext) -> Message:
             try:
-                return await handler(request, context)
+                answer = await handler(request, context)
+                _seconds_until_sent(answer)  # it is small and awaited: it goes at once, and streams wait for it
+                return answer
             except asyncio.CancelledError:  # hivemind forgets a request only if its handler answers or fails
                 raise TimeoutError("the caller has given up") from None
 
@@ -80,6 +91,7 @@ class Connection(P2P):
         If an answer comes at the moment when its call is given up, hivemind's reader of answers ends, and with it all
         calls of the process. So this method cancels a call later, when no answer comes any more.
         """
+        _seconds_until_sent(input)  # as for an answer
         call = asyncio.ensure_future(super().call_protobuf_handler(peer_id, name, input, output_protobuf_type))
         call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else reads it
         try:
@@ -101,9 +113,21 @@ class Connection(P2P):
         return _read_answers(reader, writer, output_protobuf_type, sending)
 
 
+def _seconds_until_sent(message: Message) -> float:
+    """Counts a message that is about to be sent. Returns the seconds to wait before it is, by `Connection.upload`."""
+    limit = Connection.upload
+    return 0.0 if limit is None else limit.take(WIRE_SHARE * message.ByteSize() + WIRE_BYTES)
+
+
+async def _write(message: Message, writer: asyncio.StreamWriter) -> None:
+    """Writes a message of a stream, when the limit of the upload lets it."""
+    await asyncio.sleep(_seconds_until_sent(message))
+    await P2P.send_protobuf(message, writer)
+
+
 async def _send(requests: AsyncIterable[Message], writer: asyncio.StreamWriter) -> None:
     async for request in requests:
-        await P2P.send_protobuf(request, writer)
+        await _write(request, writer)
     await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
 
 
@@ -221,7 +245,7 @@ async def _answer(answers: AsyncGenerator[Message, None], writer: asyncio.Stream
     try:
         async with aclosing(answers):  # at once, also if this task is cancelled: handlers hold places that others need
             async for message in answers:
-                await P2P.send_protobuf(message, writer)
+                await _write(message, writer)
     except Exception as error:
         logger.debug("A call has failed: %r", error)
         with suppress(Exception):  # the caller may be gone

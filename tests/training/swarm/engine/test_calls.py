@@ -17,6 +17,7 @@ from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from tests.training.swarm.engine.test_bounds import RUN, signed
+from training.processes.rate import RateLimit
 from training.swarm.engine import calls, engine
 from training.swarm.engine.bounds import DICTIONARY, unpack
 from training.swarm.engine.calls import (
@@ -377,3 +378,30 @@ def test_requests_that_their_caller_gives_up_take_no_memory(monkeypatch):
             return len(requests)
 
     assert asyncio.run(give_up()) == 0
+
+
+@pytest.mark.swarm
+def test_what_two_peers_send_together_keeps_to_the_limit(monkeypatch):
+    """Requests and answers of 32 KiB, counted where they are written; a busy machine makes it only slower."""
+    rate, written, write = 1e6, [], P2P.send_raw_data
+    monkeypatch.setattr(Connection, "upload", RateLimit(rate))
+
+    async def counted(data, writer, **options):
+        written.append((time.monotonic(), len(data)))
+        await write(data, writer, **options)
+
+    monkeypatch.setattr(P2P, "send_raw_data", staticmethod(counted))
+
+    async def requests():
+        for _ in range(16):
+            yield DATA(group_id=bytes(1 << 15))
+
+    async def call():
+        async with two_peers() as (server, caller):
+            answers = await caller.iterate_protobuf_handler(server.peer_id, NAME, requests(), DATA)
+            return [len(answer.group_id) async for answer in answers]
+
+    assert asyncio.run(call()) == [1 << 15] * 16
+    assert sum(size for _, size in written) > 2 * 16 << 15
+    (begin, first), (end, _) = written[0], written[-1]
+    assert sum(size for _, size in written) - first <= rate * (end - begin) + (1 << 15)
