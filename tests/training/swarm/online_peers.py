@@ -5,7 +5,7 @@ The peers import hivemind themselves. It makes locks while it is imported, which
 killed while it holds one would stop all others.
 The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees. If it has a
 recipe, it posts that too, `posts_after` seconds after it began; one that "finds" the run begins only when another peer
-has the same.
+has the same. It takes a file FOLDER/NAME.slept for a sleep of its machine, and removes it when it has called anew.
 """
 
 import json
@@ -69,7 +69,11 @@ def play(wanted, stop):
         find_run(redial, run, told.append)
     posts_from = time.monotonic() + wanted.get("posts_after", 0)
     board = MetricsBoard(dht=redial.dht, run_id=run.run_id, expiration_seconds=SEEN_SECONDS)
+    slept = folder / f"{name}.slept"
     while not stop.wait(0.5):
+        if slept.exists():
+            redial.wake()
+            slept.unlink()
         board.post(record(identity, name), identity)
         if "recipe" in wanted and time.monotonic() >= posts_from:
             post_recipe(redial.dht, run, identity)

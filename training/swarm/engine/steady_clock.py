@@ -41,6 +41,11 @@ class SteadyClock:
         self._step: tuple[float, float] | None = None
         """Time at which a step was first seen, and its length; None: no step."""
 
+    @property
+    def is_settling(self) -> bool:
+        """True while a step of the machine's clock does not count yet."""
+        return self._step is not None
+
     def __call__(self) -> float:
         steady = self._steady()
         offset = self._wall() - steady

@@ -50,6 +50,12 @@ def time_of_day() -> float:
     return get_dht_time()
 
 
+def is_settling() -> bool:
+    """Returns True if this machine's clock was set a moment ago, as when a virtual machine wakes up; see
+    `steady_clock`."""
+    return getattr(get_dht_time, "is_settling", False)
+
+
 def blame_clock(reason: str) -> None:
     """Raises WrongClock if a node did not start because of its clock.
 

@@ -29,7 +29,7 @@ from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
 from training.swarm.node.addresses import REACH_SECONDS, id_of, place_of, reach_of
-from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock
+from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock, is_settling
 from training.swarm.run.address_book import AddressBook
 from training.swarm.run.servers import Servers, ask_site
 
@@ -38,6 +38,8 @@ CALL_SECONDS = 10.0
 CALLS_AT_ONCE = 8
 """Most peers of the address book that are called at a time. One answer is enough, since that peer leads to all
 others."""
+WAKE_SECONDS = 25.0
+"""Longest wait for the first calls after the machine has slept."""
 NOTED_AT_ONCE = 32
 """Most peers whose addresses are noted at a time."""
 
@@ -136,6 +138,7 @@ class Redial:
         self._site_asked, self._book_due, self._alarmed = self._began, self._began, False
         self._clock_due, self._clock_wrong = self._began + self._pace.clock_seconds, False
         self._stopped, self._called, self._writing = threading.Event(), threading.Event(), threading.Lock()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="redial")
 
     def __enter__(self) -> Redial:
@@ -156,6 +159,13 @@ class Redial:
         self._stopped.set()
         with self._writing:  # the program may end now: without the wait, half a book would stay
             pass
+
+    def wake(self, wait_seconds: float = WAKE_SECONDS) -> None:
+        """Makes all connections anew after the machine has slept: the others have given them up, and this peer's
+        network daemon would notice that late. Waits until all known peers were called once."""
+        self._called.clear()
+        self._woken.set()
+        self._called.wait(wait_seconds)
 
     def reachability(self) -> Reachability:
         """Connections of this peer as of the last look; takes no time."""
@@ -183,6 +193,9 @@ class Redial:
 
     def _round(self) -> None:
         """Looks at the node, and calls the peers that are due."""
+        if self._woken.is_set():
+            self._woken.clear()
+            self._run(_hang_up)
         self._linked = self._run(_look)
         now = time.monotonic()
         self._update_servers(now)
@@ -281,7 +294,7 @@ class Redial:
 
     def _watch_clock(self) -> None:
         """Tells the volunteer when the clock has become wrong, and when it is right again."""
-        if time.monotonic() < self._clock_due:
+        if time.monotonic() < self._clock_due or is_settling():
             return
         self._clock_due = time.monotonic() + self._pace.clock_seconds
         wrong = None
@@ -323,6 +336,14 @@ async def _connected(node: DHTNode) -> dict[bytes, bytes]:
     """Ids of the connected peers, each with the address at the other end."""
     response = await _ask_daemon(node, p2pd_pb2.Request.LIST_PEERS)
     return {peer.id: peer.addrs[0] if peer.addrs else b"" for peer in response.peers}
+
+
+async def _hang_up(_dht: DHT, node: DHTNode) -> None:
+    """Ends all connections of the network daemon."""
+    for peer in await _connected(node):
+        with suppress(Exception):  # it has ended meanwhile
+            request = p2pd_pb2.DisconnectRequest(peer=peer)
+            await _ask_daemon(node, p2pd_pb2.Request.DISCONNECT, disconnect=request)
 
 
 async def _look(_dht: DHT, node: DHTNode) -> frozenset[str]:

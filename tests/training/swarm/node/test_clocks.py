@@ -1,7 +1,10 @@
 """The time of the DHT: steps of the machine's clock count if they last."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from training.processes import uptime
 from training.swarm.engine.steady_clock import STEP_LASTS_SECONDS, SteadyClock
 
 
@@ -47,3 +50,30 @@ def test_small_steps_count_at_once():
     for number in range(1, 9):
         machine.ahead = 0.5 * number
         assert machine.after(1) == pytest.approx(machine.ahead, abs=1e-3)
+
+
+def test_a_step_that_does_not_count_yet_is_known():
+    """So that nobody is told to set a clock that was set just now."""
+    machine = Machine()
+    machine.after(10)
+    assert not machine.now.is_settling
+    machine.ahead = 300.0
+    machine.after(10)
+    assert machine.now.is_settling
+    machine.after(STEP_LASTS_SECONDS)
+    assert not machine.now.is_settling
+
+
+def test_a_macs_sleep_is_no_step_of_its_clock(monkeypatch):
+    """There `time.monotonic` stands still in sleep; another clock of the system goes on."""
+    slept = [0.0]
+    monkeypatch.setattr(uptime.sys, "platform", "darwin")
+    clock = SimpleNamespace(
+        clock_gettime=lambda which: {"raw": 50.0 + slept[0]}[which], CLOCK_MONOTONIC_RAW="raw", monotonic=lambda: 50.0
+    )
+    monkeypatch.setattr(uptime, "time", clock)
+    now = SteadyClock(wall=lambda: 1e9 + slept[0], steady=uptime.seconds_since_boot)
+    sleep = uptime.Sleep(uptime.seconds_since_boot, clock.monotonic)
+    slept[0] = 3600.0
+    assert now() == 1e9 + 3600 and not now.is_settling
+    assert sleep.noticed() == 3600.0 and sleep.noticed() == 0.0

@@ -178,6 +178,7 @@ class Cable:
 
     def __init__(self, port):
         self._to, self._listener = port, socket.socket()
+        self.links, self._dead = [], set()
         self._listener.bind(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
 
@@ -188,14 +189,19 @@ class Cable:
     def _accept(self):
         while True:
             ends = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+            self.links.append(ends)
             for one, other in (ends, reversed(ends)):
                 threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
 
-    @staticmethod
-    def _pass_on(one, other):
+    def lose_links(self):
+        """Passes nothing more on of the connections so far, as a router that has forgotten them; nobody hears of it."""
+        self._dead |= {one for ends in self.links for one in ends}
+
+    def _pass_on(self, one, other):
         with suppress(OSError):
             while data := one.recv(1 << 16):
-                other.sendall(data)
+                if one not in self._dead:
+                    other.sendall(data)
         one.close()
         other.close()
 
@@ -219,6 +225,24 @@ def test_two_halves_of_a_run_become_one_when_the_network_lets_them(peers):
     assert not {"first", "ada"} & set(peers.seen("bob")["names"])
     cable.plug_in()
     peers.await_meeting("first", "ada", "second", "bob")
+
+
+def test_a_volunteer_whose_machine_has_slept_connects_anew(peers):
+    """Its connections are dead, and its network daemon does not know that yet."""
+    server = peers.start("server")
+    cable = Cable(int(server.split("/")[4]))
+    cable.plug_in()
+    through = server.replace(f"/tcp/{server.split('/')[4]}/", f"/tcp/{cable.port}/")
+    peers.start("ada", through, client_mode=True)
+    peers.await_meeting("server", "ada")
+    before = len(cable.links)
+    cable.lose_links()
+    slept = peers.folder / "ada.slept"
+    slept.touch()
+    until(lambda: not slept.exists(), within=60)
+    peers.await_meeting("server", "ada")
+    until(lambda: peers.seen("ada")["answering"] == 1, within=60, said=lambda: str(peers.seen("ada")))
+    assert len(cable.links) > before and peers.seen("ada")["told"] == []
 
 
 def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(peers):
