@@ -193,6 +193,38 @@ class SwarmOptimizer:
         """Samples whose gradients this peer has added up and not yet used in an update."""
         return self.gradients.samples
 
+    @property
+    def averages(self) -> bool:
+        """True while an average of this peer's gradients runs."""
+        return self.exchange.under_way
+
+    def rest(self) -> None:
+        """Does the work of a peer that computes nothing for a while; call it every second or so.
+
+        What the peer has computed still enters the update that ends its epoch. After that the peer is away until its
+        next `step`: no group waits for it. Others can still download its state.
+
+        Raises:
+            TrainingError: If the process of the node or of an averager has ended.
+        """
+        check_node(self.dht)
+        self.updates.apply()
+        if self.gradients.samples:
+            self.exchange.look_for_group_early(self.local_epoch)
+            if self._is_over() and not self.waits_for_others:
+                self._end_epoch()
+        if not self.averages:
+            if not self.gradients.samples:
+                self.exchange.leave_group()
+            self.progress.rest(self.local_epoch, self.gradients.samples)
+
+    def catch_up(self) -> None:
+        """Looks at once whether the others have gone on, and catches up with them; call it after `rest`."""
+        with suppress(TimeoutError):
+            if self.progress.look_around()[0] > self.local_epoch:
+                self.alignment.note(Event.OVERTAKEN)
+                self._catch_up()
+
     def keep_waiting(self) -> None:
         """Tells newcomers that this peer is there; call it every second or so while `waits_for_others`."""
         self.progress.still_here()

@@ -687,6 +687,60 @@ def wait_alone(peer: Peer):
     return facts, None
 
 
+def pause_a_while(peer: Peer):
+    """Both train until they have averaged. Then the second pauses with samples, until the first has made two updates
+    alone; then both train until they have averaged again.
+
+    The reports of each; in addition the samples that the second held at its pause with the report that has them, and
+    its epochs before and after it caught up; the first's reports of its updates alone.
+    """
+    run, model = run_with(target_batch_size=160, max_epochs_alone=0), model_of(seed=0)
+    optimizer, reports, deadline = optimizer_of(peer, run, model), [], time.monotonic() + 250
+    paused, alone = peer.folder / "paused", peer.folder / "alone"
+
+    def train_until(is_met: Callable[[], bool]):
+        while time.monotonic() < deadline and not is_met():
+            give_gradients(peer, model)
+            optimizer.step()
+            optimizer.zero_grad()
+            reports.extend(optimizer.take_epoch_reports())
+
+    def rest_until(is_met: Callable[[], bool]):
+        while time.monotonic() < deadline and not is_met():
+            optimizer.rest()
+            reports.extend(optimizer.take_epoch_reports())
+            time.sleep(0.2)
+
+    def averaged(since: int = 0) -> list:
+        return [report for report in reports[since:] if report.senders == 2]
+
+    peer.await_others("ready")
+    train_until(averaged)
+    facts = {}
+    if peer.name == "second":
+        while "pause" not in facts and time.monotonic() < deadline:
+            train_until(lambda: optimizer.samples_held >= 8)
+            held, before = optimizer.samples_held, len(reports)
+            rest_until(lambda: not (optimizer.samples_held or optimizer.averages))
+            if brought := averaged(before):  # on a busy machine the others may end the epoch without it
+                facts["pause"] = held, brought
+        paused.touch()
+        rest_until(alone.exists)
+        facts["epochs"] = [optimizer.local_epoch]
+        optimizer.catch_up()
+        facts["epochs"].append(optimizer.local_epoch)
+    else:
+        train_until(paused.exists)
+        train_until(lambda: optimizer.progress.num_peers == 1)
+        before = len(reports)
+        train_until(lambda: sum(not report.others for report in reports[before:]) >= 2)
+        facts["alone"] = [report for report in reports[before:] if not report.others]
+        alone.touch()
+    before = len(reports)
+    train_until(lambda: averaged(before))
+    return reports, facts, averaged(before)
+
+
 def lose_one(peer: Peer, *, matchmaking_seconds: float):
     """All three train; the third is killed in the middle of an epoch. The reports of the others, until they have
     averaged without it.

@@ -356,7 +356,16 @@ def _arriving(facts: Facts, volunteers: Sequence[PeerRecord]) -> RunState | None
 
 
 def _alone(volunteers: Sequence[PeerRecord]) -> RunState | None:
-    """Returns `waiting` if all volunteers wait for others."""
+    """Returns `waiting` if all volunteers wait for others, or pause."""
+    waiting = [one for one in volunteers if one.status != "paused"]
+    if volunteers and not waiting:
+        return RunState(
+            status="waiting",
+            cause=f"{_names(volunteers)} {'pause' if len(volunteers) > 1 else 'pauses'}: by choice, by the hours, or "
+            "because the machine is on battery, hot or in use.",
+            remedy=f"They go on by themselves. {_JOIN}",
+        )
+    volunteers = waiting
     if not volunteers or any(one.status != "waiting" for one in volunteers):
         return None
     waits = "wait" if len(volunteers) > 1 else "waits"

@@ -105,8 +105,9 @@ class PeerRecord(BaseModel):
     """Name that the volunteer has chosen; other peers may have it too."""
     peer_id: constr(strict=True, min_length=1, max_length=80)
     """Id that follows from the key that signed the record."""
-    status: Literal["joining", "training", "waiting", "leaving"]
-    """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
+    status: Literal["joining", "training", "waiting", "paused", "leaving"]
+    """`joining` until the first sample, `waiting` while it waits for other peers, `paused` while its volunteer or its
+    machine lets it compute nothing, `leaving` in its last record."""
     lineage: constr(strict=True, regex=r"[0-9a-f]{16}\Z") | None = None
     """Lineage of the peer's weights; None while it has none. See `training.swarm.run.lineage`."""
     epoch: _Epoch

@@ -88,7 +88,7 @@ class Progress:
         # the next look, the others may have ended the epoch that they began together with this peer: taken for a first
         # one, it would make the peer drop its gradients.
         self._has_looked, self._has_compared = True, False
-        self._epochs_begun = 0
+        self._epochs_begun, self._is_away = 0, False
         self._reports = PacedEvent(self._pause_between_reports)
         self._ending = threading.Event()
 
@@ -214,7 +214,7 @@ class Progress:
             self.performance.update(task_size=new)
         else:
             self.performance.reset_timer()  # the time since the last samples was not spent on samples
-        self._local = self._record(epoch=epoch, samples=samples)
+        self._local, self._is_away = self._record(epoch=epoch, samples=samples), False
         self._reports.set()
         began = epoch != before.epoch or new <= 0
         if began or not before.samples_accumulated or self.ready_to_update_epoch:
@@ -227,6 +227,20 @@ class Progress:
             self._reports.set()
         # Otherwise the time that it waited would count as time of its next micro-batch.
         self.performance.reset_timer()
+
+    def rest(self, epoch: int, samples: int) -> None:
+        """Tells the others that this peer computes nothing until its next report; call it at intervals.
+
+        Groups wait for a peer that has samples to bring. Without any, the peer is away.
+        """
+        resting = self._record(epoch=epoch, samples=samples).copy(update={"samples_per_second": 0.0})
+        is_news = resting.copy(update={"time": 0.0}) != self._local.copy(update={"time": 0.0})
+        if is_news or resting.time - self._local.time >= self.lively_seconds / LIVELY_REPORTS:
+            self._local, self._is_away = resting, not samples
+            self._reports.set()
+            if is_news:
+                self._reports.hurry()
+        self.performance.reset_timer()  # as in `still_here`
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -318,11 +332,17 @@ class Progress:
 
     def _keep_telling(self) -> None:
         """Stores this peer's record when there is news, and before the stored record expires."""
-        trained_at = -math.inf
+        trained_at, was_away = -math.inf, False
         while not self._ending.is_set():
             if self._reports.wait(self._record_seconds / 2):
                 self._reports.clear()
-            local = self._local
+            local, is_away = self._local, self._is_away
+            if is_away:
+                if not was_away and not self._ending.is_set():
+                    self._store(None)  # as a peer that leaves
+                was_away = True
+                continue
+            was_away = False
             if local.samples_accumulated:
                 trained_at = self.global_epoch
             # A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others no

@@ -91,6 +91,24 @@ CASES = {
         "v0 waits for others",
         "A second volunteer is enough",
     ),
+    "one waits, one pauses": (
+        replace(
+            RUNNING,
+            active_peers=2,
+            sight=replace(
+                SIGHT, volunteers=(*volunteers(20, status="waiting"), Report(name="p", status="paused", epoch=20))
+            ),
+        ),
+        "waiting",
+        "v0 waits for others",
+        "A second volunteer is enough",
+    ),
+    "all pause": (
+        replace(RUNNING, active_peers=2, sight=replace(SIGHT, volunteers=volunteers(20, 19, status="paused"))),
+        "waiting",
+        "v0 and v1 pause: by choice, by the hours, or because",
+        "They go on by themselves",
+    ),
     "one waits, one trains": (
         replace(
             RUNNING,

@@ -265,6 +265,19 @@ def test_a_peer_that_is_alone_for_too_long_waits_and_offers_its_gradients_to_the
     assert first_report.update_samples == first_report.samples + second_report.samples
 
 
+@pytest.mark.swarm
+def test_nobody_waits_for_a_peer_that_pauses_and_what_it_has_computed_counts(tmp_path):
+    (met,) = meet(tmp_path, [scenarios.pause_a_while])
+    (_, first, first_again), (_, second, second_again) = met["first"], met["second"]
+    held, (brought,) = second["pause"]
+    assert brought.samples == held >= 8 and brought.senders == 2
+    assert len(first["alone"]) >= 2 and all(report.fault is None for report in first["alone"])
+    before, after = second["epochs"]
+    assert after >= before + 2  # it has the others' weights before it computes anything
+    assert first_again and second_again
+    assert first_again[-1].epoch == second_again[-1].epoch > after
+
+
 def test_the_self_test_passes_with_the_codecs_of_the_run():
     check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
