@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure() -> None:
     """Before any test module is imported: some start programs as they are."""
     os.environ["XDG_STATE_HOME"] = STATE.name  # volunteers without a folder of their own leave none at home
+    os.environ["TRAINING_PAUSE_WHEN"] = "never"  # this machine may run on battery, or be hot
     guard_tests()
     # A busy machine takes longer than hypothesis allows for an example, which is no fault of the code.
     hypothesis.settings.register_profile("busy", deadline=None)

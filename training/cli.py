@@ -24,6 +24,7 @@ COMMANDS = {
     "plan": "training.commands.plan",
     "bootstrap": "training.commands.servers.bootstrap",
     "join": "training.commands.join",
+    "volunteer": "training.commands.volunteer",
     "doctor": "training.commands.doctor",
     "monitor": "training.commands.servers.monitor",
     "serve": "training.commands.servers.serve",

@@ -45,7 +45,7 @@ class ExchangeSettings:
     """True if peers train on their own between exchanges (`mode = "diloco"`)."""
     declared_links: bool = False
     """True if all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
-    value of `join --bandwidth`, or the one that they measured while downloading the state; no recipe sets it."""
+    value of `join --max-upload`, or the one that they measured while downloading the state; no recipe sets it."""
 
 
 DEFAULTS = ExchangeSettings()

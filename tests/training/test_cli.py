@@ -27,7 +27,7 @@ def test_the_help_of_join_begins_with_what_every_volunteer_gives():
     shown = CliRunner().invoke(APP, ["join", "--help"], terminal_width=80).output
     first, advanced = shown.split("\nAdvanced:\n")
     asked = {word for word in first.split() if word.startswith("--")}
-    assert asked == {"--recipe", "--initial-peers", "--name", "--state-dir", "--invitation", "--help"}
+    assert asked == {"--recipe", "--initial-peers", "--name", "--hours", "--state-dir", "--invitation", "--help"}
     assert {"--micro-batch-size", "--device", "--dry-run", "--seed"} <= set(advanced.split())
 
 

@@ -102,7 +102,7 @@ def test_a_volunteers_own_name_is_shown_as_it_is(tmp_path, console, name):
         task=SimpleNamespace(run=SimpleNamespace(run_id="demo", swarm=None)),
         notices=notices,
         reporter=SimpleNamespace(samples=0),
-        settings=SimpleNamespace(bandwidth_mbits=None),
+        settings=SimpleNamespace(max_upload_mbits=None),
         choices=SimpleNamespace(trained_parameters=0),
     )
     peer._Peer._announce(own, optimizer, "fresh weights")

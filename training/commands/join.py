@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,10 +12,12 @@ import typer
 
 from training.commands.options import Invitation, writable
 from training.errors import BadInput
+from training.volunteer.manners.hours import Hours
 
 if TYPE_CHECKING:
     from training.processes.role import StopRequest
     from training.recipe import RunConfig
+    from training.volunteer.manners.manners import Rule
 
 LEAVE_SECONDS = 10.0
 """Longest time of a volunteer's exit: it waits for a running average, tells the others that it leaves,
@@ -70,19 +73,45 @@ CacheSize = Annotated[
     float | None,
     _advanced(min=0, help="Disk space for shards that are fetched over the network, in GB. Default: 1."),
 ]
+HoursOfDay = Annotated[
+    str | None,
+    typer.Option(
+        parser=Hours.read,
+        metavar="FROM-TO",
+        help="Compute only at these hours of the day, such as 22-8 or 9:30-17. Default: at all hours.",
+    ),
+]
+PauseWhen = Annotated[
+    str,
+    _advanced(
+        envvar="TRAINING_PAUSE_WHEN",
+        show_envvar=False,
+        metavar="battery,heat,use|never",
+        help="Pause while this machine runs on battery, is hot, or (use) while anybody uses it, as far as the system "
+        "tells.",
+    ),
+]
 NormalPriority = Annotated[
     bool,
     _advanced(
         "--normal-priority",
-        help="Compute with the priority of other programs. Without this flag they come first on a busy machine.",
+        help="Run with the priority of other programs. Without this flag they come first on a busy machine.",
     ),
 ]
-Bandwidth = Annotated[
+MaxUpload = Annotated[
+    float | None,
+    _advanced(
+        min=1,
+        help="Send at most this many Mbit/s; averages give this peer a part that suits it. Default: no limit, and a "
+        "part by the speed at which the run's state was downloaded, if it was large enough to measure.",
+    ),
+]
+MaxMemory = Annotated[
     float | None,
     _advanced(
         min=0.1,
-        help="Bandwidth of your link in both directions, in Mbit/s: peers on slow links average smaller parts. "
-        "Default: the speed at which the run's state was downloaded, if it was large enough to measure.",
+        help="Most memory that training takes on the device that computes, in GB; it chooses smaller micro-batches for "
+        "that. Default: what is free.",
     ),
 ]
 HuggingFace = Annotated[
@@ -119,6 +148,8 @@ def run(
     recipe: Recipe,
     initial_peers: InitialPeers,
     name: Annotated[str | None, typer.Option(help="Your name on the leaderboard.")] = None,
+    hours: HoursOfDay = None,
+    pause_when: PauseWhen = "battery,heat",
     micro_batch_size: MicroBatchSize = None,
     checkpointing: Checkpointing = None,
     precision: Precision = None,
@@ -131,7 +162,8 @@ def run(
     invitation: Invitation = None,
     hugging_face: HuggingFace = False,
     yes: Yes = False,
-    bandwidth: Bandwidth = None,
+    max_upload: MaxUpload = None,
+    max_memory: MaxMemory = None,
     cache_size: CacheSize = None,
     normal_priority: NormalPriority = False,
     client_mode: ClientMode = False,
@@ -144,17 +176,21 @@ def run(
 ) -> None:
     """Join a run and train its model together with the other volunteers."""
     from training.processes.environment import prepare_environment
+    from training.processes.priority import SERVING, lower_priority
     from training.processes.role import run_role
     from training.publish.invitation import site_of
     from training.recipe import parse_recipe, read_recipe
     from training.trust.client import Credentials
+    from training.volunteer.manners.sensors import rules_for
 
+    rules = [*([hours.rule()] if hours is not None else []), *rules_for(pause_when)]
     text = read_recipe(recipe)
     config = parse_recipe(text, source=recipe)
     if hugging_face and not yes:
         _ask_for_token(config)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
     wishes["checkpointing"] = checkpointing
+    wishes["max_memory_bytes"] = None if max_memory is None else int(max_memory * 1e9)
     settings = {
         "initial_peers": tuple(initial_peers),
         "site": site_of(recipe),
@@ -164,7 +200,7 @@ def run(
         "recipe_toml": text,
         "resume": resume,
         "shards": shards,
-        "bandwidth_mbits": bandwidth,
+        "max_upload_mbits": max_upload,
         "normal_priority": normal_priority,
         "client_mode": client_mode,
         "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
@@ -175,7 +211,9 @@ def run(
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     prepare_environment()
-    role = partial(_role, config, wishes, settings, state_dir, dry_run, verbose, log_json)
+    if not normal_priority:
+        lower_priority(SERVING)  # before any child process is started: they inherit it
+    role = partial(_role, config, wishes, settings, rules, state_dir, dry_run, verbose, log_json)
     run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
 
 
@@ -208,6 +246,7 @@ def _role(
     config: RunConfig,
     wishes: dict[str, object],
     settings: dict[str, object],
+    rules: Sequence[Rule],
     state_dir: Path | None,
     dry_run: bool,
     verbose: bool,
@@ -215,24 +254,30 @@ def _role(
     stop: StopRequest,
 ) -> None:
     """Shows at once that it begins, does the slow imports, and runs the peer."""
+    from training.volunteer.manners.manners import Manners
     from training.volunteer.terminal.shown import shown
     from training.volunteer.terminal.view import View
 
     view = View(config, site=settings["site"], epochs=settings["epochs"])
+    view.manners = Manners(rules, leave=stop.ask, describe=view.summary)
     with shown(view, stop, verbose=verbose or dry_run) as console:
         console.print(view.greeting, markup=False)
         from training.compute.choices import Wishes
         from training.processes.events import EventLog
+        from training.processes.priority import lower_session
         from training.roles.peer import check_peer, run_peer
-        from training.volunteer.settings import PeerSettings, free_folder, state_folders
+        from training.volunteer.manners.folders import free_folder, state_folders
+        from training.volunteer.settings import PeerSettings
 
         view.imported()
         own = PeerSettings(wishes=Wishes(**wishes), **settings)
+        if not own.normal_priority:
+            stop.at_end(lower_session())
         folder = state_dir or free_folder(state_folders(), config.run_id)
         events = EventLog(log_json, listener=view.note)
         if dry_run:
             check_peer(config, own, folder, events=events, console=console)
         else:
-            run_peer(config, own, folder, stop=stop, events=events, console=console)
+            run_peer(config, own, folder, stop=stop, manners=view.manners, events=events, console=console)
     if not dry_run:
         print(view.farewell(), flush=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
@@ -45,6 +45,8 @@ class Wishes:
     """Type in which layers compute."""
     checkpointing: bool | None = None
     """True: activations are recomputed in backward; False: all are kept."""
+    max_memory_bytes: int | None = None
+    """Most memory that training may take on the device that computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +85,17 @@ def choose(
             micro-batch.
 
     Raises:
-        BadInput: If the device does not exist, or the calculator does not know the model.
+        BadInput: If the device does not exist, the calculator does not know the model, or training does not fit into
+            the memory that it may take.
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
+    free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
+    if wishes.max_memory_bytes is not None:
+        machine = replace(machine, usable_bytes=min(machine.usable_bytes, wishes.max_memory_bytes))
+        free += f", of which this program may take {show_bytes(machine.usable_bytes)}"
+        if here is not None and here.type == "cuda":  # PyTorch then says that memory has run out
+            torch.cuda.set_per_process_memory_fraction(machine.usable_bytes / machine.memory_bytes, here)
     peer, swarm = peer_of(task, cache(task.on_paper)), task.run.swarm
     window = swarm.matchmaking_seconds
     sizes = partial(sizes_to_advise, swarm.target_batch_size, matchmaking_seconds=window)
@@ -97,11 +106,15 @@ def choose(
         )
 
     timer = _Timer(task, here, largest, build)
-    free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
     precision, why_precision = _precision(task, machine, wishes, timer)
     samples, why_samples = _micro_batch(sizes, window, wishes, precision, largest, timer)
     choice, layers = largest([samples], precision), task.num_layers
     kept, needed = choice.kept_layers, choice.need_bytes
+    if wishes.max_memory_bytes is not None and not choice.fits:
+        raise BadInput(
+            f"--max-memory lets training take {show_bytes(wishes.max_memory_bytes)}; with {samples} at a time it takes "
+            f"{show_bytes(needed)}, and a margin. Give more, or a smaller --micro-batch-size."
+        )
     return Choices(
         machine=machine,
         trained_parameters=choice.trained_parameters,

@@ -150,6 +150,7 @@ class _Demo:
                     *("join", "--recipe", f"{self.url}/recipe.toml", *known, "--name", name),
                     *("--threads", "1", "--micro-batch-size", str(MICRO_BATCH_SIZE), "--precision", "float32"),
                     *("--verbose", "--host-maddrs", LOOPBACK, "--state-dir", str(self._path("peers", name))),
+                    *("--pause-when", "never"),  # somebody waits for the demo, also on battery
                     # After a restart no peer has the run's state any more; all start from the last checkpoint.
                     *("--resume", str(self._path("checkpoints"))),
                 )

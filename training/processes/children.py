@@ -54,13 +54,19 @@ class ChildGroup:
             # The parent's OpenMP threads do not exist in the child; work that torch gives to them would never end.
             torch.set_num_threads(1)
 
-    def start(self, command: Sequence[object]) -> subprocess.Popen:
-        """Starts a program in the group."""
+    def start(self, command: Sequence[object], **options: object) -> subprocess.Popen:
+        """Starts a program in the group.
+
+        Args:
+            command: Program and arguments.
+            options: Further arguments of `subprocess.Popen`.
+        """
         return subprocess.Popen(
             list(map(str, command)),
             process_group=self._watchdog.pid,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            **options,
         )
 
     def kill(self) -> None:

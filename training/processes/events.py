@@ -11,7 +11,10 @@ from typing import Literal
 
 from training.errors import BadInput, reason_of
 
-Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "branch", "notice", "warning", "stopped"]
+Event = Literal[
+    "ready", "chosen", "joined", "epoch", "paused", "resumed", "checkpoint", "pushed", "branch", "notice", "warning",
+    "stopped",
+]  # fmt: skip
 
 
 class EventLog:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from subprocess import DEVNULL
 
 from rich.console import Console
 from rich.text import Text
@@ -36,11 +37,17 @@ from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.copies import Copies
 from training.volunteer.loop import TrainingLoop
+from training.volunteer.manners.awake import Awake
+from training.volunteer.manners.commands import obey_all
+from training.volunteer.manners.manners import Manners
 from training.volunteer.preparation import check_settings, choose_settings, model_on_device
 from training.volunteer.reporter import TOTAL_FILE, Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
+
+SIGNAL_SECONDS = 1.0
+"""A signal to all processes of a program, as at a shutdown, reaches them within this time of each other."""
 
 
 def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, events: EventLog, console: Console) -> None:
@@ -78,10 +85,20 @@ def run_peer(
     state_dir: Path,
     *,
     stop: StopRequest,
+    manners: Manners,
     events: EventLog,
     console: Console,
 ) -> None:
     """Trains until the run ends, `settings.epochs` is reached, or `stop` is requested.
+
+    Args:
+        run: The recipe.
+        settings: Settings of this peer.
+        state_dir: Folder that keeps this peer's identity and weights; commands to it come there too.
+        stop: Asks the peer to leave.
+        manners: Say when the peer may compute.
+        events: Log of the peer's events.
+        console: Shows technical lines.
 
     Raises:
         RefusedByRun: If the run trains another recipe, or on other tokens.
@@ -91,6 +108,8 @@ def run_peer(
     notices = Notices(events=events, console=console)
     check_settings(run.swarm, settings, notices)
     identity, admission = Identity(state_dir), Admission.of(run)
+    obey_all(state_dir, manners)
+    awake = Awake(partial(stop.start, stderr=DEVNULL))
     member = Member(run, identity, settings.credentials, admission, state_dir, notices)
     connection = connect(run, settings, identity, notices.warn, admission)
     stop.listen()
@@ -118,7 +137,20 @@ def run_peer(
     )
     model = build()
     peer = _Peer(
-        task, settings, connection, belonging, member, choices, model, reporter, notices, tokens, kept, state_dir
+        task,
+        settings,
+        connection,
+        belonging,
+        member,
+        choices,
+        model,
+        reporter,
+        notices,
+        tokens,
+        kept,
+        state_dir,
+        manners,
+        awake,
     )
     epoch = 0
     try:
@@ -160,6 +192,8 @@ class _Peer:
     kept: KeptWeights
     """Weights that the peer keeps on disk."""
     state_dir: Path
+    manners: Manners
+    awake: Awake
 
     def take_part(self, resume: Path | None, stop: MemberStop) -> int:
         """Trains in the current lineage until the lineage is left or the peer stops. Returns the last epoch."""
@@ -238,11 +272,15 @@ class _Peer:
                     samples=samples,
                     reporter=self.reporter,
                     notices=self.notices,
+                    manners=self.manners,
+                    awake=self.awake,
+                    reconnect=self.connection.redial.wake,
                     keep=partial(keeping.look, optimizer, self.model, self.belonging.lineage),
                 )
                 loop.train(self.settings.epochs, until)
         except ProcessEnded:
-            raise  # without its node a peer reaches no other
+            if not until.wait(SIGNAL_SECONDS):  # without its node a peer reaches no other
+                raise
         except TrainingError as error:
             if self.connection.reaches_servers:
                 raise
@@ -258,7 +296,7 @@ class _Peer:
             connection.link,
             download_bytes=optimizer.last_download[0],
             download_seconds=optimizer.last_download[1],
-            told_mbits=self.settings.bandwidth_mbits,
+            told_mbits=self.settings.max_upload_mbits,
         )
         optimizer.declare_bandwidth(link.mbits)
         notices.events.write(

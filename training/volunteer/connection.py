@@ -6,7 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from training.processes.rate import RateLimit
 from training.recipe import RunConfig
+from training.swarm.engine import calls
 from training.swarm.node.addresses import answer_seconds, settle_ports
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import DHT, full_addresses
@@ -79,6 +81,8 @@ def connect(
         TrainingError: If neither an initial peer nor a peer that this one has met before answers; it waits two minutes
             for these if it has met some.
     """
+    if settings.max_upload_mbits is not None:
+        calls.Connection.upload = RateLimit(settings.max_upload_mbits * 1e6 / 8)
     host_maddrs = settings.host_maddrs
     if not settings.client_mode:  # at the port of the last start, where the others call it when no server is left
         host_maddrs = settle_ports(identity.path.parent, host_maddrs)

@@ -6,18 +6,23 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.errors import TrainingError
 from training.optim.config import ScheduleConfig
 from training.processes.notices import Notices
+from training.processes.uptime import Sleep
 from training.swarm.config import SwarmConfig
 from training.swarm.node.dht import check_node
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.epochs import EpochReport
+from training.swarm.peers.times import POLL_SECONDS
 from training.tasks.task import TrainedModel
 from training.volunteer.belonging import LeaveRequest
+from training.volunteer.manners.awake import Awake
+from training.volunteer.manners.manners import Manners
 from training.volunteer.reporter import Reporter
 from training.volunteer.samples import OwnSamples
 
@@ -65,6 +70,14 @@ class TrainingLoop:
     samples: OwnSamples
     reporter: Reporter
     notices: Notices
+    manners: Manners = field(default_factory=Manners)
+    """Say whether the peer may compute now."""
+    awake: Awake = field(default_factory=Awake)
+    """Keeps the machine awake while the peer computes."""
+    sleep: Sleep = field(default_factory=Sleep)
+    """Notices that the machine has slept all the same."""
+    reconnect: Callable[[], None] = lambda: None
+    """Called after such a sleep: makes the connections to the run anew."""
     keep: Callable[[], None] = lambda: None
     """Called when an epoch has ended, so that its weights may be kept."""
     not_finite: int = 0
@@ -73,6 +86,12 @@ class TrainingLoop:
     """Number of epochs in a row that were not averaged although others train."""
     told: dict[str, float] = field(default_factory=dict)
     """Costs of the stream that earlier reports contain, by the names in `STREAM_COSTS`."""
+    losses: _WeightedMean = field(default_factory=_WeightedMean)
+    """Losses since the last report of an epoch."""
+    loss: float = math.nan
+    """Mean loss in that report."""
+    began: float = field(default_factory=time.monotonic)
+    """Time of that report; later by as long as the peer has computed nothing since then."""
 
     def train(self, epochs: int | None, stop: LeaveRequest) -> None:
         """Trains until the run has done `epochs` epochs, its schedule ends, or `stop` is requested."""
@@ -85,10 +104,11 @@ class TrainingLoop:
             precision=self.choices.precision,
             tell=self.notices.warn,
         )
-        losses = _WeightedMean()
-        began = time.monotonic()
+        self.losses, self.began = _WeightedMean(), time.monotonic()
         self.model.train()
-        while self.optimizer.local_epoch < last and not stop.asked:
+        self.awake.hold()
+        self._rest(stop)
+        while not self._is_over(last, stop):
             batch = next(samples)
             for piece in micro_batches.gradients_of(batch):
                 if (size := micro_batches.micro_batch_size) != self.reporter.record.micro_batch_size:
@@ -96,33 +116,91 @@ class TrainingLoop:
                 if not self._is_finite(piece.loss):
                     samples.computed(piece.samples, is_added=False, held=self.optimizer.samples_held)
                     continue
-                losses.add(piece.loss, piece.samples)
+                self.losses.add(piece.loss, piece.samples)
                 self.optimizer.step(batch_size=piece.samples)
                 self.optimizer.zero_grad()
                 samples.computed(piece.samples, is_added=True, held=self.optimizer.samples_held)
-                reports = self.optimizer.take_epoch_reports()
-                for report in reports:
-                    if report.missed:
-                        self.reporter.miss_epoch(report)
-                        self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
-                if ended := [report for report in reports if not report.missed]:
-                    # An average in the background may end in the same step as the next epoch, if no average follows:
-                    # both get the loss of all samples since the last report, and share the time.
-                    loss, seconds = losses.mean, (time.monotonic() - began) / len(ended)
-                    losses, began = _WeightedMean(), time.monotonic()
-                    for report in ended:
-                        self._end_epoch(report, loss, seconds)
-                    self.keep()
+                self._report_epochs()
                 if self.optimizer.waits_for_others:
-                    began += self._wait_for_others(stop)
-                if self.optimizer.local_epoch >= last or stop.asked:
+                    self._wait_for_others(stop)
+                self._catch_up_after_sleep()
+                self._rest(stop)
+                if self._is_over(last, stop):
                     break
+        self.awake.release()
         if self.optimizer.local_epoch >= total and not stop.asked:
             self.notices.tell(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
             stop.wait(SERVE_SECONDS)
 
-    def _wait_for_others(self, stop: LeaveRequest) -> float:
-        """Computes nothing until another peer trains or `stop` is requested. Returns the seconds of the wait.
+    def _is_over(self, last: int, stop: LeaveRequest) -> bool:
+        """Returns True if the peer leaves now; one that finishes its epoch has its average first."""
+        if self.optimizer.local_epoch >= last or stop.asked:
+            return True
+        if not self.manners.is_finishing or (self.optimizer.samples_held and not self.optimizer.waits_for_others):
+            return False
+        while self.optimizer.averages and not stop.wait(POLL_SECONDS):
+            self.optimizer.rest()
+        self._report_epochs()
+        return True
+
+    def _report_epochs(self) -> None:
+        """Reports the epochs that have ended since the last call."""
+        reports = self.optimizer.take_epoch_reports()
+        for report in reports:
+            if report.missed:
+                self.reporter.miss_epoch(report)
+                self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
+        if ended := [report for report in reports if not report.missed]:
+            # An average in the background may end in the same step as the next epoch, if no average follows: both get
+            # the loss of all samples since the last report, and share the time.
+            # A peer that rests may have computed nothing since the last report.
+            self.loss = self.losses.mean if self.losses.samples else self.loss
+            seconds = (time.monotonic() - self.began) / len(ended)
+            self.losses, self.began = _WeightedMean(), time.monotonic()
+            for report in ended:
+                self._end_epoch(report, self.loss, seconds)
+            self.keep()
+
+    def _rest(self, stop: LeaveRequest) -> None:
+        """Computes nothing for as long as the manners ask for that, then catches up with the others.
+
+        What the peer has computed enters the update that ends its epoch; after that the others do not wait for it.
+        """
+        began, told = time.monotonic(), None
+        while not stop.asked and (why := self.manners.rest()) is not None:
+            if why != told:
+                told = why
+                self.notices.events.write("paused", reason=why)
+                self.notices.console.print(f"This peer computes nothing now: {why}.", markup=False)
+                self.reporter.wait("paused")
+                self.awake.release()
+            if self.sleep.noticed():
+                self.reconnect()
+            self.optimizer.rest()
+            self._report_epochs()
+            if self.manners.is_finishing and not self.optimizer.samples_held:
+                return
+            stop.wait(WAIT_SECONDS)
+        if told is None or stop.asked:
+            return
+        self.began += time.monotonic() - began
+        self.optimizer.catch_up()
+        self.notices.events.write("resumed")
+        self.notices.console.print("This peer computes again.")
+        self.reporter.update(status="training")
+        self.awake.hold()
+
+    def _catch_up_after_sleep(self) -> None:
+        """If the machine has slept, connects to the run again, and catches up with the others."""
+        if slept := self.sleep.noticed():
+            self.notices.tell(
+                f"This machine has slept for {timedelta(seconds=round(slept))}; this peer catches up with the others."
+            )
+            self.reconnect()
+            self.optimizer.catch_up()
+
+    def _wait_for_others(self, stop: LeaveRequest) -> None:
+        """Computes nothing until another peer trains, the peer has to rest or to leave.
 
         Raises:
             ProcessEnded: If the node has ended, so that no peer can come.
@@ -133,13 +211,17 @@ class TrainingLoop:
             f"{self.optimizer.local_epoch + 1} and waits until others come."
         )
         self.reporter.wait()
+        self.awake.release()
         while self.optimizer.waits_for_others and not stop.wait(WAIT_SECONDS):
+            if self.manners.is_finishing or self.manners.rest() is not None:
+                break
             check_node(self.optimizer.dht)
             self.optimizer.keep_waiting()
-        if not stop.asked:
+        if not (stop.asked or self.optimizer.waits_for_others):
             self.notices.tell("Another volunteer is there: training goes on.")
             self.reporter.update(status="training")
-        return time.monotonic() - began
+        self.awake.hold()
+        self.began += time.monotonic() - began
 
     def _is_finite(self, loss: float) -> bool:
         """Returns True if the loss is finite. After `NOT_FINITE_IN_A_ROW` losses that are not, downloads the others'

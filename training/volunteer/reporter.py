@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from training.errors import first_line, reason_of
 from training.recipe import RunConfig
@@ -175,10 +176,10 @@ class Reporter:
         nothing = {"epoch": 0, "loss": None, "samples_per_second": 0.0, "group_size": 0, **self._last.told()}
         self.update(status="joining", **nothing)
 
-    def wait(self) -> None:
+    def wait(self, status: Literal["waiting", "paused"] = "waiting") -> None:
         """Notes that the peer computes nothing for a while."""
         self._last.has_paused = True
-        self.update(status="waiting", samples_per_second=0.0)
+        self.update(status=status, samples_per_second=0.0)
 
     def miss_epoch(self, report: EpochReport) -> None:
         """Notes an epoch that the others have ended without the peer."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.compute.choices import Wishes
 from training.data.store.cache import CACHE_GB
-from training.swarm.node.identity import is_in_use
 from training.trust.client import Credentials
 
 
@@ -37,8 +34,8 @@ class PeerSettings:
     """Folder or URL of the shards; None: that in the recipe."""
     cache_gb: float = CACHE_GB
     """Disk space for shards that are fetched over the network, in GB."""
-    bandwidth_mbits: float | None = None
-    """Bandwidth of the link in Mbit/s; None: the measured one, if there is a measurement."""
+    max_upload_mbits: float | None = None
+    """Most that this peer sends, in Mbit/s; None: no limit."""
     normal_priority: bool = False
     """True to compute with the priority of other programs, and not with a lower one."""
     client_mode: bool = False
@@ -51,20 +48,3 @@ class PeerSettings:
     """Credentials for a run that admits members only."""
     seed: int | None = None
     """Seed of the order of samples; None: derived from the peer's id."""
-
-
-def state_folders() -> Path:
-    """Folder for state folders that volunteers do not name: in `XDG_STATE_HOME`, or else in `~/.local/state`."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "training-together"
-
-
-def free_folder(parent: Path, run_id: str) -> Path:
-    """Finds a state folder for a run: the first that no program on this machine uses, such as `demo` or `demo-2`.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as parent:
-    ...     free_folder(Path(parent), "demo").name
-    'demo'
-    """
-    names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
-    return next(folder for name in names if not ((folder := parent / name) / "lock").exists() or not is_in_use(folder))

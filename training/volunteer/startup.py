@@ -37,7 +37,7 @@ class Link:
     download_seconds: float = 0.0
     """Duration of that download, from the first byte to the last."""
     told_mbits: float | None = None
-    """Bandwidth that the volunteer has given, in Mbit/s; None: not given."""
+    """Most that this peer sends, in Mbit/s, if the volunteer has given a limit; it counts as the bandwidth."""
 
     @property
     def mbits(self) -> float | None:

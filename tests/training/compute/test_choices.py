@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
 from calculator.choose.devices import device_named
 from calculator.choose.largest import HOST_SHARE, peer_step
+from calculator.reports.units import show_bytes
 from training.cli import build_app
 from training.compute import choices as module
 from training.compute.choices import Wishes, choose
@@ -69,6 +70,27 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
         assert need(run, machine, 2 * chosen.micro_batch_size) > 0.9 * machine.usable_bytes
         assert "would not" in reasons_of(chosen)["micro-batch"].reason
     assert all(setting.reason for setting in chosen.settings)
+
+
+@pytest.mark.parametrize("gib", [4, 8, 20])
+def test_a_limit_of_memory_is_kept_like_the_memory_of_a_smaller_machine(machine_with, rates, gib):
+    run = load_recipe("dalle-2021")
+    rates(float32=1e15, bfloat16=1e15)
+    machine_with(gib * GIB)
+    smaller = choose(task_of(run), Wishes())
+    machine_with(200 * GIB)
+    limited = choose(task_of(run), Wishes(max_memory_bytes=gib * GIB))
+    assert limited.micro_batch_size == smaller.micro_batch_size
+    assert limited.need_bytes == smaller.need_bytes <= gib * GIB
+    free, may_take = show_bytes(200 * GIB), show_bytes(gib * GIB)
+    assert f"{free} free, of which this program may take {may_take}" in reasons_of(limited)["device"].reason
+
+
+def test_a_limit_into_which_training_does_not_fit_is_refused(machine_with, rates):
+    machine_with(200 * GIB)
+    rates(float32=1e15, bfloat16=1e15)
+    with pytest.raises(BadInput, match=r"--max-memory lets training take 1[.]00 GiB; with 1 at a time it takes"):
+        choose(task_of(load_recipe("dalle-2021")), Wishes(max_memory_bytes=GIB))
 
 
 @pytest.mark.parametrize("rate, expected", [(1e10, 1), (5e12, 4), (1e14, 32)])

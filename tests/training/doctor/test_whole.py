@@ -107,7 +107,7 @@ def test_the_list_for_people_names_faults_first_and_in_full(capsys):
 
 @pytest.mark.programs
 def test_it_takes_all_flags_of_join_and_no_others():
-    of_join = ("--name", "ada", "--threads", "1", "--invitation", "abc-def", "--no-checkpointing", "--bandwidth=5")
+    of_join = ("--name", "ada", "--threads", "1", "--invitation", "abc-def", "--no-checkpointing", "--max-upload=5")
     flags = (*of_join, "--seconds", "5", "--json")
     done = run_program([sys.executable, "-m", "training", "doctor", *flags])
     assert done.returncode in (0, 1) and json.loads(done.stdout)["findings"], done.stderr

@@ -15,16 +15,17 @@ import psutil
 import pytest
 
 from tests.chaos.volunteer import Control
-from tests.programs import Programs, are_gone, until
+from tests.programs import Programs, are_gone, run_program, until
 from tests.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
+from training.checkpoints.folders import KEPT_FOLDER, checkpoint_epoch
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.saved import optimizer_tensors
-from training.processes.priority import LOW
+from training.processes.priority import LOW, SERVING
 from training.recipe import RECIPES, load_recipe, parse_recipe
 from training.swarm.node.dht import start_dht
 from training.swarm.node.identity import Identity
@@ -259,7 +260,8 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert run.event("ada", "epoch")["epoch"] == RESUMED_EPOCH + 1
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert psutil.Process(ada.pid).nice() == max(LOW, usual)
-    assert {process.nice() for process in family_of(ada) if process.pid != ada.pid} == {usual}  # others wait for these
+    of_others = {process.nice() for process in family_of(ada)}
+    assert min(of_others) == max(SERVING, usual) and of_others <= {min(of_others), max(LOW, usual)}
 
     address = run.address
     run.first.kill()
@@ -320,3 +322,57 @@ def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     assert first.wait(10) == 0
     run.start("third", *arguments, "--state-dir", str(tmp_path))
     assert run.event("third", "ready")["addresses"][0] == address
+
+
+@pytest.fixture
+def fresh_run(tmp_path, shards):
+    with begun(Run, tmp_path, shards) as run:
+        yield run
+
+
+def tell(run, name, word):
+    """What a command to a running volunteer prints."""
+    command = [sys.executable, "-m", "training", "volunteer", word, "--state-dir", str(run.folder / name)]
+    done = run_program(command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_volunteer_does_what_it_is_told_from_another_terminal(fresh_run):
+    iris = fresh_run.join("iris", "--max-upload", "50")
+    fresh_run.event("iris", "epoch")
+    assert tell(fresh_run, "iris", "status").startswith("iris: Epoch ")
+    assert (
+        tell(fresh_run, "iris", "pause") == "iris: Paused: as you wish, until you press p again or tell it to resume.\n"
+    )
+    assert fresh_run.event("iris", "paused")["reason"].startswith("as you wish")
+    tell(fresh_run, "iris", "resume")
+    fresh_run.event("iris", "resumed")
+    fresh_run.event("iris", "epoch", number=len(fresh_run.events("iris", "epoch")) + 1)
+    tell(fresh_run, "iris", "finish")
+    assert iris.wait(120) == 0, fresh_run.log("iris")
+    last = fresh_run.events("iris", "epoch")[-1]
+    assert fresh_run.event("iris", "stopped")["epoch"] == last["epoch"]
+    assert not (fresh_run.folder / "iris" / "command").exists()
+    folder = fresh_run.folder / "iris"
+    gone = run_program([sys.executable, "-m", "training", "volunteer", "status", "--state-dir", folder])
+    assert gone.returncode == 2 and "No volunteer of yours runs" in gone.stderr
+
+
+def test_a_volunteer_that_is_ended_with_all_its_processes_keeps_what_it_has(fresh_run):
+    """As at a shutdown of the machine, when SIGTERM comes to all of them at once."""
+    sam = fresh_run.join("sam")
+    fresh_run.event("sam", "epoch", number=2)
+    family = family_of(sam)
+    for process in (psutil.Process(sam.pid), *family):
+        process.terminate()
+    assert sam.wait(30) == 0, fresh_run.log("sam")
+    assert are_gone(family, within=1) and "Traceback" not in fresh_run.log("sam")
+    epoch = fresh_run.event("sam", "stopped")["epoch"]
+    kept = max(checkpoint_epoch(path) for path in (fresh_run.folder / "sam" / KEPT_FOLDER).glob("epoch-*"))
+    assert kept == epoch >= fresh_run.events("sam", "epoch")[-1]["epoch"] > 0
+    assert (fresh_run.folder / "sam" / "place").exists()
+    again = fresh_run.join("sam")
+    assert fresh_run.event("sam", "joined", number=2)["epoch"] >= epoch
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(30) == 0

@@ -19,6 +19,7 @@ from training.swarm.peers.epochs import EpochEnd
 from training.swarm.peers.groups import RoundReport
 from training.swarm.state.alignment import AlignmentState
 from training.volunteer.loop import TrainingLoop
+from training.volunteer.manners.manners import Manners
 
 RECORD = SimpleNamespace(samples_per_second=6.4, micro_batch_size=4)
 
@@ -161,3 +162,161 @@ def test_two_epochs_that_end_at_once_are_both_reported(tmp_path):
     seconds = time.monotonic() - began
     assert [(report.epoch, loss) for report, loss, _ in told] == [(1, 2.5), (2, 2.5)]
     assert all(0.04 < took <= seconds for *_, took in told)  # the two took 0.2 s or longer
+
+
+class _Peer:
+    """An optimizer of epochs of three micro-batches, of which it holds the samples; it notes what the loop does."""
+
+    waits_for_others, averages = False, False
+
+    def __init__(self):
+        self.local_epoch, self.samples_held, self._reports, self.done = 0, 0, [], []
+
+    def step(self, batch_size):
+        self.samples_held += batch_size
+        self.done.append("step")
+        if self.samples_held == 12:
+            self.end_epoch()
+
+    def end_epoch(self):
+        samples, self.samples_held = self.samples_held, 0
+        self._reports.append(EpochEnd(epoch=self.local_epoch, others=0, samples=samples).report([]))
+        self.local_epoch += 1
+
+    def rest(self):
+        self.done.append("rest")
+        if self.samples_held:  # the others have computed what the epoch lacks
+            self.end_epoch()
+
+    def catch_up(self):
+        self.done.append("catch up")
+
+    def zero_grad(self):
+        pass
+
+    take_epoch_reports = _LastOfTwo.take_epoch_reports
+
+
+class _Volunteer:
+    """A loop that trains as `_Peer` does; `plan` says what the volunteer does after so many steps and rests."""
+
+    def __init__(self, folder, plan):
+        run, self.statuses, self.reported = load_recipe("demo"), [], []
+        self.loop = loop_that_prints_to(io.StringIO(), folder)
+        self.loop.schedule, self.loop.swarm, self.loop.model = run.schedule, run.swarm, _Line()
+        self.loop.choices = SimpleNamespace(micro_batch_size=4, activation_budget_bytes=None, precision="float32")
+        self.peer = self.loop.optimizer = _Peer()
+        self.loop.awake = SimpleNamespace(hold=lambda: self.note("hold"), release=lambda: self.note("release"))
+        self.loop.reporter = SimpleNamespace(
+            record=RECORD,
+            end_epoch=lambda report, loss, seconds: self.reported.append((report.epoch, report.samples, loss)),
+            wait=self.statuses.append,
+            update=lambda **facts: self.statuses.append(facts.get("status")),
+        )
+        self.manners, self.plan, self.asked = self.loop.manners, plan, False
+        self.loop.samples = SimpleNamespace(stream=self.loop.samples.stream, computed=lambda *_, **__: None)
+        self.loop.samples = _FourSamples(self.loop.samples)
+        step, rest = self.peer.step, self.peer.rest
+        self.peer.step = lambda batch_size: (step(batch_size), self.act())
+        self.peer.rest = lambda: (rest(), self.act())
+
+    def note(self, what):
+        self.peer.done.append(what)
+
+    def act(self):
+        done = sum(what in ("step", "rest") for what in self.peer.done)
+        self.plan.get(done, lambda manners: None)(self.manners)
+
+    def wait(self, seconds):
+        return self.asked
+
+    def train(self, epochs=2):
+        self.loop.train(epochs, self)
+        return self.peer.done
+
+
+class _FourSamples:
+    inputs = (torch.tensor([1.0, 2.0, 3.0, 4.0]),)
+
+    def __init__(self, samples):
+        self.stream, self.computed = samples.stream, samples.computed
+
+    def __len__(self):
+        return 4
+
+    def __next__(self):
+        return self
+
+
+def test_a_pause_keeps_what_was_computed_and_ends_where_it_began(tmp_path):
+    ada = _Volunteer(tmp_path, {2: Manners.pause, 5: Manners.resume})
+    done = ada.train()
+    assert done == [
+        *("hold", "step", "step"),
+        *("release", "rest", "rest", "rest", "catch up", "hold"),
+        *("step", "step", "step", "release"),
+    ]
+    assert [(epoch, samples) for epoch, samples, _ in ada.reported] == [(1, 8), (2, 12)]
+    assert ada.statuses == ["paused", "training"]
+    log = (tmp_path / "events.jsonl").read_text()
+    assert log.count('"paused", "reason": "as you wish') == log.count('"resumed"') == 1
+
+
+def test_a_peer_that_comes_while_it_may_not_compute_rests_at_once(tmp_path):
+    ada = _Volunteer(tmp_path, {3: Manners.resume})
+    ada.manners.pause()
+    assert ada.train(1)[:5] == ["hold", "release", "rest", "rest", "rest"]
+    assert ada.reported[0][:2] == (1, 12)
+
+
+@pytest.mark.parametrize("when, samples", [(1, 12), (2, 12), (3, 12), (4, 12)])
+def test_a_peer_finishes_its_epoch_and_leaves(tmp_path, when, samples):
+    ada = _Volunteer(tmp_path, {when: Manners.finish})
+    ada.train(9)
+    assert ada.peer.samples_held == 0 and len(ada.reported) == (1 if when <= 3 else 2)
+    assert all(one[1] == samples for one in ada.reported)
+
+
+def test_a_paused_peer_that_is_to_finish_leaves_when_its_samples_are_in_an_update(tmp_path):
+    def pause_and_finish(manners):
+        manners.pause()
+        manners.finish()
+
+    ada = _Volunteer(tmp_path, {2: pause_and_finish})
+    assert ada.train(9) == ["hold", "step", "step", "release", "rest", "release"]
+    assert [one[:2] for one in ada.reported] == [(1, 8)]
+
+
+def test_a_peer_that_finishes_awaits_its_average_in_the_background(tmp_path):
+    ada = _Volunteer(tmp_path, {3: Manners.finish, 6: lambda manners: setattr(ada.peer, "averages", False)})
+    ada.peer.averages = True
+    assert ada.train(9).count("rest") == 3
+
+
+def test_a_peer_that_is_asked_to_leave_while_it_rests_leaves_at_once(tmp_path):
+    ada = _Volunteer(tmp_path, {2: Manners.pause, 3: lambda manners: setattr(ada, "asked", True)})
+    assert ada.train(9) == ["hold", "step", "step", "release", "rest", "release"]
+
+
+def test_an_epoch_that_ends_while_nothing_was_computed_has_the_last_loss(tmp_path):
+    """As when an average in the background ends during a pause, after the report of the epoch before it."""
+    ada = _Volunteer(tmp_path, {3: Manners.pause, 5: Manners.resume})
+    ada.plan[4] = lambda manners: setattr(ada.peer, "samples_held", 4)
+    ada.train(3)
+    assert [loss for *_, loss in ada.reported] == [2.5, 2.5, 2.5]
+
+
+def test_a_peer_whose_machine_has_slept_connects_anew_and_catches_up(tmp_path):
+    ada, slept = _Volunteer(tmp_path, {}), [0.0, 600.0, 0.0, 0.0]
+    ada.loop.sleep = SimpleNamespace(noticed=lambda: slept.pop(0))
+    ada.loop.reconnect = lambda: ada.note("reconnect")
+    done = ada.train(1)
+    assert done == ["hold", "step", "step", "reconnect", "catch up", "step", "release"]
+    assert "has slept for 0:10:00; this peer catches up" in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_peer_that_sleeps_while_it_rests_connects_anew(tmp_path):
+    ada, slept = _Volunteer(tmp_path, {1: Manners.pause, 3: Manners.resume}), [0.0, 0.0, 600.0, 0.0, 0.0, 0.0]
+    ada.loop.sleep = SimpleNamespace(noticed=lambda: slept.pop(0))
+    ada.loop.reconnect = lambda: ada.note("reconnect")
+    assert ada.train(1)[:6] == ["hold", "step", "release", "rest", "reconnect", "rest"]

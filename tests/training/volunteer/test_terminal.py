@@ -19,7 +19,7 @@ from training.volunteer.terminal.lines import MOST_LINES, WITHIN_SECONDS, Lines
 from training.volunteer.terminal.screen import COLUMNS, ROWS, screen
 from training.volunteer.terminal.view import LOADING, View
 
-LINK = {"answer_seconds": [0.012], "download_bytes": 9_000_000, "download_seconds": 3.0}
+LINK = {"answer_seconds": [0.012], "download_bytes": 9_000_000, "download_seconds": 3.0, "told_mbits": None}
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 LONG = (
     "Nobody sends the run's weights, because each of them is very busy with something else; wait, or come later. " * 9
@@ -70,11 +70,32 @@ def test_the_screen_tells_what_a_volunteer_wants_to_know(ada):
     assert ada.fact("loss") == "1.000, falling (-1.000 in 10 epochs)"
     assert ada.fact("you") == "19.2 samples/s, 33% of the last update"
     assert ada.fact("credit") == "1,920 samples since you joined, 2,920 in all"
-    assert ada.fact("link") == "a peer answers in 12 ms; 24 Mbit/s down, up not measured"
+    assert ada.fact("link") == "a peer answers in 12 ms, 24 Mbit/s down, up not measured"
     assert ada.fact("exchange") == "in about 3 s"
     assert ada.fact("problem") == "(now) The clock is wrong. Set it."
     assert ada.fact("dashboard") == "https://run.example"
     assert "Ctrl-C" in ada.fact("stop")
+
+
+def test_a_pause_is_shown_with_its_reason_until_it_ends(ada):
+    ada.join()
+    ada.events.write("paused", reason="on battery, until this machine is plugged in")
+    ada.end_epoch(11, 3.0)  # with what it had computed
+    assert ada.fact("now") == "paused: on battery, until this machine is plugged in"
+    assert ada.view.summary().endswith("; paused: on battery, until this machine is plugged in.")
+    assert "computes nothing now: on battery" in ada.view.news[-1]
+    ada.events.write("resumed")
+    assert ada.fact("now") == "training with 2 others" and ada.view.news[-1] == "This peer computes again."
+    ada.view.manners.finish()
+    assert ada.fact("now") == "computing until this epoch ends; then this peer leaves"
+    ada.view.asked_to_leave = lambda: True
+    assert ada.fact("now").startswith("leaving")
+
+
+def test_the_keys_are_shown_where_they_are_read(ada):
+    ada.view.has_keys = True
+    assert ada.fact("keys") == "p pause, s snooze an hour, f finish this epoch and leave, q leave"
+    assert len(ada.shown()) <= ROWS and all("stop" not in row[:4] for row in ada.shown())
 
 
 @pytest.mark.parametrize("losses, word", [([3, 3, 2, 2], "falling"), ([2, 2, 3, 3], "rising"), ([2] * 4, "level")])
@@ -178,6 +199,8 @@ def test_any_order_of_events_can_be_shown(ada):
         lambda: ada.end_epoch(numbers.randrange(400), numbers.random(), senders=numbers.choice([1, 2])),
         lambda: ada.notices.warn("A warning."),
         lambda: ada.notices.tell("A notice."),
+        lambda: ada.events.write("paused", reason="on battery"),
+        lambda: ada.events.write("resumed"),
         lambda: ada.events.write("ready", addresses=[]),
         lambda: ada.events.write("chosen", choices=[]),
         lambda: ada.events.write("stopped", epoch=0),

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from training.volunteer.manners import keys
 from training.volunteer.terminal.view import View, duration
 
 ROWS, COLUMNS = 16, 80
@@ -73,7 +74,10 @@ def screen(view: View, width: int = COLUMNS) -> list[Text]:
         problem, when = found
         rows += _fact("problem", f"({when}) {problem}", width, ROWS - 2 - len(rows), style="yellow")
     rows += _fact("dashboard", view.site or "this run's site is not known here", width, 1)
-    rows += _fact("stop", "Ctrl-C: you keep your credit, and the others go on", width, 1)
+    if view.has_keys:
+        rows += _fact("keys", keys.HELP, width, 1)
+    else:
+        rows += _fact("stop", "Ctrl-C: you keep your credit, and the others go on", width, 1)
     return rows
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from training.processes.role import StopRequest
+from training.volunteer.manners import keys
 from training.volunteer.terminal.lines import plain_lines
 from training.volunteer.terminal.view import View
 
@@ -32,6 +33,9 @@ def shown(view: View, stop: StopRequest, *, verbose: bool) -> Iterator[Console]:
     elif sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         from training.volunteer.terminal.screen import live_screen
 
+        if sys.stdin.isatty():
+            stop.at_end(keys.listen(sys.stdin.fileno(), view.manners))
+            view.has_keys = True
         with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as terminal, live_screen(view, terminal):
             yield Console(quiet=True)
         if view.notice:  # such as the end of the run, which the screen took along

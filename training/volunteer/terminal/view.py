@@ -9,6 +9,7 @@ from datetime import timedelta
 from statistics import fmean
 
 from training.recipe import RunConfig
+from training.volunteer.manners.manners import Manners
 
 TREND_EPOCHS = 10
 """The trend compares the mean loss of this many epochs with that of as many before; of fewer at the beginning."""
@@ -19,6 +20,7 @@ SHOWN_SECONDS = 600.0
 KEPT_NEWS = 20
 LOADING = "loading PyTorch and hivemind"
 LEAVING = "leaving: the last average ends, the weights are kept (at most ten seconds)"
+FINISHING = "computing until this epoch ends; then this peer leaves"
 
 
 class View:
@@ -44,12 +46,16 @@ class View:
         self._clock, self._begun = clock, clock()
         self.run_id, self.title, self.site = run.run_id, run.title, site
         self.total_epochs = min(epochs or run.schedule.total_epochs, run.schedule.total_epochs)
-        self._stage = LOADING
+        self._stage, self._rest = LOADING, ""
         self.greeting = f"Joining {run.run_id} ({run.title}). PyTorch and hivemind take some seconds to load."
         """The first line."""
         self.news: deque[str] = deque([self.greeting], maxlen=KEPT_NEWS)
         """Sentences that a reader of plain lines has not seen yet."""
         self.asked_to_leave: Callable[[], bool] = lambda: False
+        self.manners = Manners()
+        """What the volunteer has asked for."""
+        self.has_keys = False
+        """True if the terminal's keys command the peer."""
         self.problem, self._problem_at = "", 0.0
         self.notice = ""
         """What the peer has told since the last epoch ended."""
@@ -96,6 +102,14 @@ class View:
         self._losses.append(event["loss"])
         self._stage = f"training with {_counted(event['senders'] - 1, 'other')}" if event["senders"] > 1 else "training"
 
+    def _on_paused(self, event: dict) -> None:
+        self._rest = f"paused: {event['reason']}"
+        self.news.append(f"This peer computes nothing now: {event['reason']}.")
+
+    def _on_resumed(self, event: dict) -> None:
+        self._rest = ""
+        self.news.append("This peer computes again.")
+
     def _on_notice(self, event: dict) -> None:
         self._stage = self.notice = event["text"]
         self.news.append(event["text"])
@@ -107,7 +121,9 @@ class View:
     @property
     def stage(self) -> str:
         """What the peer does now."""
-        return LEAVING if self.asked_to_leave() else self._stage
+        if self.asked_to_leave():
+            return LEAVING
+        return self._rest or (FINISHING if self.manners.is_finishing else self._stage)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
@@ -192,14 +208,16 @@ class View:
 def link_words(link: dict) -> str:
     """A measured link in a few words.
 
-    >>> link_words({"answer_seconds": [0.012], "download_bytes": 50_000_000, "download_seconds": 20.0})
-    'a peer answers in 12 ms; 20 Mbit/s down, up not measured'
+    >>> link_words({"answer_seconds": [0.012], "download_bytes": 50_000_000, "download_seconds": 20.0,
+    ...     "told_mbits": 2.0})
+    'a peer answers in 12 ms, 20 Mbit/s down, at most 2 Mbit/s up'
     """
     answers = link["answer_seconds"]
     words = [f"a peer answers in {1000 * min(answers):.3g} ms"] if answers else []
     if link["download_seconds"]:
-        words.append(f"{8e-6 * link['download_bytes'] / link['download_seconds']:.3g} Mbit/s down, up not measured")
-    return "; ".join(words) or "not measured"
+        words.append(f"{8e-6 * link['download_bytes'] / link['download_seconds']:.3g} Mbit/s down")
+    words.append("up not measured" if link["told_mbits"] is None else f"at most {link['told_mbits']:g} Mbit/s up")
+    return ", ".join(words)
 
 
 def duration(seconds: float) -> str:
