@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from calculator.swarm.recipe_file import toml
+from training.data.sources.hub import ADDRESS
 from training.errors import BadInput
 from training.storage.whole import write_whole
 
@@ -106,10 +107,11 @@ def free_ports(first: int, count: int, host: str) -> int:
 def name_of(place: str) -> str:
     """Makes a run's name of its data's.
 
-    >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories"), name_of("日記")
+    >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories/en@main"), name_of("日記")
     ('my-texts', 'tiny-stories', 'my-run')
     """
-    last = place.rstrip("/").rpartition("/")[2].lower()
+    of_hub = ADDRESS.fullmatch(place)
+    last = (place if of_hub is None else of_hub[1]).rstrip("/").rpartition("/")[2].lower()
     return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:60].strip("-") or "my-run"
 
 
