@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,7 @@ def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
     found = look(given.data)
     say(f"{given.data}: {found.words}.")
     new, chosen = _asked(given, found, folder)
-    with show_progress(sys.stdout) as progress:
-        shards = make_run(new, say, progress)
+    shards = make_run(new, say, partial(show_progress, sys.stdout))
     servers = _first(shards, chosen)
     write_servers(folder, servers)
     say(f"{folder / RECIPE} says what is trained, with a comment beside each value that you may change.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,13 +54,17 @@ class NewRun:
     """Key or column of text or captions; None: a usual one."""
 
 
-def make_run(new: NewRun, say: Callable[[str], None], progress: Progress) -> str:
+Shown = Callable[[], AbstractContextManager[Progress]]
+"""Context in which progress is shown; see `training.processes.progress.show_progress`."""
+
+
+def make_run(new: NewRun, say: Callable[[str], None], shown: Shown) -> str:
     """Prepares the data of a run and writes its recipe. Work that was interrupted goes on where it stopped.
 
     Args:
         new: The run to make.
         say: Called with each line to print.
-        progress: See `training.data.sources.work.Progress`.
+        shown: Shows the progress while data are prepared.
 
     Returns:
         Folder of the prepared data.
@@ -71,7 +76,7 @@ def make_run(new: NewRun, say: Callable[[str], None], progress: Progress) -> str
     base = None if new.base is None else _base(new, say)
     model = choose_model(new.found, new.wanted) if base is None else adapted_model(base, new.found, new.wanted)
     designed(model, new.wanted)  # refuses volunteers who cannot train it, before the data are read
-    shards, manifest = _prepared(new, model, base, say, progress)
+    shards, manifest = _prepared(new, model, base, say, shown)
     model = _fitted(model, manifest, Path(shards))
     wish, made = designed(model, new.wanted, manifest.splits["train"].samples)
     text = recipe_text(_head(new), _tables(new, wish, made, shards, manifest))
@@ -100,7 +105,7 @@ def _base(new: NewRun, say: Callable[[str], None]) -> Base:
 
 
 def _prepared(
-    new: NewRun, model: DesignedModel, base: Base | None, say: Callable[[str], None], progress: Progress
+    new: NewRun, model: DesignedModel, base: Base | None, say: Callable[[str], None], shown: Shown
 ) -> tuple[str, Manifest | TextManifest]:
     """Prepares the data, unless they are shards already. Returns the folder and the manifest.
 
@@ -111,13 +116,15 @@ def _prepared(
         return found.place, found.manifest
     out = new.run_dir / SHARDS
     if isinstance(model, LanguageModel):
-        manifest = _prepare_text(new, model, base, out, progress)
+        with shown() as progress:
+            manifest = _prepare_text(new, model, base, out, progress)
         say(
             f"Prepared {show_count(manifest.splits['train'].samples)} blocks of {manifest.block_length} tokens, from "
             f"{show_count(manifest.documents)} documents; the tokenizer has {show_count(manifest.vocab_size)} ids."
         )
     else:
-        manifest = _prepare_pictures(new, model, out, progress)
+        with shown() as progress:
+            manifest = _prepare_pictures(new, model, out, progress)
         say(f"Prepared {show_count(manifest.splits['train'].samples)} pictures with captions.")
     if manifest.left_out:
         told = ", ".join(f"{reason}: {show_count(count)}" for reason, count in manifest.left_out.items())

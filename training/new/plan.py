@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calculator import BadSetup
-from calculator.choose.devices import PROCESSOR, device_named
+from calculator.choose.devices import DEVICES, PROCESSOR
 from calculator.choose.names import gpu_of
 from calculator.swarm.designed_models import (
     BATCHES,
@@ -82,13 +82,15 @@ def _people(text: str) -> People:
             cure="Give COUNT:DEVICE such as 3:cpu or 30:t4, and with their links, 30:t4:20/100 (Mbit/s up and down).",
         )
     count, device, up, down = matched.groups()
-    gpu = gpu_of(device or "cpu")
+    gpu = gpu_of(device or PROCESSOR.name)
+    known = [one.name for one in DEVICES.values() if one.teraflops]
+    if gpu not in (PROCESSOR.name, *known):
+        raise BadInput(
+            f"The speed of {gpu!r:.60} is not known.",
+            cure=f"Give cpu for a computer without a GPU, or one that is like yours: {', '.join(known)}.",
+        )
     try:
-        if device_named(gpu).teraflops is None:
-            raise BadInput(f"The speed of {gpu} is not known; name a GPU that is like it, such as rtx-3060.")
         links = {"up_megabits": float(up or UP_MEGABITS), "down_megabits": float(down or DOWN_MEGABITS)}
-    except BadSetup as error:
-        raise BadInput(f"{error} A computer without a GPU is cpu.") from None
     except ValueError:
         raise BadInput(f"The link of {text!r:.60} is no pair of numbers; give Mbit/s such as 20/100.") from None
     return People(count=int(count), gpu=gpu, **links)

@@ -27,9 +27,7 @@ def test_a_data_set_of_the_hub_is_prepared_and_named(tmp_path):
         ended = run_program([*command, "--volunteers", "2:cpu"], env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "hf://us/stories: a data set of text on the Hugging Face Hub." in ended.stdout
-    run, manifest = (
-        load_recipe(str(tmp_path / "runs" / "stories" / "recipe.toml")),
-        read_manifest(tmp_path / "runs" / "stories" / "shards"),
-    )
+    made = tmp_path / "runs" / "stories"
+    run, manifest = load_recipe(str(made / "recipe.toml")), read_manifest(made / "shards")
     assert run.run_id == "stories" and manifest.splits["train"].samples
     assert run.model.architecture["vocab_size"] == manifest.vocab_size

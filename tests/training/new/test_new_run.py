@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -16,6 +18,8 @@ from tests.ports import free_ports
 from tests.programs import run_program, until
 from tests.site.guide import environment
 from training.demo.children import read_events
+from training.new.folder import read_servers
+from training.new.questions import HOW_LONG, WHERE, WHO
 
 TRAINER = [sys.executable, "-m", "training"]
 
@@ -101,3 +105,25 @@ def test_one_command_makes_a_run_that_goes_on_after_a_stop(programs, tmp_path):
     used = run_program(here(use), cwd=tmp_path, env=environment())
     assert used.returncode == 0 and used.stdout.strip(), used.stdout + used.stderr
     run.end()
+
+
+@pytest.mark.programs
+def test_a_terminal_is_asked_three_questions(programs, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.md").write_text("Ada has a red key. " * 400)
+    ours, its = os.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), its)
+    command = [*TRAINER, "new", "texts", "--no-serve"]
+    process = programs.start(command, cwd=tmp_path, env={**environment(), "TERM": "dumb"}, **streams)
+    os.close(its)
+    os.write(ours, b"two\n3:cpu\n7\nrun.example\n")  # the terminal keeps the lines until they are read
+    printed = b""
+    with suppress(OSError):  # the end of a terminal that nobody has open any more
+        while part := os.read(ours, 4096):
+            printed += part
+    os.close(ours)
+    assert process.wait(60) == 0, printed.decode()
+    said = " ".join(printed.decode().split())
+    assert "'two' names no volunteers" in said and "Forecast for 3 ×" in said
+    assert [said.count(question.split("?")[0]) for question in (WHO, HOW_LONG, WHERE)] == [2, 1, 1]
+    assert read_servers(tmp_path / "runs" / "texts").announce_host == "run.example"
