@@ -63,7 +63,7 @@ class Family:
     models: tuple[str, ...]
     """Names of the family's models for people; the first is the family's title."""
     parameters: Callable[[Architecture], list[ParameterGroup]]
-    """The parameters outside of the layers and in one layer, in the model's order."""
+    """The parameters outside of the layers and in one layer, in the order of the model's `parameters()`."""
     buffer_bytes: Callable[[Architecture, int], int] = no_buffer_bytes
     """Bytes of tables that are not trained; arguments: the model, the bytes of a value."""
     forward: Callable[[Context], tuple[Tensor, Tensor | None]] | None = None
@@ -113,8 +113,6 @@ class Family:
     """True if a variable of the real code keeps the first layer's input until the last layer has ended."""
     scaled_embeddings: bool = False
     """True if embeddings are multiplied by a 32-bit number, whose 16-bit copy backward needs."""
-    last_outside: tuple[str, ...] = ("head.bias", "head.weight")
-    """Names, in order of preference, of the last parameter outside of the layers; a model may lack the first ones."""
     attention_note: str = ""
     """A sentence on why `attention` makes no difference; empty if it does."""
     auto_class: str = CAUSAL_LM

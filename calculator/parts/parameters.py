@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import groupby
+from math import prod
 
 from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture, ParameterTensor
@@ -54,8 +56,7 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
         architecture: The model.
         shared_groups: Distinct layer groups of each stack; 0 where no layers share.
     """
-    layers = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
-    layers["decoder"] = architecture.num_decoder_layers
+    layers = _layers_of_stacks(architecture)
     tensors = []
     for group in family_of(architecture).parameters(architecture):
         copies = 1
@@ -69,6 +70,26 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
                 copies = distinct_layers(architecture, copies, shared_groups)
         tensors += [ParameterTensor(name, part_of(name, shape), shape, copies) for name, shape in group.shapes.items()]
     return tuple(tensors)
+
+
+def _layers_of_stacks(architecture: Architecture) -> dict[str, int]:
+    layers = architecture.num_layers
+    return {"layers": layers, "encoder": layers, "decoder": architecture.num_decoder_layers}
+
+
+@lru_cache(maxsize=256)
+def values_in_order(architecture: Architecture) -> tuple[int, ...]:
+    """Values of every parameter of a model without shared layers, in the order of `torch.nn.Module.parameters()`.
+
+    T5 is an exception: the tables of relative positions come before the first layer, not in it.
+    """
+    found: list[int] = []
+    for stack, of_stack in groupby(family_of(architecture).parameters(architecture), key=lambda group: group.stack):
+        groups = [(group.only, [prod(shape) for shape in group.shapes.values()]) for group in of_stack]
+        for layer in range(_layers_of_stacks(architecture)[stack] if stack else 1):
+            kind = architecture.attention_kind(layer)
+            found += [count for only, counts in groups if only in kind for count in counts]
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)

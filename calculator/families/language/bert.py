@@ -14,17 +14,19 @@ from calculator.tape.autograd import Tensor, allocated_bytes
 def parameters(a: Architecture) -> list[ParameterGroup]:
     """The parameters outside of the layers and in one layer."""
     d, f = a.hidden_size, a.intermediate_size
-    outside = {
+    first = {
         "embedding.tokens": (a.vocab_size, d),
         "embedding.positions": (a.max_positions, d),
         "embedding.types": (a.token_types, d),
         "embedding.norm.weight": (d,),
         "embedding.norm.bias": (d,),
+    }
+    last = {
+        "head.bias": (a.vocab_size,),
         "head.transform.weight": (d, d),
         "head.transform.bias": (d,),
         "head.norm.weight": (d,),
         "head.norm.bias": (d,),
-        "head.bias": (a.vocab_size,),
     }
     layer = {
         "attention.query.weight": (d, d),
@@ -44,7 +46,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
         "feed_forward.norm.weight": (d,),
         "feed_forward.norm.bias": (d,),
     }
-    return [ParameterGroup("", outside), ParameterGroup("layers", layer)]
+    return [ParameterGroup("", first), ParameterGroup("layers", layer), ParameterGroup("", last)]
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
@@ -143,7 +145,6 @@ FAMILY = Family(
     position_table=True,
     modules=lambda a: MODULES,
     holds_embeddings=True,
-    last_outside=("head.weight",),
     auto_class="AutoModelForMaskedLM",
     layers="model.bert.encoder.layer",
 )

@@ -14,14 +14,10 @@ from calculator.tape.autograd import Tensor
 def parameters(a: Architecture) -> list[ParameterGroup]:
     """The parameters outside of the layers and in one layer."""
     d, f = a.hidden_size, a.intermediate_size
-    outside = {
-        "embedding.tokens": (a.vocab_size, d),
-        "embedding.positions": (a.max_positions, d),
-        "norm.weight": (d,),
-        "norm.bias": (d,),
-    }
+    first = {"embedding.tokens": (a.vocab_size, d), "embedding.positions": (a.max_positions, d)}
+    last = {"norm.weight": (d,), "norm.bias": (d,)}
     if not a.tied_embeddings:
-        outside["head.weight"] = (a.vocab_size, d)
+        last["head.weight"] = (a.vocab_size, d)
     layer = {
         "attention.norm.weight": (d,),
         "attention.norm.bias": (d,),
@@ -36,7 +32,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
         "feed_forward.out.weight": (f, d),
         "feed_forward.out.bias": (d,),
     }
-    return [ParameterGroup("", outside), ParameterGroup("layers", layer)]
+    return [ParameterGroup("", first), ParameterGroup("layers", layer), ParameterGroup("", last)]
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor | None]:

@@ -14,27 +14,24 @@ from calculator.tape.autograd import Tensor, allocated_bytes
 def parameters(a: Architecture) -> list[ParameterGroup]:
     """The parameters outside of the layers and in one layer."""
     d, f = a.hidden_size, a.intermediate_size
-    outside = {
-        "embedding.tokens": (a.vocab_size, d),
-        "norm.weight": (d,),
-        "norm.bias": (d,),
-    }
+    last = {"norm.weight": (d,), "norm.bias": (d,)}
     if not a.tied_embeddings:
-        outside["head.weight"] = (a.vocab_size, d)
-    outside["head.bias"] = (a.vocab_size,)
+        last["head.weight"] = (a.vocab_size, d)
+    last["head.bias"] = (a.vocab_size,)
     layer = {
         "norm.weight": (d,),
         "norm.bias": (d,),
-        "attention.query.weight": (d, d),
         "attention.key.weight": (d, d),
         "attention.value.weight": (d, d),
+        "attention.query.weight": (d, d),
         "attention.out.weight": (d, d),
         "feed_forward.in.weight": (f, d),
         "feed_forward.in.bias": (f,),
         "feed_forward.out.weight": (d, f),
         "feed_forward.out.bias": (d,),
     }
-    return [ParameterGroup("", outside), ParameterGroup("layers", layer)]
+    first = {"embedding.tokens": (a.vocab_size, d)}
+    return [ParameterGroup("", first), ParameterGroup("layers", layer), ParameterGroup("", last)]
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:

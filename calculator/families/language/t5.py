@@ -14,29 +14,26 @@ from calculator.tape.autograd import Tensor, rounded
 def parameters(a: Architecture) -> list[ParameterGroup]:
     """The parameters outside of the layers and in one layer of each stack."""
     d, f, inner = a.hidden_size, a.intermediate_size, a.num_heads * a.head_dim
-    outside = {
-        "embedding.tokens": (a.vocab_size, d),
-        "attention.encoder.relative_bias": (a.relative_buckets, a.num_heads),
-        "attention.decoder.relative_bias": (a.relative_buckets, a.num_heads),
-        "encoder.norm": (d,),
-        "decoder.norm": (d,),
-    }
-    if not a.tied_embeddings:
-        outside["head.weight"] = (a.vocab_size, d)
+    table = (a.relative_buckets, a.num_heads)
     attention = {
-        "norm": (d,),
         "query": (inner, d),
         "key": (inner, d),
         "value": (inner, d),
         "out": (d, inner),
+        "norm": (d,),
     }
-    feed_forward = {"norm": (d,), "in": (f, d), "out": (d, f)}
-    if a.gated:
-        feed_forward["gate"] = (f, d)
+    feed_forward = ({"gate": (f, d)} if a.gated else {}) | {"in": (f, d), "out": (d, f), "norm": (d,)}
     encoder = {f"attention.{name}": shape for name, shape in attention.items()}
-    encoder |= {f"feed_forward.{name}": shape for name, shape in feed_forward.items()}
     decoder = encoder | {f"cross_attention.{name}": shape for name, shape in attention.items()}
-    return [ParameterGroup("", outside), ParameterGroup("encoder", encoder), ParameterGroup("decoder", decoder)]
+    feed_forward = {f"feed_forward.{name}": shape for name, shape in feed_forward.items()}
+    last = {"decoder.norm": (d,)} | ({} if a.tied_embeddings else {"head.weight": (a.vocab_size, d)})
+    return [
+        ParameterGroup("", {"embedding.tokens": (a.vocab_size, d), "attention.encoder.relative_bias": table}),
+        ParameterGroup("encoder", encoder | feed_forward),
+        ParameterGroup("", {"encoder.norm": (d,), "attention.decoder.relative_bias": table}),
+        ParameterGroup("decoder", decoder | feed_forward),
+        ParameterGroup("", last),
+    ]
 
 
 def forward(c: Context) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,12 @@ The rules are those of DeepSpeed 0.19 (runtime/zero/stage_1_and_2.py) with its d
 - in the update, the gradients of the share are flattened, and then copied to 32 bits; before that, each is copied to 64
   bits for the norm to which all are clipped.
 
-In stage 3 (runtime/zero/stage3.py and partitioned_param_coordinator.py), each parameter is divided by itself. What is
-whole at an instant depends on the order in which modules run; here it is what DeepSpeed documents as its bound:
-parameters of at most 100,000 values are always whole, of all others as many as 1 billion values
-(`stage3_max_live_parameters`), which are gathered long before they are used, and freed in backward when no layer before
-needs them. The bucket and a buffer for this GPU's gradients are there from the beginning.
+In stage 3 (runtime/zero/stage3.py and partitioned_param_coordinator.py), each parameter is divided by itself, and has a
+block of its own when it is whole. What is whole at an instant depends on the order in which modules run; here it is
+what DeepSpeed documents as its bound: parameters of at most 100,000 values are always whole, of all others as many as
+reach 1 billion values (`stage3_max_live_parameters`): those that backward needs next, which are gathered long before.
+They are freed when no layer before needs them. The bucket and a buffer for this GPU's gradients are there from the
+beginning.
 
 In stages 1 and 2, the last GPU is counted: in stage 2 its gradients come first. Parameters are one group of the
 optimizer, as without weight decay; with several groups each is padded, and updated after the other.
@@ -24,14 +25,14 @@ optimizer, as without weight decay; with several groups each is padded, and upda
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate
 
 from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.parts.optimizers import Optimizer
-from calculator.parts.parameters import parameter_tensors
+from calculator.parts.parameters import values_in_order
 from calculator.step.fixed import FixedSizes
 from calculator.step.timeline import PLACES, Instant, Options, Timeline, expanded, played, put_together, repeat
 from calculator.tape.autograd import allocated_bytes
@@ -77,20 +78,34 @@ class _Share:
     """Parameters of which it has at least a part."""
 
 
-@lru_cache(maxsize=256)
-def _in_order(architecture: Architecture) -> tuple[int, ...]:
-    """Values of each parameter, in the order of the model."""
-    return tuple(tensor.count for tensor in _unrolled(parameter_tensors(architecture)))
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The divided parameters of stage 3, which are gathered before backward needs them."""
 
+    values: tuple[int, ...]
+    """Values of the first 0, 1, 2, ... parameters, in the order of the model."""
+    sizes: tuple[int, ...]
+    """Bytes of their blocks when they are whole."""
+    live: int
+    """Values of the whole parameters from which on no other is gathered."""
 
-def _unrolled(tensors: tuple[ParameterTensor, ...]) -> Iterator[ParameterTensor]:
-    for copies, group in groupby(tensors, key=lambda tensor: tensor.copies):
-        yield from list(group) * copies
+    @classmethod
+    def of(cls, counts: tuple[int, ...], zero: Zero) -> _Ahead:
+        divided = [count for count in counts if count > zero.persistent]
+        # Each GPU's part of a parameter is equally long.
+        blocks = (allocated_bytes(-(-count // zero.gpus) * zero.gpus, zero.itemsize) for count in divided)
+        return cls(tuple(accumulate(divided, initial=0)), tuple(accumulate(blocks, initial=0)), zero.live)
+
+    def gathered_bytes(self, needed: int) -> int:
+        """Bytes of the whole parameters where the first ones, of `needed` values in all, are still to be used."""
+        end = bisect_left(self.values, needed)
+        begin = max(0, bisect_right(self.values, self.values[end] - self.live) - 1)
+        return self.sizes[end] - self.sizes[begin]
 
 
 @lru_cache(maxsize=256)
 def _share(architecture: Architecture, gpus: int, stage: int) -> _Share:
-    counts = _in_order(architecture)
+    counts = values_in_order(architecture)
     if stage == 3:
         own = [-(-count // gpus) for count in counts]
         return _Share(sum(own), sum(own), sum(own), max(own), len(own))
@@ -114,14 +129,15 @@ def sizes_with_deepspeed(architecture: Architecture, zero: Zero, optimizer: Opti
     part = ParameterTensor("share", "", (share.size,), 1)
     weights, master = allocated_bytes(share.flat, zero.itemsize), allocated_bytes(share.size, 4)
     if zero.stage == 3:
-        whole = [count for count in _in_order(architecture) if count <= zero.persistent]
+        whole = [count for count in values_in_order(architecture) if count <= zero.persistent]
         weights += sum(allocated_bytes(count, zero.itemsize) for count in whole)
     state = optimizer.state_bytes(part, 4)
+    complete = sum(values_in_order(architecture)) if zero.stage == 1 else share.whole
     return FixedSizes(
         values=share.size,
         frozen_bytes=0,
         trained_bytes=weights + master,
-        gradient_bytes=allocated_bytes(sum(_in_order(architecture)) if zero.stage == 1 else share.whole, zero.itemsize),
+        gradient_bytes=allocated_bytes(complete, zero.itemsize),
         copy_bytes=0,
         state_bytes=state,
         host_state_bytes=0,
@@ -185,13 +201,14 @@ class _Backward:
     def __init__(self, architecture: Architecture, zero: Zero, level: Levels, instants: list[Instant]) -> None:
         self.zero = zero
         self.share = _share(architecture, zero.gpus, zero.stage)
-        self.counts = _in_order(architecture)
+        self.counts = values_in_order(architecture)
         self.total = sum(self.counts)
         self.level = level
         self.instants = instants
         self.bucket = 0 if zero.stage < 3 else allocated_bytes(zero.bucket, zero.itemsize)
         """Bytes of the bucket, once it exists."""
-        self.needed = sum(count for count in self.counts if count > zero.persistent) if zero.stage == 3 else 0
+        self.ahead = _Ahead.of(self.counts, zero) if zero.stage == 3 else None
+        self.needed = self.ahead.values[-1] if self.ahead else 0
         """Values of the divided parameters that the rest of backward needs, in stage 3."""
         self.filled = 0
         """Values in the bucket."""
@@ -248,7 +265,7 @@ class _Backward:
 
     def with_gathered(self, instant: Instant) -> Instant:
         """The instant with the parameters that are whole in stage 3."""
-        gathered = min(self.needed, self.zero.live) * self.zero.itemsize
+        gathered = self.ahead.gathered_bytes(self.needed) if self.ahead else 0
         levels = instant.levels
         return instant._replace(levels=levels._replace(live=levels.live + gathered), gathered=gathered)
 

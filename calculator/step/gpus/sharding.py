@@ -38,7 +38,7 @@ from calculator.families.registry import family_of
 from calculator.models.architecture import Architecture, ParameterTensor
 from calculator.parts.adapters import Lora, adapter_matrices, adapter_tensors, keeps_a
 from calculator.parts.optimizers import Optimizer
-from calculator.parts.parameters import parameter_tensors
+from calculator.parts.parameters import parameter_tensors, values_in_order
 from calculator.step.timeline import PLACES, Instant, Options, Timeline, played
 from calculator.tape.autograd import rounded
 from calculator.tape.recording import Levels, Segment
@@ -159,7 +159,7 @@ def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str],
         lasts = {kind: _last_trained(pieces) for kind, pieces in kinds.items()}
     else:
         # A layer's last parameter is a norm's, or the bias of its last product, of as many values.
-        lasts = {kind: architecture.hidden_size for kind in kinds} | {("", ""): _last_outside(architecture)}
+        lasts = {kind: architecture.hidden_size for kind in kinds} | {("", ""): values_in_order(architecture)[-1]}
     return {kind: _group(pieces, lasts[kind], course) for kind, pieces in kinds.items()}
 
 
@@ -185,18 +185,6 @@ def _pieces(name: str, shape: tuple[int, ...], course: Course) -> list[_Piece]:
 def _last_trained(pieces: list[_Piece]) -> int:
     """Values of the last matrix of the last adapter, in the order of the modules."""
     return next((piece.whole_values for piece in reversed(pieces) if piece.is_trained), 0)
-
-
-def _last_outside(architecture: Architecture) -> int:
-    """Values of the last parameter outside of the layers: of the output head, or of the last norm if both are one."""
-    shapes = dict(
-        shape
-        for group in family_of(architecture).parameters(architecture)
-        if not group.stack
-        for shape in group.shapes.items()
-    )
-    names = family_of(architecture).last_outside
-    return next((prod(shapes[name]) for name in names if name in shapes), architecture.hidden_size)
 
 
 def _group(pieces: list[_Piece], last: int, course: Course) -> ParameterGroup:

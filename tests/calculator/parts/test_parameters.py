@@ -2,12 +2,14 @@
 
 import pytest
 
+from calculator.families.registry import family_of
 from calculator.models.architectures import PRESETS, from_config
 from calculator.models.decoders import DECODERS
 from calculator.models.diffusion_models import DIFFUSION_MODELS
 from calculator.models.other_decoders import OTHER_DECODERS
 from calculator.models.picture_models import PICTURE_MODELS
-from calculator.parts.parameters import count_parameters, parameters_by_part
+from calculator.parts.parameters import count_parameters, parameters_by_part, values_in_order
+from tests.calculator.recorded_steps import steps_of
 
 PUBLISHED = {
     # released checkpoints, huggingface.co/google-bert, masked-language head on tied embeddings, without pooler
@@ -136,6 +138,29 @@ def test_every_preset_equals_the_model_of_transformers():
     # The run's own model is compared below, the others in test_decoders.py, test_pictures.py and test_diffusion.py.
     others = (*DECODERS, *OTHER_DECODERS)
     assert compared == len(PRESETS) - 1 - len(others) - len(PICTURE_MODELS) - len(DIFFUSION_MODELS)
+
+
+TRACED = {
+    step["setup"]["config"]["model_type"]: step["setup"]["config"]
+    for file in ("several_gpus", "families", "decoders")
+    for step in steps_of(file)
+}
+"""A traced config of each model type."""
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_order_is_that_of_the_real_models_parameters(kind):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    read = from_config(TRACED[kind])
+    with torch.device("meta"):
+        model = getattr(transformers, family_of(read).auto_class).from_config(
+            transformers.AutoConfig.for_model(**TRACED[kind])
+        )
+    # Where T5 has its tables of relative positions makes no difference.
+    tables = read.relative_buckets * read.num_heads
+    real = [parameter.numel() for parameter in model.parameters()]
+    assert [count for count in values_in_order(read) if count != tables] == [n for n in real if n != tables]
 
 
 def _depth_key(config) -> str:
