@@ -25,6 +25,7 @@ optimizer, as without weight decay; with several groups each is padded, and upda
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,18 +90,19 @@ class _Ahead:
     live: int
     """Values of the whole parameters from which on no other is gathered."""
 
-    @classmethod
-    def of(cls, counts: tuple[int, ...], zero: Zero) -> _Ahead:
-        divided = [count for count in counts if count > zero.persistent]
-        # Each GPU's part of a parameter is equally long.
-        blocks = (allocated_bytes(-(-count // zero.gpus) * zero.gpus, zero.itemsize) for count in divided)
-        return cls(tuple(accumulate(divided, initial=0)), tuple(accumulate(blocks, initial=0)), zero.live)
-
     def gathered_bytes(self, needed: int) -> int:
         """Bytes of the whole parameters where the first ones, of `needed` values in all, are still to be used."""
         end = bisect_left(self.values, needed)
         begin = max(0, bisect_right(self.values, self.values[end] - self.live) - 1)
         return self.sizes[end] - self.sizes[begin]
+
+
+@lru_cache(maxsize=256)
+def _ahead(architecture: Architecture, zero: Zero) -> _Ahead:
+    divided = [count for count in values_in_order(architecture) if count > zero.persistent]
+    # Each GPU's part of a parameter is equally long.
+    blocks = (allocated_bytes(-(-count // zero.gpus) * zero.gpus, zero.itemsize) for count in divided)
+    return _Ahead(tuple(accumulate(divided, initial=0)), tuple(accumulate(blocks, initial=0)), zero.live)
 
 
 @lru_cache(maxsize=256)
@@ -184,12 +186,15 @@ def play_with_deepspeed(architecture: Architecture, options: Options, zero: Zero
                 pieces.setdefault(key, []).append(segment)
     for key, first, last in expanded(pieces, plans, reverse=True):
         step.run(pieces[key], key, first, last)
-    after_backward = step.end() - number - number
+    after_backward = step.end(architecture) - number - number
     return Timeline(tuple(instants), after_forward, after_backward)
 
 
 class _Backward:
     """Goes through backward with the bucket beside what the tape holds.
+
+    Within a stretch, such as a layer, levels are relative to its beginning. Only the highest instant is kept, and its
+    levels are made at the end: a large model has a thousand gradients.
 
     Args:
         architecture: The model.
@@ -207,7 +212,7 @@ class _Backward:
         self.instants = instants
         self.bucket = 0 if zero.stage < 3 else allocated_bytes(zero.bucket, zero.itemsize)
         """Bytes of the bucket, once it exists."""
-        self.ahead = _Ahead.of(self.counts, zero) if zero.stage == 3 else None
+        self.ahead = _ahead(architecture, zero) if zero.stage == 3 else None
         self.needed = self.ahead.values[-1] if self.ahead else 0
         """Values of the divided parameters that the rest of backward needs, in stage 3."""
         self.filled = 0
@@ -218,50 +223,45 @@ class _Backward:
         """Bytes of this GPU's gradients, once they have their own buffer."""
         self.beside = 0
         """Bytes of a gradient that is larger than the bucket and waits for its sum."""
-        self.place = ""
+        self.now = Levels()
+        """The tape's present level in a stretch."""
+        self.added = 0
+        """Bytes of gradients that DeepSpeed has added in a stretch."""
+        self.highest = _NOTHING
+        """The highest instant of a stretch."""
 
     def run(self, pieces: list[Segment], key: object, first: int, last: int) -> None:
         """Goes through a run of equal layers, from `first` to `last`, or through another stretch."""
         whole = _joined(pieces)
+        levels = [*accumulate((piece.change for piece in pieces), initial=_NO_LEVELS)]
+        ends = [(piece.peak, piece.arrived) for piece in pieces]
+        steps = [(before, after, *end) for before, after, end in zip(levels, levels[1:], ends, strict=False)]
+        # Values of the whole parameters that stage 3 frees, since their gradients have arrived.
+        freed = sum(arrived for _, arrived in ends if arrived > self.zero.persistent)
         step = 1 if last >= first else -1
         index, left = first, abs(last - first) + 1
         while left:
             # As many layers at once as send nothing.
-            if self.bucket and whole.arrived:
-                quiet = min(left, max(0, (self.zero.bucket - self.filled) // whole.arrived))
-            else:
-                quiet = 0 if whole.arrived else left
-            if self.zero.stage == 1 and self.bucket:
-                quiet = left
             if self.zero.stage == 3:
-                quiet = min(quiet, 1)
-            if quiet and self.zero.stage == 3:
-                self.place = _place(key, index)
-                self._note(self.level + whole.peak)
-                self.level += whole.change
-                self.filled += whole.arrived
-                self._release(pieces)
-                index, left = index + step, left - 1
-                continue
+                quiet = 0
+            elif not whole.arrived or (self.zero.stage == 1 and self.bucket):
+                quiet = left
+            else:
+                quiet = min(left, max(0, (self.zero.bucket - self.filled) // whole.arrived)) if self.bucket else 0
             if quiet:
                 end = index + step * (quiet - 1)
                 self.level = repeat(self.instants, whole, key, self.level, index, end)
                 self.filled += quiet * whole.arrived if self.zero.stage > 1 else 0
                 index, left = end + step, left - quiet
                 continue
-            self.place = _place(key, index)
-            for piece in pieces:
-                self._note(self.level + piece.peak)
-                self.level += piece.change
-                if piece.arrived:
-                    self._arrive(piece.arrived)
-            self._release(pieces)
+            for before, after, peak, arrived in steps:
+                self._note(before, peak)
+                self.now = after
+                if arrived:
+                    self._arrive(arrived)
+            self._leave(_place(key, index))
+            self.needed -= freed
             index, left = index + step, left - 1
-
-    def _release(self, pieces: list[Segment]) -> None:
-        """Frees the whole parameters whose gradients have arrived."""
-        if self.zero.stage == 3:
-            self.needed -= sum(piece.arrived for piece in pieces if piece.arrived > self.zero.persistent)
 
     def with_gathered(self, instant: Instant) -> Instant:
         """The instant with the parameters that are whole in stage 3."""
@@ -269,55 +269,59 @@ class _Backward:
         levels = instant.levels
         return instant._replace(levels=levels._replace(live=levels.live + gathered), gathered=gathered)
 
-    def end(self) -> Levels:
+    def end(self, architecture: Architecture) -> Levels:
         """Sends what is left, and frees the bucket; returns the level after backward."""
-        self.place = "end of backward"
         if self.zero.stage == 1:
-            freed = 0  # bytes of gradients that are in the bucket now
-            for count in self.counts:
-                if self.filled + count > self.zero.bucket:
-                    self._add(-freed)
-                    self._send()
-                    freed = 0
-                self.filled += count
-                freed += allocated_bytes(count, self.zero.itemsize) if count <= self.zero.bucket else 0
-            self._add(-freed)
-        self._send()
+            self.highest, self.added = _sums_after_backward(architecture, self.zero)
+        else:
+            self.send()
+        self._leave("end of backward")
         if self.zero.stage < 3:
-            self._add(-self.bucket)
+            self.level -= Levels(live=self.bucket, gradients=self.bucket)
         return self.level
+
+    def send_all(self) -> None:
+        """Sends all gradients in the order of the model, as stage 1 does after backward."""
+        freed = 0  # bytes of gradients that are in the bucket now
+        for count in self.counts:
+            if self.filled + count > self.zero.bucket:
+                self.added -= freed
+                self.send()
+                freed = 0
+            self.filled += count
+            freed += allocated_bytes(count, self.zero.itemsize) if count <= self.zero.bucket else 0
+        self.added -= freed
+        self.send()
 
     def _arrive(self, count: int) -> None:
         """A gradient is complete."""
         if not self.bucket:
             self.bucket = allocated_bytes(self.zero.bucket, self.zero.itemsize)
-            self._add(self.bucket)
-            self._note(self.level)
-        if self.zero.stage > 1:
-            self._put(count)
-
-    def _put(self, count: int) -> None:
-        """Puts a gradient into the bucket, which is sent before if it has no room."""
+            self.added += self.bucket
+            self._note(self.now, _NO_LEVELS)
+        if self.zero.stage == 1:
+            return
+        # The bucket is sent before if it has no room.
         if self.filled + count > self.zero.bucket:
-            self._send()
+            self.send()
         self.filled += count
         if count > self.zero.bucket:
             self.beside = allocated_bytes(count, self.zero.itemsize)
-            self._add(self.beside)
+            self.added += self.beside
 
-    def _send(self) -> None:
+    def send(self) -> None:
         """Sums the bucket over the GPUs, and moves this GPU's gradients out of it."""
         if not self.filled:
             return
         # What belongs to one GPU is summed where it lies.
         copy = allocated_bytes(self.filled, self.zero.itemsize) if self.zero.stage == 3 or self._is_shared() else 0
-        self._note(self.level._replace(live=self.level.live + copy, instant=SUMMING))
+        self._note(self.now, Levels(live=copy, instant=SUMMING))
         self.sent += self.filled
         if self.zero.stage < 3 and not self.kept and (self.zero.stage > 1 or self.sent > self.total - self.share.whole):
             self.kept = allocated_bytes(self.share.whole, self.zero.itemsize)
-            self._add(self.kept)
-            self._note(self.level._replace(instant=SUMMING))
-        self._add(-self.beside)
+            self.added += self.kept
+            self._note(self.now, Levels(instant=SUMMING))
+        self.added -= self.beside
         self.filled = self.beside = 0
 
     def _is_shared(self) -> bool:
@@ -327,20 +331,47 @@ class _Backward:
             first, last = self.total - 1 - last, self.total - 1 - first
         return first // self.share.size != last // self.share.size
 
-    def _add(self, size: int) -> None:
-        self.level += Levels(live=size, gradients=size)
+    def _note(self, level: Levels, above: Levels) -> None:
+        """Keeps an instant, `above` a level of the stretch, if it is the highest so far."""
+        live = level.live + above.live + self.added
+        if live > self.highest[0]:
+            self.highest = (live, level, above, self.added)
 
-    def _note(self, levels: Levels) -> None:
-        """Keeps the highest instant of each place."""
-        instant = Instant("backward", self.place, levels)
-        if self.needed:
-            instant = self.with_gathered(instant)
-        before, levels = self.instants[-1], instant.levels
-        if before.phase == "backward" and before.place == self.place:
-            if levels.live <= before.levels.live:
-                return
-            self.instants.pop()
-        self.instants.append(instant)
+    def _leave(self, place: str) -> None:
+        """Adds the highest instant of the stretch, which ends."""
+        live, level, above, added = self.highest
+        gathered = self.ahead.gathered_bytes(self.needed) if self.ahead else 0
+        begin, now = self.level, self.now
+        # Written out for speed, as in `timeline.repeat`.
+        levels = Levels(
+            begin.live + live + gathered,
+            begin.activations + level.activations + above.activations,
+            begin.weight_copies + level.weight_copies + above.weight_copies,
+            begin.gradients + level.gradients + above.gradients + added,
+            begin.cached + level.cached + above.cached,
+            above.instant,
+        )
+        self.instants.append(Instant("backward", place, levels, gathered))
+        self.level = Levels(
+            begin.live + now.live + self.added,
+            begin.activations + now.activations,
+            begin.weight_copies + now.weight_copies,
+            begin.gradients + now.gradients + self.added,
+            begin.cached + now.cached,
+        )
+        self.now, self.added, self.highest = _NO_LEVELS, 0, _NOTHING
+
+
+_NO_LEVELS = Levels()
+_NOTHING = (-math.inf, _NO_LEVELS, _NO_LEVELS, 0)
+
+
+@lru_cache(maxsize=256)
+def _sums_after_backward(architecture: Architecture, zero: Zero) -> tuple[tuple, int]:
+    """The highest instant when stage 1 sums all gradients, and the bytes that this adds, relative to its beginning."""
+    sums = _Backward(architecture, zero, _NO_LEVELS, [])
+    sums.send_all()
+    return sums.highest, sums.added
 
 
 def _place(key: object, index: int) -> str:

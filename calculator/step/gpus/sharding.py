@@ -292,9 +292,16 @@ class _Step:
     def run(self, segment: Segment, stack: str, indices: range) -> None:
         """Adds layers with equal stretches; keeps for each kind of instant the highest of all these layers."""
         begin = len(self.instants)
-        for index in indices:
-            place = f"{stack.removesuffix('s')} {index + 1}"
-            (self._forward if segment.phase == "forward" else self._backward)(segment, (stack, index), place)
+        go = self._forward if segment.phase == "forward" else self._backward
+        change, gathered = Levels(), 0
+        for nth, index in enumerate(indices):
+            if 2 <= nth < len(indices) - 2:
+                # All from the second one on change the levels equally, so the highest are among the first and the last.
+                self.level, self.whole = self.level + change, self.whole + gathered
+                continue
+            level, whole = self.level, self.whole
+            go(segment, (stack, index), f"{stack.removesuffix('s')} {index + 1}")
+            change, gathered = self.level - level, self.whole - whole
         highest: dict[str, Instant] = {}
         for instant in self.instants[begin:]:
             name = instant.levels.instant
