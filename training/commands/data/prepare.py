@@ -19,8 +19,9 @@ Out = Annotated[Path, typer.Option(help="Folder for the shards; appears only onc
 Images = Annotated[
     str | None,
     typer.Option(
-        help="Folder of the pictures, with a metadata.jsonl as `imagefolder` reads it, texts beside them, or of "
-        "webdataset tars; or one tar; or a data set of the Hugging Face Hub, hf://OWNER/NAME[/config][@revision]."
+        help="Folder of the pictures, with a metadata.jsonl as `imagefolder` reads it, texts beside them, of "
+        "webdataset tars or zips, or of Parquet files with the pictures inside; or one tar or zip; or a data set "
+        "of the Hugging Face Hub, hf://OWNER/NAME[/config][@revision]."
     ),
 ]
 ImageColumn = Annotated[

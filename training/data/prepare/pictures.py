@@ -21,8 +21,8 @@ import torch
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.fetch import Fetcher
-from training.data.sources.folders import read_folder, tars_of
-from training.data.sources.hub import HubSet
+from training.data.sources.folders import read_folder, tables_of, tars_of
+from training.data.sources.hub import HubSet, LocalSet
 from training.data.sources.hub_rows import HubRows
 from training.data.sources.kinds import ADDRESSES, USUAL, lists_of, read_addresses, read_captions
 from training.data.sources.near import NearDuplicates
@@ -68,9 +68,9 @@ class Input:
     """The pictures and captions that a set is made of; `training.data.sources.kinds` lists the kinds."""
 
     images: Path | None = None
-    """Folder of the pictures or tars, or a tar."""
+    """Folder of the pictures, tars, zips, or Parquet files with pictures inside; or a tar or zip."""
     captions: Path | None = None
-    """JSON lines or CSV; None: captions are beside the pictures."""
+    """JSON lines, CSV or COCO's JSON; None: captions are beside the pictures."""
     urls: Path | None = None
     """Parquet file with addresses of pictures, or a folder of such files; in place of `images` and `captions`."""
     hub: str | None = None
@@ -90,10 +90,15 @@ class Input:
 
     def open_rows(self, folder: Path, out: Path) -> RowTable | HubRows:
         """Opens the rows that are not left out; `folder` is for temporary files, `out` for the shards."""
-        if self.hub is None:
+        tables = self.tables(out)
+        if self.hub is None and not tables:
             return RowTable(folder, self.rows(out))
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
-        return HubRows(HubSet(self.hub), folder, **columns)
+        return HubRows(LocalSet(self.images, tables) if tables else HubSet(self.hub), folder, **columns)
+
+    def tables(self, out: Path) -> list[Path]:
+        """The Parquet files that have the pictures inside."""
+        return [] if self.images is None or self.captions is not None else tables_of(self.images, but=out)
 
     def rows(self, out: Path) -> Iterator[Row | Unusable]:
         """All rows, and the lines or files that cannot be used."""
@@ -109,7 +114,9 @@ class Input:
             return []
         if self.urls is not None:
             return lists_of(self.urls)
-        return tars_of(self.images, but=out) if self.captions is None else [self.captions]
+        if self.captions is not None:
+            return [self.captions]
+        return self.tables(out) or tars_of(self.images, but=out)
 
 
 def prepare(
@@ -158,7 +165,7 @@ def prepare(
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
     with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
         table = source.open_rows(Path(folder), out)
-        images = source.images if source.hub is None else Path(folder)
+        images = Path(folder) if isinstance(table, HubRows) else source.images
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
         if table.kept is not None and not table.count("train"):
             raise _nothing_left("to train on", table.unused, held_out=table.kept)

@@ -1,8 +1,8 @@
-"""The rows of folders and tars of pictures.
+"""The rows of folders, tars and zips of pictures.
 
     1.png, 1.txt       the text beside a picture is its caption; or 1.json with "caption"
     metadata.jsonl     "file_name" and "text", as `imagefolder` of `datasets` has it, for its folder and those below
-    00000.tar          webdataset: 1.jpg and 1.txt, or 1.json
+    00000.tar          webdataset: 1.jpg and 1.txt, or 1.json; a .zip of them likewise
     train/, test/      folders of the splits
 
 A sample's files have the same name up to the last dot, so that 22.00.png and 22.01.png are two samples. A file that is
@@ -16,7 +16,10 @@ import os
 import posixpath
 import sqlite3
 import stat
+import struct
 import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from training.data.demo.captions import Split
 from training.data.sources.documents import NOT_TEXT, split_named
 from training.data.sources.kinds import NO_CAPTION, USUAL, Keys, row_of
-from training.data.sources.records import BROKEN, RECORD_KINDS, Records, kind_of
+from training.data.sources.records import BROKEN, RECORD_KINDS, Records, inflated, kind_of
 from training.data.sources.rows import Row
 from training.data.sources.unused import HIDDEN, Unusable
 from training.data.sources.work import files_below
@@ -42,6 +45,9 @@ LARGEST_NOTE_BYTES = 1 << 20
 """Largest size of a text or JSON beside a picture."""
 NOT_LISTED, ALONE = "not in the captions", "text without a picture"
 BROKEN_TEXT, BROKEN_TAR, NOT_UTF8, LINK = "broken text", "broken tar", "name is not UTF-8", "link in a tar"
+ZIP, BROKEN_ZIP, RARE_IN_ZIP = ".zip", "broken zip", "encrypted, or compressed in a rare way, in a zip"
+ZIP_HEADER = struct.Struct("<26xHH")
+"""Header in front of a zip's member, with the lengths of the name and the extra field that follow it."""
 COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
@@ -51,16 +57,16 @@ PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
 def read_folder(
     images: Path, keys: Keys = USUAL, *, captions: Iterable[Row | Unusable] | None = None, but: Path | None = None
 ) -> Iterator[Row | Unusable]:
-    """Yields the rows of a folder, or of a tar in its place, and the files that are not used.
+    """Yields the rows of a folder, or of a tar or zip in its place, and the files that are not used.
 
     Args:
-        images: Folder of the pictures, tars and metadata files, or a tar.
+        images: Folder of the pictures, tars, zips and metadata files, or a tar or zip.
         keys: Keys of a picture's name and caption.
         captions: Rows of a captions file, in place of captions in the folder.
         but: Folder of the shards that are made, which may lie in it.
 
     Raises:
-        BadInput: If `images` is neither a folder nor a tar.
+        BadInput: If `images` is neither a folder nor a tar or zip.
     """
     if captions is None and is_tar(images.name) and not images.is_dir():
         yield from _tar_rows(images, images.name, keys)
@@ -91,15 +97,29 @@ def _within(images: Path, row: Row | Unusable) -> Row | Unusable:
 
 
 def is_tar(name: str) -> bool:
-    """Returns whether a file's name is that of a tar."""
-    return name.lower().endswith(".tar")
+    """Returns whether a file's name is that of a tar or zip."""
+    return name.lower().endswith((".tar", ZIP))
 
 
 def tars_of(images: Path, *, but: Path | None = None) -> list[Path]:
-    """Lists the tars below a folder, or the single tar that is given in place of a folder."""
+    """Lists the tars and zips below a folder, or the single one that is given in place of a folder."""
     if not images.is_dir():
         return [images] if is_tar(images.name) else []
     return [path for path in files_below(images, but=but) if _kind(path.name) == TAR]
+
+
+def tables_of(images: Path, *, but: Path | None = None) -> list[Path]:
+    """Lists the Parquet files of a folder that has no pictures or tars: the pictures are in them."""
+    if not images.is_dir():
+        return []
+    tables = []
+    for path in files_below(images, but=but):
+        kind = _kind(path.name)
+        if kind in (PICTURE, TAR):
+            return []
+        if kind == NOT_TEXT and path.suffix.lower() == ".parquet":
+            tables.append(path)
+    return tables
 
 
 def _kind(name: str) -> str:
@@ -136,11 +156,12 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of a folder, or a member of a tar."""
+    """A file of a folder, or a member of a tar or zip."""
 
     name: str
     offset: int = 0
     size: int = 0
+    deflated: bool = False
 
 
 class _Files:
@@ -148,7 +169,9 @@ class _Files:
 
     def __init__(self):
         self._table = sqlite3.connect("")
-        self._table.execute("CREATE TABLE files (name BLOB, stem BLOB, kind TEXT, offset INTEGER, size INTEGER)")
+        self._table.execute(
+            "CREATE TABLE files (name BLOB, stem BLOB, kind TEXT, offset INTEGER, size INTEGER, deflated INTEGER)"
+        )
         self._table.execute("CREATE INDEX samples ON files (stem)")
         self._table.execute("CREATE TABLE used (name BLOB PRIMARY KEY) WITHOUT ROWID")
 
@@ -156,10 +179,12 @@ class _Files:
         """Deletes the table."""
         self._table.close()
 
-    def add(self, name: str, offset: int = 0, size: int = 0, *, kind: str | None = None) -> None:
+    def add(
+        self, name: str, offset: int = 0, size: int = 0, *, deflated: bool = False, kind: str | None = None
+    ) -> None:
         """Adds a file, in the order in which rows are made of them; its kind is that of its name if none is given."""
-        values = (os.fsencode(name), os.fsencode(_stem(name)), kind or _kind(name), offset, size)
-        self._table.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", values)
+        values = (os.fsencode(name), os.fsencode(_stem(name)), kind or _kind(name), offset, size, deflated)
+        self._table.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def use(self, name: str) -> None:
         """Notes that a line of a captions file names a picture."""
@@ -169,14 +194,15 @@ class _Files:
     def of(self, kind: str) -> Iterator[_File]:
         """Yields files of a kind that no line of a captions file has named."""
         found = self._table.execute(
-            "SELECT name, offset, size FROM files WHERE kind = ? AND name NOT IN used ORDER BY rowid", (kind,)
+            "SELECT name, offset, size, deflated FROM files WHERE kind = ? AND name NOT IN used ORDER BY rowid", (kind,)
         )
         return (_File(os.fsdecode(name), *place) for name, *place in found)
 
     def notes(self, picture: str) -> dict[str, _File]:
         """Texts and JSON of a picture's sample, by suffix."""
         found = self._table.execute(
-            "SELECT name, offset, size FROM files WHERE stem = ? AND kind = ?", (os.fsencode(_stem(picture)), NOTE)
+            "SELECT name, offset, size, deflated FROM files WHERE stem = ? AND kind = ?",
+            (os.fsencode(_stem(picture)), NOTE),
         )
         files = [_File(os.fsdecode(name), *place) for name, *place in found]
         return {posixpath.splitext(file.name)[1].lower(): file for file in files}
@@ -258,7 +284,7 @@ def _captioned(
         # A key that somebody names is meant, even if there is a text as well.
         if text is not None and (keys.caption == USUAL.caption or not fields):
             fields = {**fields, keys.caption[0]: _decoded(read(text))}
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError, zlib.error):
         return Unusable(reason=BROKEN_TEXT, file=name)
     row = row_of(fields, keys, name, file=name, **where) if isinstance(fields, dict) else None
     if row is None or (isinstance(row, Unusable) and row.reason == BROKEN):
@@ -272,18 +298,20 @@ def _decoded(content: bytes) -> str:
 
 
 def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
-    """Yields the rows of a tar; the members of a sample may be anywhere in the tar."""
+    """Yields the rows of a tar or zip; the members of a sample may be anywhere in it."""
     with closing(_Files()) as files:
-        fault = _list_members(tar, files)
+        fault = (_list_zip if name.lower().endswith(ZIP) else _list_members)(tar, files)
         try:
             with tar.open("rb") as file:
 
                 def read(note: _File) -> bytes:
                     file.seek(note.offset)
-                    return file.read(min(note.size, LARGEST_NOTE_BYTES))
+                    content = file.read(min(note.size, LARGEST_NOTE_BYTES))
+                    return inflated(content, LARGEST_NOTE_BYTES) if note.deflated else content
 
                 for picture in files.of(PICTURE):
                     where = {"tar": name, "offset": picture.offset, "size": picture.size, "split": split}
+                    where["deflated"] = bool(picture.deflated)
                     yield _captioned(picture, files, read, keys, f"{name}/{picture.name}", **where)
         except OSError:
             fault = BROKEN_TAR
@@ -306,6 +334,24 @@ def _list_members(tar: Path, files: _Files) -> str | None:
             return None if opened.fileobj.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE) else BROKEN_TAR
     except (tarfile.TarError, OSError, EOFError, ValueError):  # ValueError: a header has letters in place of a number
         return COMPRESSED_TAR if _is_gzip(tar) else BROKEN_TAR
+
+
+def _list_zip(path: Path, files: _Files) -> str | None:
+    """Adds the members of a zip. Returns the fault of a damaged zip, or None."""
+    try:
+        with zipfile.ZipFile(path) as opened, path.open("rb") as file:
+            for member in opened.infolist():
+                if member.is_dir():
+                    continue
+                is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
+                is_rare = member.flag_bits & 1 or not (is_deflated or member.compress_type == zipfile.ZIP_STORED)
+                file.seek(member.header_offset)
+                begin = member.header_offset + ZIP_HEADER.size + sum(ZIP_HEADER.unpack(file.read(ZIP_HEADER.size)))
+                how = {"deflated": is_deflated, "kind": RARE_IN_ZIP if is_rare else None}
+                files.add(member.filename, begin, member.compress_size, **how)
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError):
+        return BROKEN_ZIP
+    return None
 
 
 def _is_gzip(path: Path) -> bool:

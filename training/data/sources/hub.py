@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from training.data.demo.captions import Split
-from training.data.sources.documents import Piece, pieces_of
+from training.data.sources.documents import Piece, pieces_of, split_named
 from training.data.sources.records import BROKEN_FILE
 from training.data.sources.unused import Unusable
 from training.errors import BadInput, TrainingError, first_line
@@ -88,12 +89,15 @@ class HubSet:
             raise BadInput(f"{address} names no data set of the hub; give hf://OWNER/NAME[/config][@revision].")
         self.address, (self.name, self.config, revision) = address, found.groups()
         self.commit = self._commit(revision)
-        opened = self._open()
+        self._take(self._open(self.name, self.config, revision=self.commit))
+
+    def _take(self, opened: dict[str, IterableDataset]) -> None:
+        """Takes the parts and the columns of the opened splits."""
         self.parts = tuple(
             HubPart(
                 split=split_of(name, among=len(opened)),
                 name=f"{name}/{number}",
-                address=address,
+                address=self.address,
                 data=data.shard(data.num_shards, number),
             )
             for name, data in sorted(opened.items(), key=lambda one: split_of(one[0], among=len(opened)) != "train")
@@ -101,7 +105,7 @@ class HubSet:
         )
         if not any(part.split == "train" for part in self.parts):
             raise BadInput(
-                f"{address} has the splits {sorted(opened)}, and none to train on.",
+                f"{self.address} has the splits {sorted(opened)}, and none to train on.",
                 cure="Give a data set with a split `train`, or with one split alone.",
             )
         first = next(iter(opened.values()))
@@ -148,7 +152,8 @@ class HubSet:
         except Exception as error:  # the connection's own errors are of many kinds
             raise self._silent(error) from None
 
-    def _open(self) -> dict[str, IterableDataset]:
+    def _open(self, *what: object, **how: object) -> dict[str, IterableDataset]:
+        """Opens the splits; arguments as those of `datasets.load_dataset`."""
         import datasets  # slow to load
 
         datasets.disable_progress_bars()
@@ -156,7 +161,7 @@ class HubSet:
         datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = TRIES
         try:
             # A commit, not a branch: for branches the library also asks another server of the hub.
-            opened = datasets.load_dataset(self.name, self.config, revision=self.commit, streaming=True)
+            opened = datasets.load_dataset(*what, streaming=True, **how)
             # As bytes: a broken picture then does not end the reading, and pictures are decoded once.
             return {name: data.decode(False) for name, data in opened.items()}
         except (FileNotFoundError, datasets.exceptions.DatasetsError, ValueError) as error:
@@ -183,6 +188,37 @@ class HubSet:
             f"The hub cannot be reached for {self.address}: {first_line(error)}.",
             cure="Check the connection (and HF_ENDPOINT, if you have set it), and give the same command again.",
         )
+
+
+class LocalSet(HubSet):
+    """Parquet files on disk with pictures inside, as `datasets` writes them, read as a set of the hub.
+
+    Args:
+        folder: Folder of the files; their names tell the splits, as on the hub.
+        files: The files.
+
+    Raises:
+        BadInput: If they cannot be read.
+    """
+
+    def __init__(self, folder: Path, files: list[Path]):
+        self.address = str(folder)
+        splits: dict[str, list[str]] = {}
+        for file in files:
+            words = re.findall("[a-z]+", file.relative_to(folder).as_posix().lower())
+            split = next(filter(None, map(split_named, reversed(words))), "train")
+            splits.setdefault("train" if split == "train" else "test", []).append(str(file))
+        self._take(self._open("parquet", data_files=splits))
+
+    @property
+    def identity(self) -> str:
+        """Names the folder; the digest of a set has the files themselves."""
+        return self.address
+
+    def _refused(self, error: Exception) -> BadInput:
+        return BadInput(f"The Parquet files in {self.address} cannot be read: {first_line(error)}.")
+
+    _silent = _refused
 
 
 def split_of(name: str, *, among: int = 2) -> Split:

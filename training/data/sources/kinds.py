@@ -2,6 +2,7 @@
 
     captions.jsonl     {"file": "1.png", "caption": "a red circle"}, and optionally "split" and "nsfw"
     captions.csv       the same, with a line of names
+    captions_*.json    "images" and "annotations", as COCO has them
     list.parquet       URL, TEXT and optionally NSFW, WIDTH and HEIGHT: LAION's lists
 
 A line or file that cannot be used gives the reason instead of a row.
@@ -10,19 +11,34 @@ Of several captions of a picture, the first is used.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.data.demo.captions import Split
 from training.data.sources.documents import NOT_TEXT, UNKNOWN_SPLIT, name_of, split_named
-from training.data.sources.records import BROKEN, NO_COLUMN, RECORD_KINDS, Records, key_of, kind_of
+from training.data.sources.records import (
+    BROKEN,
+    BROKEN_FILE,
+    NO_COLUMN,
+    RECORD_KINDS,
+    Records,
+    key_of,
+    kind_of,
+    opened_text,
+    until_broken,
+)
 from training.data.sources.rows import Row
 from training.data.sources.unused import HIDDEN, Unusable
 from training.data.sources.work import files_below
 from training.errors import BadInput, reason_of
 
 NO_KEYS, NO_CAPTION, NO_ADDRESS = "line without file and caption", "no caption", "no web address"
+COCO = re.compile(r'\s*\{\s*"(info|licenses|images|annotations|categories|type)"\s*:\s*[\[{"]')
+"""Beginning of a file of COCO."""
+COCO_KEYS = ("images", "annotations", "id", "file_name", "image_id", "caption")
 UNSAFE = ("TRUE", "1", "NSFW")
 """Values of `nsfw` that mark a picture, in capital letters."""
 
@@ -55,6 +71,10 @@ def read_captions(captions: Path, keys: Keys = USUAL) -> Iterator[Row | Unusable
     """
     records = Records(captions, keys.all, long=keys.caption)
     try:
+        if kind_of(captions.name) == ".json" and _is_coco(captions):
+            for row in until_broken(_coco_rows(captions)):
+                yield Unusable(reason=row, file=captions.name) if isinstance(row, str) else row
+            return
         for place, record in records:
             if record == NO_COLUMN or (records.columns and not _has_both(records.columns, keys)):
                 raise BadInput(
@@ -68,6 +88,38 @@ def read_captions(captions: Path, keys: Keys = USUAL) -> Iterator[Row | Unusable
             f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines, or a .csv, "
             "with --captions."
         ) from None
+
+
+def _is_coco(captions: Path) -> bool:
+    with opened_text(captions) as (_, _, start):
+        return COCO.match(start) is not None
+
+
+def _coco_rows(captions: Path) -> Iterator[Row | Unusable]:
+    """Yields the rows of a file of COCO: pictures in one list, and their captions in another.
+
+    The file is read as a whole, of which only the needed keys stay in memory: it has no lines.
+    """
+
+    def needed(fields: dict) -> dict:
+        return {key: fields[key] for key in COCO_KEYS if key in fields}
+
+    with opened_text(captions) as (text, _, _):
+        try:
+            whole = json.load(text, object_hook=needed)
+            images, annotations = whole["images"], whole["annotations"]
+            texts: dict[str, list[object]] = {}
+            for one in annotations:
+                if "caption" in one:
+                    texts.setdefault(str(one["image_id"]), []).append(one["caption"])
+            records = [(one.get("file_name"), texts.get(str(one["id"]))) for one in images]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            yield Unusable(reason=BROKEN_FILE, file=captions.name)
+            return
+    for number, (file, found) in enumerate(records, start=1):
+        place = f"{captions.name}, image {number}"
+        row = {"file_name": file, "caption": found}
+        yield row_of(row, USUAL, place) if found else Unusable(reason=NO_CAPTION, file=place)
 
 
 def _has_both(columns: list[str], keys: Keys) -> bool:

@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from training.data.sources.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
 from training.data.sources.near import mark_of
+from training.data.sources.records import inflated
 from training.data.sources.rows import Row
 from training.data.store.layouts import LARGEST_ASPECT_RATIO
 from training.recipe import RunConfig
@@ -55,7 +57,7 @@ class Pictures:
     """Opens rows' pictures.
 
     Args:
-        images: Folder of the pictures or of the tars, or a tar; None if all pictures are fetched.
+        images: Folder of the pictures, tars or zips, or a tar or zip; None if all pictures are fetched.
         run: Recipe with the size and the filters.
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
         fetcher: Fetches pictures that have addresses; None: one that reaches public addresses only.
@@ -117,10 +119,11 @@ class Pictures:
                 raise LeftOutError("huge file")
             with path.open("rb") as file:
                 file.seek(row.offset)
-                return file.read(size)
+                content = file.read(size)
+                return inflated(content, LARGEST_PICTURE_BYTES) if row.deflated else content
         except FileNotFoundError:
             raise LeftOutError("missing file") from None
-        except OSError:
+        except (OSError, zlib.error):
             raise LeftOutError(UNREADABLE) from None
 
     def path(self, row: Row) -> Path:

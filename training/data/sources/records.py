@@ -54,6 +54,15 @@ def _zstd(raw: BinaryIO) -> io.BufferedReader:
 COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd}
 
 
+def inflated(content: bytes, most: int) -> bytes:
+    """Returns the first `most` bytes of a zip's deflated member.
+
+    Raises:
+        zlib.error: If it is damaged.
+    """
+    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, most)
+
+
 def kind_of(name: str) -> str:
     """Returns the suffix of a file's name in lower case, without that of a compression that can be read.
 

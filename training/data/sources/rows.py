@@ -30,17 +30,19 @@ class Row:
     """One picture and its caption."""
 
     file: str
-    """Name of the picture in its folder or tar, or its address."""
+    """Name of the picture in its folder, tar or zip, or its address."""
     caption: str
     split: Split = "train"
     unsafe: bool = False
     """True if the picture is marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
     tar: str | None = None
-    """The tar that holds the picture."""
+    """The tar or zip that holds the picture."""
     offset: int = 0
     """Offset of the picture in the tar, in bytes."""
     size: int = 0
     """Size of the picture in the tar, in bytes."""
+    deflated: bool = False
+    """True if a zip has compressed it."""
     url: str | None = None
     """Address of the picture; None: it is in a file."""
     aspect_ratio: float = 1.0

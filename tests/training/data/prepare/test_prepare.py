@@ -7,6 +7,7 @@ import random
 import struct
 import sys
 import tarfile
+import zipfile
 import zlib
 
 import numpy as np
@@ -298,6 +299,10 @@ def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few,
     make(source=Input(images=texts), out=tmp_path / "a")
     make(source=Input(images=lines, captions=lines / "captions.jsonl"), out=tmp_path / "b")
     make(source=Input(images=tmp_path / "few.tar"), out=tmp_path / "c")
+    with zipfile.ZipFile(tmp_path / "few.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        for file in texts.iterdir():
+            made.write(file, file.name)
+    make(source=Input(images=tmp_path / "few.zip"), out=tmp_path / "e")
     with shard_server(lines, ranged=False) as server:
         addresses = {"URL": [f"{server.url}/{number}.png" for number in range(12)], "TEXT": list(few)}
         addresses = {name: [*values, values[0]] for name, values in addresses.items()}
@@ -308,8 +313,28 @@ def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few,
         assert manifest.left_out == {"not found at its address": 1}
         listed = [json.loads(line) for line in (tmp_path / "d" / "left-out.jsonl").read_text().splitlines()]
         assert listed == [{"file": f"{server.url}/gone.png", "reason": "not found at its address"}]
-    found = [samples_in(tmp_path / name) for name in "abcd"]
-    assert found[0] == found[1] == found[2] == found[3] and found[0].keys() == few.keys()
+    found = [samples_in(tmp_path / name) for name in "abcde"]
+    assert all(samples == found[0] for samples in found) and found[0].keys() == few.keys()
+
+
+def test_parquet_files_with_pictures_inside(make, few, tmp_path):
+    """As `datasets` writes them; the split is in the name."""
+    folder = tmp_path / "set" / "data"
+    folder.mkdir(parents=True)
+    rows = [({"bytes": content, "path": None}, caption) for caption, content in few.items()]
+    for name, some in {"train-00000": rows[:7], "train-00001": rows[7:], "validation-00000": rows[:2]}.items():
+        table = {"image": [one for one, _ in some], "text": [caption for _, caption in some]}
+        pq.write_table(pa.table(table), folder / f"{name}-of-00002.parquet")
+    manifest, _ = make(source=Input(images=tmp_path / "set"), out=tmp_path / "a")
+    assert (manifest.splits["train"].samples, manifest.splits["held-out"].samples) == (12, 2)
+    assert samples_in(tmp_path / "a").keys() == few.keys()
+    (folder / "train-00001-of-00002.parquet").write_bytes(b"PAR1")
+    manifest, _ = make(source=Input(images=tmp_path / "set"), out=tmp_path / "b")
+    assert (manifest.splits["train"].samples, manifest.left_out) == (7, {"broken file": 1})
+    for file in folder.iterdir():
+        file.write_bytes(b"PAR1")
+    with pytest.raises(BadInput, match=r"Parquet files in .* cannot be read"):
+        make(source=Input(images=tmp_path / "set"), out=tmp_path / "c")
 
 
 def test_nothing_usable_is_one_sentence_with_the_keys_that_are_there(few, tmp_path):

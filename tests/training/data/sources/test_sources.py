@@ -7,6 +7,7 @@ import os
 import re
 import tarfile
 import tracemalloc
+import zipfile
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from PIL import Image
 from training.data.sources.folders import read_folder
 from training.data.sources.hub_rows import HubRows
 from training.data.sources.kinds import Keys, read_addresses, read_captions
+from training.data.sources.records import inflated
 from training.data.sources.rows import Row, RowTable, reason_to_leave_out
 from training.data.sources.unused import Unusable
 from training.errors import BadInput
@@ -173,6 +175,32 @@ def test_tars_of_webdataset(tmp_path):
         "00000.tar/00/a.png",
         "00000.tar/00/e.png",
     ]
+
+
+def test_zips_are_read_as_tars_are(tmp_path):
+    """Members that are stored and members that are deflated; the offsets are those of the bytes in the file."""
+    content = picture((1, 2, 3))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        made.mkdir("pictures")
+        made.writestr("pictures/1.png", content)
+        made.writestr("pictures/1.txt", "a cat", zipfile.ZIP_DEFLATED)
+        made.writestr("pictures/2.bmp", bytes(9000), zipfile.ZIP_DEFLATED)
+        made.writestr("pictures/2.json", '{"caption": "a dog"}')
+        made.writestr("pictures/3.png", content, zipfile.ZIP_BZIP2)
+        made.writestr("__MACOSX/pictures/._1.png", "x")
+    (tmp_path / "b.zip").write_bytes(b"PK no zip")
+    rows = list(read_folder(tmp_path))
+    assert usable(rows) == [("a.zip/pictures/1.png", "a cat"), ("a.zip/pictures/2.bmp", "a dog")]
+    assert unusable(rows) == {
+        "a.zip/pictures/3.png": "encrypted, or compressed in a rare way, in a zip",
+        "a.zip/__MACOSX/pictures/._1.png": "hidden file",
+        "b.zip": "broken zip",
+    }
+    stored, deflated = (row for row in rows if isinstance(row, Row))
+    whole = (tmp_path / "a.zip").read_bytes()
+    assert whole[stored.offset : stored.offset + stored.size] == content and not stored.deflated
+    assert inflated(whole[deflated.offset : deflated.offset + deflated.size], 10_000) == bytes(9000)
+    assert inflated(whole[deflated.offset : deflated.offset + deflated.size], 10) == bytes(10)
 
 
 def test_links_in_a_tar_are_named(tmp_path):
@@ -345,6 +373,28 @@ def test_captions_files_as_people_have_them(tmp_path, name, content, end):
     ]
     (tmp_path / f"{name}{end}").write_bytes(content)
     assert usable(read_captions(tmp_path / f"{name}{end}")) == [("1.png", "a cat"), ("2.png", "a dog, asleep")]
+
+
+COCO = {
+    "info": {"year": 2017},
+    "images": [{"id": 7, "file_name": "1.png", "height": 9}, {"id": 8, "file_name": "2.png"}, {"id": 9}],
+    "annotations": [
+        {"image_id": 8, "id": 1, "caption": "a dog, asleep"},
+        {"image_id": 7, "id": 2, "caption": "a cat\n"},
+        {"image_id": 7, "id": 3, "caption": "a grey cat"},
+    ],
+}
+
+
+@pytest.mark.parametrize("order", [("info", "images", "annotations"), ("annotations", "images", "info")])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_captions_of_coco(tmp_path, order, indent):
+    (tmp_path / "a.json").write_text(json.dumps({key: COCO[key] for key in order}, indent=indent))
+    rows = list(read_captions(tmp_path / "a.json"))
+    assert usable(rows) == [("1.png", "a cat"), ("2.png", "a dog, asleep")]
+    assert rows[0].more_captions == 1 and unusable(rows) == {"a.json, image 3": "no caption"}
+    (tmp_path / "a.json").write_text(json.dumps(COCO)[:-9])
+    assert unusable(read_captions(tmp_path / "a.json")) == {"a.json": "broken file"}
 
 
 def test_captions_of_columns_that_somebody_names(tmp_path):
