@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -199,20 +200,32 @@ def hub_id(name: str) -> str | None:
 
 
 def nearest(name: str) -> list[str]:
-    """The three presets whose names resemble a name the most, the nearest first.
+    """The three presets that resemble a name the most, by family, size and letters, the nearest first.
 
     >>> nearest("Qwen/Qwen2.5-14B-Instruct")
-    ['qwen3-14b', 'qwen2.5-0.5b', 'qwen2.5-7b']
+    ['qwen3-14b', 'qwen2.5-7b', 'qwen3-8b']
     """
     written = _last_part(name)
-    stem, size = _stem(written), re.search(r"(?<![\w.])[\d.]+[bm](?![a-z\d])", written)
+    stem, size = _stem(written), _size(written)
     best: dict[str, float] = {}
     for known, preset in _stems().items():
-        same_family = re.match("t5|[a-z]+", known)[0] in stem
-        same_size = size is not None and size[0] in preset.split("-")
-        likeness = same_family + same_size / 5 + SequenceMatcher(None, stem, known).ratio()
+        same_family = re.search("t5|sd|[a-z]{3,}", known)[0] in stem
+        other = _size(preset)
+        # 1 for the same size, 0 for one that differs by a factor of e.
+        near_size = max(0.0, 1 - abs(math.log(size / other))) if size and other else 0
+        likeness = same_family + near_size + SequenceMatcher(None, stem, known).ratio()
         best[preset] = max(best.get(preset, 0.0), likeness)
     return sorted(best, key=best.__getitem__, reverse=True)[:3]
+
+
+def _size(name: str) -> float:
+    """Parameters that a name says, in billions; 0 if it says none.
+
+    >>> _size("qwen2.5-0.5b"), _size("smollm2-135m"), _size("mixtral-8x7b")
+    (0.5, 0.135, 0)
+    """
+    said = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z\d])", name)
+    return float(said[1]) / (1 if said[2] == "b" else 1000) if said else 0
 
 
 def not_known(name: object) -> str:

@@ -59,7 +59,7 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
             "there are depends on the data; choose 16 or 4."
         )
     if setup.base_bits == 4 and not family_of(architecture).in_4_bits:
-        raise _untraced(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
+        raise _untraced(f"QLoRA is not counted for {architecture.name}; choose LoRA with base_bits 16 or 32.")
     for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
         value = getattr(setup, name)
         if value is not None:

@@ -79,7 +79,10 @@ def _models(found: Question, defaults: Mapping[str, object]) -> dict:
     settings = {**defaults, **found.setup}
     if int(settings.get("gpus", 1)) > 1 and "sharding" not in settings:
         settings |= {"optimizer": "adamw", "sharding": "zero-3"}
-    rest = f"The models are trained with: {', '.join(in_words(settings))}."
+    words = in_words(settings)
+    rest = f"The models are trained with: {', '.join(words)}." if words else ""
+    if int(settings.get("gpus", 1)) > 1:
+        rest = f"{rest} Generating is counted on one GPU.".strip()
     answer = f"On the {device.title}, {largest_in_words(models_on(device, settings))}"
     return _answer(found, answer, rest, values=settings, opens="models", alone=True)
 
@@ -171,19 +174,23 @@ def _saved(found: Question) -> dict:
 
 
 def _compared(base: Setup, changes: dict[str, object]) -> str:
-    """A sentence on the memory with a technique and without it."""
-    without, with_it = estimate(base), estimate(replace(base, **changes))
-    off, on = without.gpu.total, with_it.gpu.total
+    """A sentence on the memory with a technique and without it: without accumulation, the micro-batch is as large."""
     name = ", ".join(in_words({key: value for key, value in changes.items() if getattr(base, key) != value}))
+    apart, whole = "without", base
+    if "accumulation_steps" in changes:
+        size = base.micro_batch_size * changes["accumulation_steps"]
+        apart, whole = f"as one micro-batch of {size}", replace(base, micro_batch_size=size)
+    without, with_it = estimate(whole), estimate(replace(base, **changes))
+    off, on = without.gpu.total, with_it.gpu.total
     cost = f" It costs about {100 * FORWARD_SHARE:.0f}\u00a0% more computation." if changes.get("checkpointing") else ""
-    said = f"{name[0].upper()}{name[1:]}: {show_bytes(off)} without, {show_bytes(on)} with"
+    said = f"{name[0].upper()}{name[1:]}: {show_bytes(off)} {apart}, {show_bytes(on)} with"
     if on < off:
         return f"{said}: it saves {show_bytes(off - on)} ({100 * (off - on) / off:.0f}\u00a0%).{cost}"
     before, after = (_most_in_forward(one) for one in (without, with_it))
     where = "the optimizer's step" if without.peak.phase == "optimizer" else without.peak.phase
     return (
         f"{said}: it saves nothing here, as the peak is in {where}. At the end of forward, there are "
-        f"{show_bytes(before)} without, {show_bytes(after)} with.{cost}"
+        f"{show_bytes(before)} {apart}, {show_bytes(after)} with.{cost}"
     )
 
 

@@ -37,7 +37,7 @@ COMMON = frozenset(
         "unsloth axolotl bitsandbytes bnb weights parameters params llm llms transformer language v0.3 first next",
         "last vs versus sequence sequences token tokens length long longer longest short shorter shortest different",
         "difference compare compared against regular normal standard usual plain simple actual real theoretical exact",
-        "rough fully completely entirely whole gb gib",
+        "rough fully completely entirely whole gb gib mlm clm causal masked lm",
     )
     for word in line.split()
 )

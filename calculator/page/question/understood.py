@@ -93,7 +93,7 @@ def understood(text: str) -> Question:
     places = masked(text, without_model, without_gpu)
     kind, generating = kind_of(places), asks_to_generate(text)
     if kind == MODELS and (model is None or others):
-        return _about_models(text, card, without_gpu, generating)
+        return _about_models(without_model, card, without_gpu, generating)
     if model is None:
         found = _about_models(text, card, without_gpu, generating) if card.name else None
         if found is None or found.ignored:  # without other words, a GPU asks for the models that fit it
@@ -117,6 +117,8 @@ def understood(text: str) -> Question:
     if "gpus" not in numbers:
         count, rest = _count(rest, without_model, without_gpu)
         numbers |= count
+    if kind == SAVING and "accumulation_steps" in numbers:
+        techniques.append({"accumulation_steps": numbers.pop("accumulation_steps")})
     if kind in (SAVING, COMPARING):
         several = len(techniques) > 1
         kind = SAVING if several or (techniques and kind == SAVING) else FIT if kind == SAVING else GPUS
@@ -146,16 +148,25 @@ def understood(text: str) -> Question:
     )
 
 
-def _about_models(text: str, card: Card, rest: str, generating: bool) -> Question:
+def _about_models(text: str, card: Card, without_gpu: str, generating: bool) -> Question:
     """Reads a question that names no model, as it asks for those that fit a GPU.
+
+    Args:
+        text: The text before its GPU was understood.
+        card: The GPU.
+        without_gpu: The text with bars in place of the GPU.
+        generating: See `Question`.
 
     Raises:
         BadSetup: If it names no GPU.
     """
     if not card.name:
         raise BadSetup("Which models fit is a question of the GPU: name one, or its memory, such as 24 gb.")
-    numbers, unknown, rest = _numbers(rest)
+    numbers, unknown, rest = _numbers(without_gpu)
     techniques, excluded, rest = _techniques(without_kind(rest, generating=True))
+    if "gpus" not in numbers:
+        count, rest = _count(rest, text, without_gpu)
+        numbers |= count
     setup = _merged(techniques, excluded, numbers)
     if card.in_float16 and "precision" not in setup:
         setup["precision"] = "amp-fp16"

@@ -10,6 +10,8 @@ IS = r"[\s_:=-]*"
 LORA: dict[str, object] = {"lora_rank": LORA_RANK, "base_bits": 16}
 OFF = rf"{IS}(?:off|false|disabled)|\s*[:=]\s*(?:no|none|0)"
 """Pattern after a technique's name that turns it off."""
+ACCUMULATED = 8
+"""Micro-batches per update where a text does not say how many: an example, which the answer names."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (rf"paged{GAP}adamw?{GAP}(?:32{GAP}bits?)", {"optimizer": "paged-adamw"}),
     (rf"paged{GAP}adamw?{GAP}8{GAP}bits?", {"optimizer": "paged-adamw8bit"}),
@@ -58,6 +60,7 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
         rf"activations?{GAP}(?:offload(?:ed|ing)?|on{GAP}the{GAP}host)|offload(?:ed|ing)?{GAP}activations?",
         {"offload_activations": True, "checkpointing": False},
     ),
+    (rf"(?:grad(?:ient)?s?{GAP})?accumulat(?:e|ed|ing|ion)", {"accumulation_steps": ACCUMULATED}),
     (rf"(?:cpu{GAP})?offload(?:ed|ing)?", {"offload_optimizer": True}),
     (rf"flash{GAP}attention|flash|sdpa", {"attention": "sdpa"}),
     (r"eager", {"attention": "eager"}),

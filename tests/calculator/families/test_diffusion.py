@@ -159,7 +159,7 @@ REFUSED = {
     "Layers of flux-dev have different weights; omit shared_groups.": {"shared_groups": 2},
     "FSDP2 is not counted for flux-dev; choose sharding zero-1 or none.": {"gpus": 2, "sharding": "zero-3"},
     "Tensor parallelism is counted for Llama": {"gpus": 2, "sharding": "tensor"},
-    "base_bits 4 is not counted for flux-dev; choose 16 or 32.": {"lora_rank": 8, "base_bits": 4},
+    "QLoRA is not counted for flux-dev; choose LoRA with base_bits 16 or 32.": {"lora_rank": 8, "base_bits": 4},
     "GaLore is counted for Gemma, Llama": {"optimizer": "galore"},
     "Reversible layers exist for the text-to-image family only, not for flux-dev.": {"reversible": True},
     "target_length is for models with an encoder and a decoder (T5); flux-dev has one stack.": {"target_length": 8},

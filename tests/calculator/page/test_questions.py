@@ -4,6 +4,7 @@ The figures are of published sizes and formulas, or of the estimates that tests/
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -266,11 +267,42 @@ def test_tokens_to_train_on_and_a_price_are_fields_of_that_table():
         ("Mistral Nemo 12B qlora", ("mistral-7b",)),
         ("Qwen 2.5 14B instruct lora 24gb", ("qwen",)),
         ("is 12 gb enough for codellama 13b?", ("llama",)),
+        ("can a 4090 train a 1.5B model from scratch?", ("gpt3-1.3b", "qwen3-1.7b")),
+        ("QwQ 32B on 2x3090", ("qwen3-32b", "qwen3-30b-a3b")),
     ],
 )
 def test_a_model_that_is_not_known_gets_no_verdict(text, names):
     refused = asked(text)["error"]
     assert refused.startswith("The nearest models to") and all(name in refused for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [("what is the largest model I can train on 2 A100 80GB?", 2), ("which models can eight H100 train?", 8)],
+)
+def test_models_that_several_gpus_divide(text, gpus):
+    answer = asked(text)
+    assert answer["values"]["gpus"] == str(gpus) and "Not understood" not in answer["said"]
+    assert answer["said"].endswith("Generating is counted on one GPU.") and "ZeRO-3" in answer["said"]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "batch"),
+    [
+        ("does gradient accumulation save memory for gpt2-xl?", 8, 1),
+        ("how much does gradient accumulation of 4 save for gpt2-xl with batch 2?", 4, 2),
+    ],
+)
+def test_accumulation_is_compared_with_one_large_micro_batch(text, steps, batch):
+    answer, base = asked(text), Setup(model="gpt2-xl", micro_batch_size=batch)
+    whole = show_bytes(estimate(replace(base, micro_batch_size=steps * batch)).gpu.total)
+    pieces = show_bytes(estimate(replace(base, accumulation_steps=steps)).gpu.total)
+    assert f"{whole} as one micro-batch of {steps * batch}, {pieces} with: it saves" in answer["answer"]
+    assert answer["said"].count(f"{steps} micro-batches per update") == 1
+
+
+def test_a_mixture_with_qlora_is_refused_in_the_readers_words():
+    assert asked("mixtral 8x7b qlora a100 80gb")["error"].startswith("QLoRA is not counted for mixtral")
 
 
 def test_answers_are_short():

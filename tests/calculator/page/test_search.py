@@ -305,6 +305,7 @@ def test_a_name_without_its_size_is_refused_with_the_sizes(text, sizes):
         ("GPT-3", "gpt3-175b"),
         ("GPT-3 13B", "gpt3-13b"),
         ("mixtral 8x7b", "mixtral-8x7b"),
+        ("bert base mlm", "bert-base"),
     ],
 )
 def test_sizes_after_a_blank_are_understood(text, model):

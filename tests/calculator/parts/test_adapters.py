@@ -258,15 +258,15 @@ REFUSED = {
     "Qwen2-MoE, Flux, Stable Diffusion 3 and ViT; dalle-2021 is of another family, so omit lora_rank": {
         "lora_rank": 8, "model": "dalle-2021"
     },
-    "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
+    "QLoRA is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
     "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},
     "context_embedder, x_embedder, norm1.linear": {"lora_rank": 8, "model": "flux-dev", "lora_targets": "q_proj"},
-    "base_bits 4 is not counted for vit-base; choose 16 or 32": {"lora_rank": 8, "model": "vit-base", "base_bits": 4},
+    "QLoRA is not counted for vit-base; choose LoRA with": {"lora_rank": 8, "model": "vit-base", "base_bits": 4},
     "attention.o_proj, mlp.fc1, mlp.fc2, classifier": {"lora_rank": 8, "model": "vit-base", "lora_targets": "query"},
     "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj": {
         "lora_rank": 8, "model": "deepseek-v3", "lora_targets": "q_proj"
     },
-    "base_bits 4 is not counted for t5-3b; choose 16 or 32": {"lora_rank": 8, "model": "t5-3b", "base_bits": 4},
+    "QLoRA is not counted for t5-3b; choose LoRA with": {"lora_rank": 8, "model": "t5-3b", "base_bits": 4},
     "SelfAttention.o, wi, wo, EncDecAttention.q, EncDecAttention.k": {
         "lora_rank": 8, "model": "t5-3b", "lora_targets": "wi_0"
     },
