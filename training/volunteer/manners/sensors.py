@@ -20,7 +20,7 @@ PLAUSIBLE_LIMITS = (50.0, 150.0)
 """Limits of sensors beyond these are placeholders, such as 0 or 65261.8."""
 IDLE_SECONDS = 180.0
 """Time since the last key or movement of the mouse after which nobody uses a Mac. On Linux the desktop decides."""
-ANSWER_SECONDS = 5.0
+PROGRAM_SECONDS = 5.0
 """Longest wait for a program that tells of the machine."""
 
 
@@ -65,7 +65,7 @@ def is_in_use(platform: str = sys.platform, ask: Callable[[list[str]], str] | No
 
 
 def _printed(command: list[str]) -> str:
-    options = {"capture_output": True, "text": True, "timeout": ANSWER_SECONDS, "stdin": subprocess.DEVNULL}
+    options = {"capture_output": True, "text": True, "timeout": PROGRAM_SECONDS, "stdin": subprocess.DEVNULL}
     try:
         return subprocess.run(command, check=False, **options).stdout
     except (OSError, ValueError, subprocess.TimeoutExpired):
