@@ -67,12 +67,8 @@ DEVICE_KINDS = {
     "apple": "Apple GPU",
     "amd": "AMD or Intel GPU",
 }
-LINKS = {
-    "router": "Behind a router or firewall, or I do not know",
-    "public": "An address that other volunteers can reach",
-}
 
-DEFAULT = {"system": "linux", "device": "cpu", "gpu": "16", "ram": "8", "link": "router", "recipe": "demo"}
+DEFAULT = {"system": "linux", "device": "cpu", "gpu": "16", "ram": "8", "recipe": "demo"}
 
 REFUSALS = {
     "windows": "The trainer runs on Linux and macOS only: its network daemon and its handling of processes need one of "
@@ -157,10 +153,9 @@ def micro_batch(run: RunConfig, device: Device) -> int:
     return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
 
 
-def flags(samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
+def flags(samples: int, *, kind: str = "nvidia") -> str:
     """The flags with which `join` uses a machine; the page's script puts the same flags after a run's command."""
-    words = ["--client-mode"] if link == "router" else []
-    words += ["--device", "cpu"] if kind == "cpu" else []
+    words = ["--device", "cpu"] if kind == "cpu" else []
     return " ".join([*words, "--micro-batch-size", str(samples)])
 
 
@@ -195,7 +190,6 @@ def page_data() -> dict:
         "choices": choices,
         "systems": SYSTEMS,
         "devices": DEVICE_KINDS,
-        "links": LINKS,
         "machines": machines(),
         "default": DEFAULT,
         "command": DEMOS[DEFAULT["recipe"]],
@@ -263,7 +257,7 @@ def _rows(recipe: str) -> list[dict]:
     lines: dict[tuple[str, str], list[Machine]] = {}
     for machine in machines():
         chosen = join_choices()["recipes"][recipe]["machines"][machine.key]
-        shown = flags(chosen["samples"], link="router", kind=machine.kind) if chosen["samples"] else ""
+        shown = flags(chosen["samples"], kind=machine.kind) if chosen["samples"] else ""
         words = chosen["uses"]["memory"].split(". ")[0] if shown else chosen["refusal"]
         lines.setdefault((shown, words), []).append(machine)
     return [

@@ -11,13 +11,12 @@ import { isLoopback } from "../runs/address.mjs";
  * @property {string} device
  * @property {string} gpu memory of the GPU; used if the device is "nvidia"
  * @property {string} ram memory of the computer; used for other devices
- * @property {string} link
  * @property {string} recipe the recipe of a demo, or "live" for the live run
  * @property {string} batch the calculator's micro-batch for the live run, or empty
  * @property {string} name the name on the leaderboard, or empty
  */
 
-export const NAMES = ["system", "device", "gpu", "ram", "link", "recipe"];
+export const NAMES = ["system", "device", "gpu", "ram", "recipe"];
 
 /**
  * {command, uses, note}, or {words} with the reason why no command fits the choices.
@@ -34,7 +33,7 @@ export function answerTo(choices, chosen, live) {
   const machine = recipeOf(choices, live)?.machines[machineOf(chosen)];
   const samples = chosen.batch || String(machine?.samples ?? "");
   if (samples === "0") return { words: machine.refusal };
-  const words = [live.command, ...flags(chosen, live)];
+  const words = [live.command, ...(device === "cpu" ? ["--device", "cpu"] : [])];
   if (samples && !live.command.includes("--micro-batch-size")) words.push("--micro-batch-size", samples);
   if (chosen.name) words.push("--name", quoted(chosen.name));
   return { command: words.join(" "), uses: machine?.uses ?? usesOf(choices, chosen, live), note: choices.notes[system] };
@@ -82,12 +81,7 @@ export function isForMembers(choices, run) {
   return run.join_command.includes(` ${choices.members}`);
 }
 
-function flags(chosen, live) {
-  const router = chosen.link === "router" && !isLocal(live) ? ["--client-mode"] : [];
-  return [...router, ...(chosen.device === "cpu" ? ["--device", "cpu"] : [])];
-}
-
-/** Whether a run can only be reached from its own computer; then neither network nor notebook matters. */
+/** Whether a run can only be reached from its own computer. */
 export function isLocal({ command }) {
   return command.includes("/127.0.0.1/") || command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
 }

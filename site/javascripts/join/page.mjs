@@ -110,10 +110,9 @@ function show(page) {
 }
 
 /** Shows the rows of the form that the command depends on: a demo settles by itself what it runs on. */
-function showRows({ form, live }, { recipe, device }) {
+function showRows({ form }, { recipe, device }) {
   for (const row of form.querySelectorAll("[data-of=live]")) row.hidden = recipe !== "live";
   for (const row of form.querySelectorAll("[data-for]")) row.hidden = recipe !== "live" || row.dataset.for !== device;
-  form.querySelector("[data-slot=link]").hidden = recipe !== "live" || isLocal(live);
 }
 
 function showCommand(page, { command, note, uses }) {

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { addressOf, answerTo, batchIn, commandOf, isLocal, sizeOf, systemIn } from "../../../site/javascripts/join/command.mjs";
 
-const DEFAULTS = { system: "linux", device: "cpu", gpu: "16", ram: "8", link: "public", recipe: "demo" };
+const DEFAULTS = { system: "linux", device: "cpu", gpu: "16", ram: "8", recipe: "demo" };
 const CHOICES = {
   program: "nox --",
   join: "nox -- join --recipe https://RUN/recipe.toml --initial-peers https://RUN",
@@ -32,7 +32,7 @@ test("without a run the command starts a demo, whatever the machine", () => {
 
 test("choices make flags behind a live run's command", () => {
   assert.deepEqual(answer({}), { command: `${LIVE.command} --device cpu --micro-batch-size 4`, uses: { disk: "1 GB" }, note: undefined });
-  assert.equal(answer({ device: "nvidia", link: "router" }).command, `${LIVE.command} --client-mode --micro-batch-size 64`);
+  assert.equal(answer({ device: "nvidia" }).command, `${LIVE.command} --micro-batch-size 64`);
   const whole = { ...LIVE, command: `${LIVE.command} --micro-batch-size 2` };
   assert.equal(answer({}, whole).command, `${whole.command} --device cpu`);
 });
@@ -75,10 +75,9 @@ test("the site's own run has its own words, for the program of this page unless 
   assert.equal(commandOf(CHOICES, { join_command: local }, { key: "" }), local);
 });
 
-test("a run on its own computer needs no client mode", () => {
+test("a run on its own computer is known by its address", () => {
   for (const end of ["/ip4/127.0.0.1/tcp/9", "http://127.0.0.1:8000"]) {
     const local = { ...LIVE, command: `${LIVE.command} --initial-peers ${end}` };
-    assert.ok(!answer({ link: "router" }, local).command.includes("--client-mode"));
     assert.ok(isLocal(local));
   }
   assert.ok(!isLocal(LIVE));

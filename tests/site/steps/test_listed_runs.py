@@ -1,15 +1,17 @@
-"""The list of runs is read as its page describes it, and a wrong entry is named."""
+"""The list of runs is read as its page describes it, a wrong entry is named, and the code's address is known."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import pytest
 
 from builder.assets.browser_files import BuildFailed
-from builder.folders import PAGES
+from builder.folders import PAGES, ROOT
 from builder.join.runs import listed_runs
+from builder.steps import fill
 
 
 @pytest.fixture
@@ -54,3 +56,11 @@ def test_a_wrong_entry_is_named_with_the_reason(site, entry, said):
     with pytest.raises(BuildFailed, match=r"runs\.json is not JSON"):
         (site / "runs.json").write_text("[")
         listed_runs(site / "runs.json")
+
+
+def test_the_code_is_cloned_from_the_address_in_the_packages_metadata(monkeypatch):
+    monkeypatch.delenv("REPO_URL", raising=False)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert fill.repository() == project["urls"]["Repository"]
+    monkeypatch.setenv("REPO_URL", "https://host.example/a/copy")
+    assert fill.repository() == "https://host.example/a/copy"
