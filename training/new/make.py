@@ -203,8 +203,8 @@ def _tables(new: NewRun, wish: Wish, made: Design, shards: str, manifest: Manife
 def _head(new: NewRun) -> list[str]:
     return [
         f"Written by `python -m training new`, of {new.found.words}.",
-        "All peers of a run use the same recipe: change a value before anybody joins, or begin another run. Only what",
-        "a comment says may be changed at any time.",
+        "All peers of a run use the same recipe: change it before the servers start, or begin another run. Afterwards",
+        "change only what a comment says may change at any time.",
     ]
 
 

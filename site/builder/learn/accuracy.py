@@ -57,7 +57,7 @@ def accuracy_table() -> str:
         figure, _, _statistic = result["metric"].partition(": ")
         errors.setdefault(figure, []).append(_percent(result["ours"]))
     rows = [(html.escape(figure), *found) for figure, found in errors.items()]
-    return table("Errors of the calculator", ("Error, %", "median", "95th percentile", "worst"), rows, kind="numbers")
+    return stacked("Errors of the calculator", ("Error", "median, %", "95th percentile, %", "worst, %"), rows)
 
 
 def family_table() -> str:

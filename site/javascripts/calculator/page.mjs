@@ -221,7 +221,7 @@ function showQuestion(page, { values, opens, fields, alone }) {
   page.typing = null;
   page.root.dataset.alone = opens;
   page.root.dataset.state = "shown";
-  say(page, table.details.querySelector("summary").textContent);
+  say(page, "");
   page.inHistory = page.inHistory.then(() => remember(page, "push"));
 }
 

@@ -11,6 +11,9 @@ import typer
 
 from calculator.__main__ import main as calculator
 from training.cli import build_app
+from training.volunteer.manners import keys
+from training.volunteer.manners.commands import WORDS
+from training.volunteer.manners.sensors import NEVER, RULES, rules_for
 
 SITE = Path(__file__).resolve().parents[3] / "site"
 SOURCES = [*SITE.rglob("*.md"), *(SITE / "includes").glob("*.html")]
@@ -45,6 +48,16 @@ def test_flags_named_alone_belong_to_join(commands):
     text = (SITE / "join.md").read_text(encoding="utf-8")
     known = {flag for parameter in commands["join"].params for flag in parameter.opts} | {"--help"}
     assert set(re.findall(r"`(--[a-z-]+)", text)) <= known
+
+
+def test_the_join_page_names_the_keys_commands_and_reasons_that_exist():
+    text = (SITE / "join.md").read_text(encoding="utf-8")
+    section = text[text.index("## When it computes") : text.index("## What you will see")]
+    named = set(re.findall(r"`([a-z]+)`|volunteer ([a-z]+)", section))
+    words = {one for pair in named for one in pair if one}
+    assert words == {*(key.split()[0] for key in keys.HELP.split(", ")), *WORDS, NEVER}
+    (reasons,) = re.findall(r"--pause-when ([a-z,]+)`", section)
+    assert set(reasons.split(",")) == RULES.keys() and len(rules_for("battery,heat")) == 2
 
 
 def test_commands_of_the_calculator_run(capsys):

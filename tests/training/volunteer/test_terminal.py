@@ -82,6 +82,7 @@ def test_a_pause_is_shown_with_its_reason_until_it_ends(ada):
     ada.events.write("paused", reason="on battery, until this machine is plugged in")
     ada.end_epoch(11, 3.0)  # with what it had computed
     assert ada.fact("now") == "paused: on battery, until this machine is plugged in"
+    assert ada.fact("exchange") == "when this peer computes again"
     assert ada.view.summary().endswith("; paused: on battery, until this machine is plugged in.")
     assert "computes nothing now: on battery" in ada.view.news[-1]
     ada.events.write("resumed")

@@ -174,6 +174,8 @@ class View:
         """When the next average is due, by the length of the last epoch."""
         if self.epoch is None:
             return "after the first epoch here"
+        if self._rest:
+            return "when this peer computes again"
         if not self._last:
             return "as soon as the volunteers have computed an epoch together"
         left = self._last["step_seconds"] - (self._clock() - self._last_at)
