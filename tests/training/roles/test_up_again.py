@@ -43,7 +43,7 @@ class UpAgain(StoredRun):
         self.run_dir = folder
         text = self.recipe.read_text().replace("max_epochs_alone = 0", "max_epochs_alone = 100000")
         self.recipe.write_text(text.replace("total_epochs = 400", "total_epochs = 100000"))
-        self.up, self.counts = {}, {}
+        self.up, self.counts, self.ended_at = {}, {}, 0.0
 
     def bootstrap(self):
         super().bootstrap()
@@ -72,6 +72,7 @@ class UpAgain(StoredRun):
                 program.wait(30)
         for program in ended:
             program.wait(30)
+        self.ended_at = time.time()
 
     @property
     def volunteers(self):
@@ -103,9 +104,10 @@ class UpAgain(StoredRun):
             else:
                 self.end(verb, names)
 
-    def goes_on(self, since):
-        """Waits until each volunteer that is up has done an epoch that nobody had before. Returns the seconds."""
-        held = self.held
+    def goes_on(self):
+        """Waits until each volunteer that is up does an epoch that nobody had. Returns the seconds since the last
+        end."""
+        held, since = self.held, self.ended_at
 
         def has_gone_on(name):
             return any(event["epoch"] > held and event["time"] > since for event in self.events(name, "epoch"))
@@ -125,10 +127,10 @@ def run(tmp_path_factory, shards):
 def test_a_run_goes_on_from_the_newest_state_whatever_was_stopped_and_started(run, steps, record_property):
     run.begin(*(name for name in ALL if name not in run.up))
     run.end("stop", [name for name in run.volunteers if name not in ALL])
-    run.goes_on(time.time())
+    run.goes_on()
     until(lambda: run.checkpoints, within=240)
     run.play(steps)
-    seconds = run.goes_on(time.time())
+    seconds = run.goes_on()
     record_property("seconds", round(seconds))
     print(f"{steps}: {seconds:.0f} s")
     if "damage" in steps:
