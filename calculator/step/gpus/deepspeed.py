@@ -299,14 +299,15 @@ class _Backward:
             self.bucket = allocated_bytes(self.zero.bucket, self.zero.itemsize)
             self.added += self.bucket
             self._note(self.now, _NO_LEVELS)
-        if self.zero.stage == 1:
+        zero = self.zero
+        if zero.stage == 1:
             return
         # The bucket is sent before if it has no room.
-        if self.filled + count > self.zero.bucket:
+        if self.filled + count > zero.bucket:
             self.send()
         self.filled += count
-        if count > self.zero.bucket:
-            self.beside = allocated_bytes(count, self.zero.itemsize)
+        if count > zero.bucket:
+            self.beside = allocated_bytes(count, zero.itemsize)
             self.added += self.beside
 
     def send(self) -> None:
@@ -315,12 +316,12 @@ class _Backward:
             return
         # What belongs to one GPU is summed where it lies.
         copy = allocated_bytes(self.filled, self.zero.itemsize) if self.zero.stage == 3 or self._is_shared() else 0
-        self._note(self.now, Levels(live=copy, instant=SUMMING))
+        self._note(self.now, _SUMMED, copy)
         self.sent += self.filled
         if self.zero.stage < 3 and not self.kept and (self.zero.stage > 1 or self.sent > self.total - self.share.whole):
             self.kept = allocated_bytes(self.share.whole, self.zero.itemsize)
             self.added += self.kept
-            self._note(self.now, Levels(instant=SUMMING))
+            self._note(self.now, _SUMMED)
         self.added -= self.beside
         self.filled = self.beside = 0
 
@@ -331,9 +332,9 @@ class _Backward:
             first, last = self.total - 1 - last, self.total - 1 - first
         return first // self.share.size != last // self.share.size
 
-    def _note(self, level: Levels, above: Levels) -> None:
-        """Keeps an instant, `above` a level of the stretch, if it is the highest so far."""
-        live = level.live + above.live + self.added
+    def _note(self, level: Levels, above: Levels, copy: int = 0) -> None:
+        """Keeps an instant, `above` a level of the stretch and with a copy, if it is the highest so far."""
+        live = level.live + above.live + self.added + copy
         if live > self.highest[0]:
             self.highest = (live, level, above, self.added)
 
@@ -362,7 +363,7 @@ class _Backward:
         self.now, self.added, self.highest = _NO_LEVELS, 0, _NOTHING
 
 
-_NO_LEVELS = Levels()
+_NO_LEVELS, _SUMMED = Levels(), Levels(instant=SUMMING)
 _NOTHING = (-math.inf, _NO_LEVELS, _NO_LEVELS, 0)
 
 
