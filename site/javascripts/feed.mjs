@@ -14,6 +14,8 @@ import { showCount, showDate, showDuration } from "./format.mjs";
  * @property {Record<string, number[][]>} peers volunteer -> [epoch, loss] of each of its epochs
  * @property {object[]} volunteers the leaderboard, or its first part
  * @property {number} total how many volunteers it has in all
+ * @property {number | null} hours the hours that it is about; null: the whole run
+ * @property {number} [contributors] how many of them have computed for `least_seconds`
  * @property {object[]} snapshots
  * @property {object[]} events
  * @property {boolean} changed whether anything but the times has changed since the page was told last
@@ -24,12 +26,13 @@ import { showCount, showDate, showDuration } from "./format.mjs";
  * @property {boolean} kept whether all comes from the copy that the service worker keeps
  */
 
-const LISTS = ["peers", "volunteers", "total", "snapshots", "events"];
+const LISTS = ["peers", "volunteers", "total", "hours", "contributors", "least_seconds", "snapshots", "events"];
 
 /** @returns {Feed} an empty one */
 export function emptyFeed(phase, at = null) {
   return {
-    phase, at, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, snapshots: [], events: [],
+    phase, at, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, hours: null,
+    snapshots: [], events: [],
     changed: true, age: 0, now: Date.now() / 1000, lost: false, offline: false, kept: false,
   };
 }

@@ -31,6 +31,7 @@ const now = () => Date.now() / 1000;
  * @property {string} told the epoch and status of the last state whose other documents have come
  * @property {number} restAt time at which all documents are asked for again, even without a new epoch
  * @property {number} most how many volunteers of the leaderboard to ask for
+ * @property {number | null} hours of which hours until now; null: of the whole run
  * @property {boolean} failed whether the last question got no answer
  * @property {object | null} pushed a state that the stream has sent, until it is taken over
  * @property {Promise} working ends when the current update has ended; updates run one after the other, because an older
@@ -49,13 +50,14 @@ const now = () => Date.now() / 1000;
 export function followRun(onChange, { documents = [] } = {}) {
   const following = {
     feed: emptyFeed("loading"), onChange, documents, stopped: false, turn: 0, timer: 0, answeredAt: 0, serverAhead: 0,
-    told: "", restAt: 0, most: PAGE, failed: false, pushed: null, working: Promise.resolve(), stream: null, kept: { what: "" },
+    told: "", restAt: 0, most: PAGE, hours: null, failed: false, pushed: null, working: Promise.resolve(), stream: null, kept: { what: "" },
   };
   following.stream = makeStream((state) => {
     following.pushed = state;
     goOn(following);
   });
   following.feed.showMore = () => showMore(following);
+  following.feed.showPeriod = (hours) => showPeriod(following, hours);
   const onWake = () => goOn(following);
   const stopListening = listen(onWake);
   const ticker = setInterval(() => !document.hidden && tell(following), TOLD_EVERY_MS);
@@ -91,6 +93,12 @@ function listen(onWake) {
 function showMore(following) {
   following.most += PAGE;
   following.restAt = 0;
+  goOn(following);
+}
+
+/** The leaderboard of other hours. */
+function showPeriod(following, hours) {
+  Object.assign(following, { hours, most: PAGE, restAt: 0 });
   goOn(following);
 }
 
@@ -189,7 +197,7 @@ async function updateRest(following) {
   const parts = {
     history: since || WHOLE.history,
     losses: since ? `most=24&${since}` : WHOLE.losses,
-    leaderboard: `most=${following.most}`,
+    leaderboard: `most=${following.most}${following.hours ? `&hours=${following.hours}` : ""}`,
   };
   const names = ["history", ...documents].map((name) => (parts[name] ? `${name}.json?${parts[name]}` : `${name}.json`));
   const [history, ...others] = await Promise.all(names.map((name) => get(following, name)));

@@ -13,6 +13,7 @@ const PARTS = {
   join: () => import("./join/page.mjs"),
   runs: () => import("./runs/list.mjs"),
   replay: () => import("./replay.mjs"),
+  volunteer: () => import("./volunteer/page.mjs"),
 };
 
 /** Pauses before a module is asked for again: a network may fail for a moment. */

@@ -58,8 +58,9 @@ Epochs = Annotated[int | None, _advanced(min=1, help="Leave once the run has don
 StateDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that keeps your identity, contribution, place in the data, and the run's weights, so that a "
-        "restart continues them. Default: a folder of this run in ~/.local/state/training-together."
+        help="Folder that keeps your identity, place in the data, and the run's weights, so that a restart continues "
+        "them; copied to another machine, it lets both count for you. Default: a folder of this run in "
+        "~/.local/state/training-together."
     ),
 ]
 Resume = Annotated[
@@ -147,7 +148,10 @@ LogJson = Annotated[
 def run(
     recipe: Recipe,
     initial_peers: InitialPeers,
-    name: Annotated[str | None, typer.Option(help="Your name on the leaderboard.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Your name on the leaderboard; `anonymous` shows none, also of what you have done before."),
+    ] = None,
     hours: HoursOfDay = None,
     pause_when: PauseWhen = "battery,heat",
     micro_batch_size: MicroBatchSize = None,

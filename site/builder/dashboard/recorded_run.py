@@ -18,6 +18,8 @@ from calculator.reports.units import show_count
 EMPTY = {"live/run.json": "{}\n"}
 """Content of the files of a site without a recorded run, by address."""
 
+LEAST_SECONDS = 600
+"""Seconds of computing from which a volunteer has a place; that of `training.publish.history.credit`."""
 SHOWN_SNAPSHOTS = 8
 """Number of recorded snapshots that the pages themselves show, evenly spread from the first to the last."""
 
@@ -74,14 +76,23 @@ def load_recorded(docs: Path) -> dict | None:
         "writes": any("text" in one for snapshot in documents["pictures"]["snapshots"] for one in snapshot["pictures"]),
         "board": [
             {
+                "place": place,
                 "name": one["name"],
                 "samples": show_count(one["samples"]),
                 "share": _share(one["share"]),
                 "time": _duration(one["seconds"]),
             }
-            for one in volunteers
+            for one, place in zip(volunteers, _places(volunteers), strict=True)
         ],
     }
+
+
+def _places(volunteers: list[dict]) -> Iterator[str]:
+    """Places of those who have computed for ten minutes, as javascripts/dashboard/people.mjs shows them."""
+    place = 0
+    for one in volunteers:
+        place += (ranks := one["seconds"] >= LEAST_SECONDS)
+        yield str(place) if ranks else "–"
 
 
 def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:

@@ -11,7 +11,7 @@ import { makeTable } from "../numbers.mjs";
 import { inOwnTask } from "../pieces.mjs";
 import { makeChart } from "./chart.mjs";
 import { lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
-import { showBoard, showEvents, showMoreButton } from "./people.mjs";
+import { contributorsText, showBoard, showEvents, showMoreButton } from "./people.mjs";
 import { showPictures } from "./pictures.mjs";
 import { showViews, startViews } from "./views.mjs";
 
@@ -42,6 +42,7 @@ export function start(root) {
     makeTable(slot("peers-table"), () => volunteerTable(page.feed)),
   ];
   slot("board-more").addEventListener("click", () => page.feed.showMore());
+  for (const button of periodButtons(slot)) button.addEventListener("click", () => page.feed.showPeriod(hoursOf(button)));
   slot("pictures-all").addEventListener("click", ({ target }) => togglePictures(page, target));
   const wider = new ResizeObserver(() => page.feed.phase === "known" && showPictures(slot, page.feed.snapshots));
   wider.observe(slot("pictures").closest(".scroll"));
@@ -122,6 +123,7 @@ function showRun(page, feed) {
   later(page, "board", () => {
     showBoard(slot("board"), page.feed, seen);
     showMoreButton(slot("board-more"), page.feed);
+    showPeriods(slot, page.feed);
   });
   later(page, "events", () => showEvents(slot("events"), page.feed));
 }
@@ -134,6 +136,21 @@ function later(page, part, work) {
     page.waiting.delete(part);
     if (!page.stopped && page.feed.phase === "known") work();
   });
+}
+
+function periodButtons(slot) {
+  return slot("periods").querySelectorAll("button");
+}
+
+function hoursOf(button) {
+  return button.dataset.hours ? Number(button.dataset.hours) : null;
+}
+
+/** Which period the leaderboard shows. A run that is over has no last 24 hours. */
+function showPeriods(slot, feed) {
+  slot("periods").hidden = isOver(feed);
+  for (const button of periodButtons(slot)) button.setAttribute("aria-pressed", hoursOf(button) === (feed.hours ?? null));
+  slot("contributors").textContent = contributorsText(feed);
 }
 
 function showSummary(chart, feed) {

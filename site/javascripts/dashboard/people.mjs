@@ -1,5 +1,6 @@
 // The volunteers of a run: the leaderboard and the events.
 
+import { idIn, pageOf } from "../volunteer/address.mjs";
 import { element, heading } from "../elements.mjs";
 import { isOver } from "../feed.mjs";
 import { showClock, showCount, showDuration, showNumber } from "../format.mjs";
@@ -10,14 +11,29 @@ const MOST_EVENTS = 100;
 
 /** Fills the leaderboard; `seen` sets the volunteers' colours, see lines.mjs. */
 export function showBoard(board, feed, seen) {
-  const rows = feed.volunteers.map((volunteer) => {
-    const texts = volunteerTexts(volunteer, feed);
+  const places = placesOf(feed);
+  const rows = feed.volunteers.map((volunteer, n) => {
+    const texts = [places[n], ...volunteerTexts(volunteer, feed)];
     // Before its row is made: the order of the board sets the colours, even if the rows come piece by piece.
     const series = seriesOf(seen, volunteer.name);
     const { name: key, active } = volunteer;
-    return { key, texts, data: { active }, make: () => volunteerRow(key, texts.length, series) };
+    return { key, texts, data: { active }, make: () => volunteerRow(volunteer, texts.length, series, feed.at) };
   });
   return showRows(board, rows);
+}
+
+/** The places of those who have computed for ten minutes, in the order of the list; "–" of the others. */
+export function placesOf({ volunteers, least_seconds = 0 }) {
+  let place = 0;
+  return volunteers.map(({ seconds }) => (seconds >= least_seconds ? showCount(++place) : "–"));
+}
+
+/** How many volunteers have computed for ten minutes, as a sentence; empty for a record of an earlier version. */
+export function contributorsText({ total, contributors, least_seconds }) {
+  if (contributors === undefined) return "";
+  const [have, places] = contributors === 1 ? ["has", "a place"] : ["have", "places"];
+  const who = `Of ${showCount(total)} ${total === 1 ? "volunteer" : "volunteers"}, ${showCount(contributors)}`;
+  return `${who} ${have} computed for ${showDuration(least_seconds)}, and so ${have} ${places}.`;
 }
 
 /** Brings the button for further volunteers up to date. */
@@ -26,11 +42,14 @@ export function showMoreButton(button, { volunteers, total }) {
   button.textContent = `More of the ${showCount(total)} volunteers`;
 }
 
-function volunteerRow(name, cells, series) {
+function volunteerRow(volunteer, cells, series, run) {
   const swatch = element("span", []);
   swatch.className = "swatch";
   swatch.style.setProperty("--swatch", `var(--series-${series})`);
   const who = heading("", "row");
+  const href = pageOf(volunteer.page ?? "", run);
+  const name = idIn(href) ? element("a", [volunteer.name]) : volunteer.name;
+  if (name.href === "") name.href = href;
   who.append(swatch, name);
   return element("tr", [who, ...Array.from({ length: cells }, () => element("td", []))]);
 }
@@ -42,7 +61,7 @@ export function volunteerTexts(volunteer, feed) {
 }
 
 /** A share in percent; in a run of hundreds all are below 1 %. */
-function showShare(share) {
+export function showShare(share) {
   if (share === null) return "–";
   return `${share < 0.01 ? showNumber(100 * share, 1) : Math.round(100 * share)} %`;
 }

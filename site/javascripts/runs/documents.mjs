@@ -15,6 +15,9 @@ const RUN = record({
   recipe_digest: maybe(text), parameters: maybe(number), least_memory_bytes: maybe(number), sent_bytes: maybe(number),
 });
 
+const time = (value) => number(value) && Math.abs(value) < 1e11;
+const CONTRIBUTION = { samples: number, seconds: number, share: maybe(number) };
+
 /** Check of each document. A document may hold more than its check names. */
 const CHECKS = {
   "run.json": (value) => record({})(value) && (!("run_id" in value) || RUN(value)), // empty: the site has no run
@@ -30,22 +33,28 @@ const CHECKS = {
     peers: (peers) => record({})(peers) && Object.values(peers).every(list(list(maybe(number)))),
   }),
   "leaderboard.json": record({
-    total: maybe(number),
+    total: maybe(number), hours: maybe(number), contributors: maybe(number), least_seconds: maybe(number),
     volunteers: list(record({
-      name: text, samples: number, seconds: number, share: maybe(number), last_seen: number, samples_per_second: maybe(number),
+      ...CONTRIBUTION, name: text, page: maybe(text), last_seen: number, samples_per_second: maybe(number),
     })),
+  }),
+  volunteer: record({
+    ...CONTRIBUTION, name: text, title: maybe(text), first_seen: time, last_seen: time, machines: number,
+    periods: list(record({ ...CONTRIBUTION, hours: maybe(number), rank: maybe(number) })),
+    missed: (value) => record({})(value) && Object.values(value).every(number),
+    recent: list(record({ epoch: number, time, samples: number, missed: maybe(text) })),
   }),
   "pictures.json": record({
     snapshots: list(record({ epoch: number, pictures: list(record({ prompt: text, file: maybe(text), text: maybe(text) })) })),
   }),
   "events.json": record({
-    events: list(record({ time: (value) => number(value) && Math.abs(value) < 1e11, name: text, kind: text, text })),
+    events: list(record({ time, name: text, kind: text, text })),
   }),
 };
 
-/** Whether a value is a document of this name. */
+/** Whether a value is a document of this name; each volunteer has one of its own. */
 export function isDocument(name, value) {
-  return CHECKS[name](value);
+  return CHECKS[name.startsWith("volunteers/") ? "volunteer" : name](value);
 }
 
 function parsed(json) {

@@ -3,7 +3,7 @@
 import { siteURL } from "../address.mjs";
 import { keyIn, withRun } from "./address.mjs";
 
-const FOLLOW = ["", "dashboard/", "join/"];
+const FOLLOW = ["", "dashboard/", "join/", "volunteer/"];
 
 /** Puts the run of a page's address into the links that lead to pages of a run, unless they name one themselves. */
 export function keepChoice(links, href) {

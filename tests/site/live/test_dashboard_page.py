@@ -135,7 +135,7 @@ def test_a_live_run_is_shown_and_grows(open_page, live):
     first = page.get_by_role("region", name="Loss per epoch, table").get_by_role("row").nth(1)
     expect(first.get_by_role("cell")).to_have_text(["21", "2.9", "3", "3", "3"])
     board = page.get_by_role("region", name="Leaderboard").get_by_role("row")
-    ada = ["ada", "3\u202f000", "50 %", "1 h 2 min", "50 samples/s"]
+    ada = ["ada", "1", "3\u202f000", "50 %", "1 h 2 min", "50 samples/s"]
     expect(board.nth(1).locator("th, td")).to_have_text(ada)
     expect(board.nth(2)).to_contain_text("<b>bob</b>")
     pictures = page.get_by_role("region", name="Pictures per prompt and epoch").get_by_role("img")

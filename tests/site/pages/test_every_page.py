@@ -35,6 +35,7 @@ PAGES = [
     "challenges/data-streaming/",
     "challenges/security/",
     "tutorial/",
+    "volunteer/",
     "accuracy/",
     "make-your-own-run/",
     "operate/",

@@ -5,9 +5,11 @@ import { test } from "node:test";
 
 import { lossLines, lossSummary, lossTable, seriesOf, speedLines, volunteerLines, volunteerTable } from "../../../site/javascripts/dashboard/lines.mjs";
 import { tilesOf } from "../../../site/javascripts/dashboard/page.mjs";
-import { eventsToTell, volunteerTexts } from "../../../site/javascripts/dashboard/people.mjs";
+import { contributorsText, eventsToTell, placesOf, volunteerTexts } from "../../../site/javascripts/dashboard/people.mjs";
 import { altOf, chosenOf, columnsIn, epochsTold, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
 import { emptyFeed } from "../../../site/javascripts/feed.mjs";
+import { idIn, pageOf } from "../../../site/javascripts/volunteer/address.mjs";
+import { missedTexts, sentenceOf, tilesOf as volunteerTiles } from "../../../site/javascripts/volunteer/page.mjs";
 import { curvePaths } from "../../../site/javascripts/glance.mjs";
 
 const FEED = {
@@ -81,6 +83,32 @@ test("a volunteer's cells show its speed, or when it left", () => {
   const gone = { active: false, last_seen: 940 };
   assert.equal(texts(gone)[3], "gone 1 min ago");
   assert.equal(texts(gone, { ...FEED, state: { status: "finished" } })[3], "gone");
+});
+
+test("volunteers have places by samples once they have computed for ten minutes", () => {
+  const volunteers = [{ seconds: 700 }, { seconds: 599 }, { seconds: 600 }];
+  assert.deepEqual(placesOf({ volunteers, least_seconds: 600 }), ["1", "–", "2"]);
+  assert.deepEqual(placesOf({ volunteers }), ["1", "2", "3"]);
+  const told = (total, contributors) => contributorsText({ total, contributors, least_seconds: 600 });
+  assert.equal(told(40, 12), "Of 40 volunteers, 12 have computed for 10 min, and so have places.");
+  assert.equal(told(40, 1), "Of 40 volunteers, 1 has computed for 10 min, and so has a place.");
+  assert.equal(contributorsText({ total: 3 }), "");
+});
+
+test("a volunteer's page is that of the run that this page shows", () => {
+  const id = "0123456789abcdef";
+  assert.match(pageOf(id, undefined), /\/volunteer\/\?id=0123456789abcdef$/);
+  assert.match(pageOf(id, { key: "https://run.example" }), /\?run=https%3A%2F%2Frun\.example&id=/);
+  assert.deepEqual([idIn(pageOf(id, null)), idIn(pageOf("../x", null)), idIn("https://a.example/")], [id, "", ""]);
+});
+
+test("a volunteer's page says when it was there, its place, and why it missed epochs", () => {
+  const volunteer = { active: true, first_seen: 0, last_seen: 0, machines: 2, title: "Shapes", samples: 1000, share: 0.5, seconds: 61, periods: [{ hours: 24, rank: 1 }, { hours: null, rank: 3 }] };
+  assert.equal(sentenceOf(volunteer), "Training now; takes part in Shapes since 1 January 1970, with 2 machines in all.");
+  assert.match(sentenceOf({ ...volunteer, active: false, machines: 1 }), /^Not there now; last seen on 1 January 1970 at .*\. First seen on 1 January 1970\.$/);
+  assert.deepEqual(volunteerTiles(volunteer), { samples: "1\u202f000", share: "50 %", time: "1 min", rank: "3" });
+  assert.equal(volunteerTiles({ ...volunteer, periods: [] }).rank, "–");
+  assert.deepEqual(missedTexts({ late: 1, paused: 20 }), [["paused", "20"], ["late", "1"]]);
 });
 
 test("the newest events come first, and only the last checkpoint is listed", () => {

@@ -91,15 +91,19 @@ def contribution(connection: sqlite3.Connection, page: str, *, now: float) -> di
 
 
 def _period(connection: sqlite3.Connection, volunteer: str, now: float, hours: int | None) -> dict:
-    """Samples, seconds, share and rank of a volunteer in a period; the rank is None without samples."""
+    """Samples, seconds, share and rank of a volunteer in a period.
+
+    The rank is by samples, of those who have computed for `LEAST_SECONDS`, and None for others.
+    """
     row = connection.execute(
         f"""{_with_totals(hours)}, own AS (SELECT samples, seconds FROM totals WHERE id = :volunteer)
         SELECT coalesce((SELECT samples FROM own), 0) AS samples, coalesce((SELECT seconds FROM own), 0.0) AS seconds,
-            sum(samples) AS total, 1 + count(iif(samples > (SELECT samples FROM own), 1, NULL)) AS rank FROM totals""",
-        {"since": _since(now, hours), "volunteer": volunteer},
+            sum(samples) AS total,
+            1 + count(iif(seconds >= :least AND samples > (SELECT samples FROM own), 1, NULL)) AS rank FROM totals""",
+        {"since": _since(now, hours), "volunteer": volunteer, "least": LEAST_SECONDS},
     ).fetchone()
     share = row["samples"] / row["total"] if row["total"] else None
-    rank = row["rank"] if row["samples"] else None
+    rank = row["rank"] if row["seconds"] >= LEAST_SECONDS else None
     return {"hours": hours, "samples": row["samples"], "seconds": row["seconds"], "share": share, "rank": rank}
 
 

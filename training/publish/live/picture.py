@@ -31,7 +31,7 @@ def picture_of(document: dict) -> str:
         (f"{document['samples']:,}", "samples that averages show"),
         (share, "of the run"),
         (_duration(document["seconds"]), "of computing"),
-        (rank, "place by samples"),
+        (rank, "place in the run"),
     ]
     columns = [LEFT, LEFT + 400, LEFT + 600, LEFT + 840]
     name = document["name"]

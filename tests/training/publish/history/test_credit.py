@@ -53,11 +53,12 @@ class Swarm:
             self.say(name, 0)
         self.observe()
 
-    def average(self, epoch, **samples):
+    def average(self, epoch, *, minutes=1, **samples):
         """An epoch in which all these average together; each tells the truth."""
-        self.clock.now += 60
+        self.clock.now += 60 * minutes
         for name, own in samples.items():
-            self.say(name, epoch, own, seen={other: had for other, had in samples.items() if other != name})
+            seen = {other: had for other, had in samples.items() if other != name}
+            self.say(name, epoch, own, seen=seen, seconds=60.0 * minutes)
         self.observe()
 
     @property
@@ -284,11 +285,11 @@ def test_anonymous_on_request_also_for_what_was_contributed_before(swarm):
 
 def test_leaderboards_of_a_day_of_thirty_days_and_of_all_time(swarm):
     swarm.begin("ada", "alan", "grace")
-    swarm.average(1, ada=500, alan=1)
+    swarm.average(1, ada=500, alan=1, minutes=11)
     swarm.clock.now += 40 * 86400
-    swarm.average(2, alan=100, grace=10)
+    swarm.average(2, alan=100, grace=10, minutes=11)
     swarm.clock.now += 2 * 86400
-    swarm.average(3, grace=50, alan=20)
+    swarm.average(3, grace=50, alan=20, minutes=11)
     boards = {
         hours: [(one["name"], one["samples"], one["epochs"]) for one in swarm.history.leaderboard(hours=hours)]
         for hours in (24, 720, None)
@@ -301,7 +302,10 @@ def test_leaderboards_of_a_day_of_thirty_days_and_of_all_time(swarm):
     assert [one["rank"] for one in swarm.of("alan")["periods"]] == [2, 1, 2]
     assert [one["rank"] for one in swarm.of("ada")["periods"]] == [None, None, 1]
     assert [one["samples"] for one in swarm.of("grace")["periods"]] == [50, 60, 60]
-    assert [one["name"] for one in swarm.history.leaderboard(hours=720, most=1, offset=1)] == ["grace"]
+    swarm.average(4, ada=10**6, alan=20, minutes=1)
+    ranks = {name: [one["rank"] for one in swarm.of(name)["periods"]] for name in ("ada", "alan", "grace")}
+    assert ranks == {"ada": [None, None, 1], "alan": [2, 1, 2], "grace": [1, 2, 3]}, "ada has no ten minutes this month"
+    assert [one["name"] for one in swarm.history.leaderboard(hours=720, most=1, offset=1)] == ["alan"]
     assert sum(one["share"] for one in swarm.history.leaderboard(hours=24)) == pytest.approx(1.0)
 
 
