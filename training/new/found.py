@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from calculator.reports.units import show_bytes, show_count
 from training.data.sources.documents import TEXT_KINDS
 from training.data.sources.folders import PICTURE_SUFFIXES, is_tar
 from training.data.sources.hub import HubSet, is_hub
+from training.data.sources.hub_rows import IMAGE_COLUMNS
 from training.data.sources.records import RECORD_KINDS, kind_of
 from training.data.sources.work import files_below
 from training.data.store.shards import MANIFEST_FILE, Kind, read_manifest
@@ -19,6 +23,15 @@ from training.errors import BadInput
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
 
+PICTURE, ARCHIVE, TABLE, TEXT = "picture", "tar or zip of pictures", "Parquet file with pictures", "file of text"
+"""Kinds of files, for people."""
+PLURALS = {
+    PICTURE: "pictures",
+    ARCHIVE: "tars or zips of pictures",
+    TABLE: "Parquet files with pictures",
+    TEXT: "files of text",
+    "block": "blocks",
+}
 CAPTIONS = "captions"
 """Name, without its suffix, of a file beside the pictures that is taken for that of their captions."""
 
@@ -59,35 +72,52 @@ def look(place: str) -> Found:
         )
     if (path / MANIFEST_FILE).is_file():
         return _prepared(path)
-    kinds: Counter[Kind] = Counter()
+    kinds: Counter[str] = Counter()
     text_bytes = 0
     for file in files_below(path) if path.is_dir() else [path]:
-        if file.name.startswith("."):
-            continue
-        if file.suffix.lower() in PICTURE_SUFFIXES or is_tar(file.name):
-            kinds["pictures"] += 1
-        elif kind_of(file.name) in TEXT_KINDS and file.is_file():
-            kinds["text"] += 1
-            text_bytes += file.stat().st_size
+        if (kind := _kind(file)) is not None:
+            kinds[kind] += 1
+            text_bytes += file.stat().st_size if kind == TEXT else 0
     if not kinds:
         raise BadInput(
             f"{place} has neither text nor pictures.",
             cure=f"Text is in files that end in {', '.join(TEXT_KINDS)}, also compressed; pictures in .jpg, .png and "
-            "other usual kinds, or in tars.",
+            "other usual kinds, in tars, zips or Parquet files.",
         )
     # Each picture may have its caption in a file of text beside it.
-    if kinds["pictures"] >= kinds["text"]:
-        count = None if is_tar(path.name) else kinds["pictures"]
-        words = _counted(kinds["pictures"], "picture")
+    if kinds.total() >= 2 * kinds[TEXT]:
+        packed = kinds[ARCHIVE] + kinds[TABLE]
+        words = " and ".join(_counted(kinds[kind], kind) for kind in (PICTURE, ARCHIVE, TABLE) if kinds[kind])
         captions = next(filter(Path.is_file, (path / f"{CAPTIONS}{kind}" for kind in RECORD_KINDS)), None)
-        return Found(kind="pictures", place=place, words=words, samples=count, captions=captions)
-    words = f"{_counted(kinds['text'], 'file')} of text, {show_bytes(text_bytes)}"
+        samples = None if packed else kinds[PICTURE]
+        return Found(kind="pictures", place=place, words=words, samples=samples, captions=captions)
+    words = f"{_counted(kinds[TEXT], TEXT)}, {show_bytes(text_bytes)}"
     return Found(kind="text", place=place, words=words, text_bytes=text_bytes)
 
 
-def _on_the_hub(place: str) -> Found:
-    from training.data.sources.hub_rows import IMAGE_COLUMNS
+def _kind(file: Path) -> str | None:
+    """What a file may be of; None if it is neither text nor pictures."""
+    if file.name.startswith(".") or not file.is_file():
+        return None
+    if file.suffix.lower() in PICTURE_SUFFIXES:
+        return PICTURE
+    if is_tar(file.name):
+        return ARCHIVE
+    if file.suffix.lower() == ".parquet" and _has_pictures(file):
+        return TABLE
+    return TEXT if kind_of(file.name) in TEXT_KINDS else None
 
+
+def _has_pictures(table: Path) -> bool:
+    """Returns True if a Parquet file has pictures inside, as `datasets` writes them."""
+    try:
+        schema = pq.read_schema(table)
+    except (pa.ArrowException, OSError):
+        return False
+    return any(field.name in IMAGE_COLUMNS and pa.types.is_struct(field.type) for field in schema)
+
+
+def _on_the_hub(place: str) -> Found:
     found = HubSet(place)
     features = found.features or {}
     pictures = any(type(kind).__name__ == "Image" for kind in features.values())
@@ -99,10 +129,15 @@ def _on_the_hub(place: str) -> Found:
 def _prepared(path: Path) -> Found:
     manifest = read_manifest(path)
     samples = manifest.splits["train"].samples
-    of = {"text": "block", "pictures": "picture"}[manifest.kind]
+    of = {"text": "block", "pictures": PICTURE}[manifest.kind]
     words = f"prepared shards of {_counted(samples, of)}"
     return Found(kind=manifest.kind, place=str(path), words=words, samples=samples, manifest=manifest)
 
 
 def _counted(count: int, noun: str) -> str:
-    return f"{show_count(count)} {noun}{'' if count == 1 else 's'}"
+    """A count and its noun.
+
+    >>> _counted(1, TEXT), _counted(3, ARCHIVE)
+    ('1 file of text', '3 tars or zips of pictures')
+    """
+    return f"{show_count(count)} {noun if count == 1 else PLURALS[noun]}"

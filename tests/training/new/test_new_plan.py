@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from calculator.choose.devices import DEVICES
@@ -31,6 +33,22 @@ def test_text_and_pictures_are_told_apart(tmp_path):
     assert (look(str(texts)).kind, look(str(texts)).text_bytes) == ("text", 36)
     assert (look(str(pictures)).kind, look(str(pictures)).samples) == ("pictures", 3)
     assert look(str(texts / "0.md")).words == "1 file of text, 12 B"
+
+
+def test_pictures_in_archives_and_tables_are_pictures(tmp_path):
+    tables, archives = tmp_path / "tables", tmp_path / "archives"
+    for folder in (tables, archives):
+        folder.mkdir()
+    pq.write_table(
+        pa.table({"image": [{"bytes": b"", "path": "1.png"}], "caption": ["a circle"]}), tables / "a.parquet"
+    )
+    (archives / "00000.tar").write_bytes(b"")
+    (archives / "1.ZIP").write_bytes(b"")
+    found = look(str(tables))
+    assert (found.kind, found.words, found.samples) == ("pictures", "1 Parquet file with pictures", None)
+    assert look(str(archives)).words == "2 tars or zips of pictures"
+    pq.write_table(pa.table({"text": ["Once upon a time"]}), tables / "a.parquet")
+    assert look(str(tables)).kind == "text"
 
 
 @pytest.mark.parametrize("place", ["nothing", "."])
