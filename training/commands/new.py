@@ -1,4 +1,4 @@
-"""`new`: a run of one's own, from a folder of data to its servers."""
+"""`new`: makes a run, from a folder of data to its servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Data = Annotated[
         "Face Hub, hf://OWNER/NAME. Or the folder of a run that exists: its servers start again.",
     ),
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Folder for all of the run. Default: runs/NAME, as the data's.")]
+RunDir = Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/NAME, named after the data.")]
 Volunteers = Annotated[
     list[str] | None,
     typer.Option(
@@ -43,7 +43,7 @@ Address = Annotated[
         "Default: this machine's own addresses."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing: take the defaults of what no flag says.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing: take the default of each flag that is not given.")]
 Title = Annotated[str | None, typer.Option(help="Title for the dashboard. Default: the folder's name.")]
 Captions = Annotated[Path | None, typer.Option(help="File of the pictures' captions, as for `prepare`.")]
 TextColumn = Annotated[str | None, typer.Option(help="Key or column of text or captions, as for `prepare`.")]
@@ -63,7 +63,7 @@ DhtPort = Annotated[
     typer.Option(
         min=1,
         max=65534,
-        help="TCP port of the bootstrap peer; the monitor takes the next. Default: 31337, or free ones",
+        help="TCP port of the bootstrap peer; the monitor takes the next. Default: 31337, or free ones.",
     ),
 ]
 
@@ -89,7 +89,7 @@ def run(
     push_to: PushTo = None,
     log_json: LogJson = None,
 ) -> None:
-    """Make a run of your own data, and start its servers; again in the same folder, start them again."""
+    """Make a run of your own data, and start its servers; given a run's folder, start its servers again."""
     print("Looking at the data ...", flush=True)  # the imports take seconds
     from training.new.begin import Given, begin, serve, start_command
 

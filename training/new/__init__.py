@@ -1,1 +1,1 @@
-"""A new run: from a folder of data to servers that volunteers join."""
+"""Making of a new run: from a folder of data to servers that volunteers join."""

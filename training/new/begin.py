@@ -1,4 +1,4 @@
-"""Begins a run of one's own: looks at the data, asks, makes the run's folder, and starts its servers.
+"""Begins a new run: looks at the data, asks, makes the run's folder, and starts its servers.
 
 In a folder that has a run already, only the servers start.
 """
@@ -42,7 +42,7 @@ BUILT_SITE = Path("public")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What the flags say."""
+    """Values of the flags of `new`."""
 
     data: str
     """Data, or the folder of a run."""
@@ -51,7 +51,7 @@ class Given:
     days: float | None = None
     title: str | None = None
     asks: bool = False
-    """True if questions are asked about what no flag says."""
+    """True to ask for values that no flag gives."""
     reading: dict[str, Any] = field(default_factory=dict)
     """What is trained and how the data are read: fields of `NewRun`."""
     servers: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Given:
 
 
 def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
-    """Makes the run's folder, unless it is there.
+    """Makes the run's folder, unless it exists.
 
     Args:
         given: The flags.
@@ -88,7 +88,7 @@ def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
 
 
 def _asked(given: Given, found: Found, folder: Path) -> tuple[NewRun, dict[str, Any]]:
-    """Asks what no flag says. Returns the run to make, and the fields of its servers."""
+    """Asks for values that no flag gives. Returns the run to make, and the fields of its servers."""
     people = people_of(given.volunteers) if given.volunteers else None
     days, servers = given.days, dict(given.servers)
     if given.asks:

@@ -26,7 +26,7 @@ from training.storage.whole import write_whole
 
 RECIPE, SERVERS, README, SHARDS, LOGS = "recipe.toml", "servers.toml", "README.md", "shards", "logs"
 SITE_PORT, DHT_PORT, PORTS_TRIED = 8000, 31337, 50
-"""First ports that are tried for the site and for the peers, and how many."""
+"""First ports to try for the site and for the peers, and the number of ports to try."""
 ANYWHERE = "0.0.0.0"
 
 
@@ -49,7 +49,7 @@ class Servers:
     site: str | None = None
     """Folder of the built site; None: `public`, if there is one."""
     push_to: str | None = None
-    """Place to which each checkpoint is copied as well; None: none."""
+    """Place to which the monitor also copies each checkpoint; None: it copies none."""
 
     @property
     def public_url(self) -> str | None:
@@ -105,7 +105,7 @@ def free_ports(first: int, count: int, host: str) -> int:
 
 
 def name_of(place: str) -> str:
-    """Makes a run's name of its data's.
+    """Derives a run's name from the name of its data.
 
     >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories/en@main"), name_of("日記")
     ('my-texts', 'tiny-stories', 'my-run')

@@ -1,4 +1,4 @@
-"""The data of a new run, as a person gives them: text, pictures with captions, or prepared shards."""
+"""Data for a new run, found at the place that a person gives: text, pictures with captions, or prepared shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLURALS = {
     "block": "blocks",
 }
 CAPTIONS = "captions"
-"""Name, without its suffix, of a file beside the pictures that is taken for that of their captions."""
+"""Name, without its suffix, of the file beside the pictures that has their captions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Found:
     place: str
     """A folder, a file, or a data set of the hub, `hf://OWNER/NAME`."""
     words: str
-    """What was found, for people."""
+    """Description of the data for people."""
     text_bytes: int | None = None
     """Bytes of the files of text; None if they are not known."""
     samples: int | None = None

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from training.model.language.folders import Base
 
 TOP_P = 0.5
-"""Share of the likeliest codes among which drawings choose: as of the recipe `demo`, of whose 64 codes one unlikely one
-spoils a picture."""
+"""Probability of the likeliest codes among which drawings choose, as in the recipe `demo`: one unlikely code among
+the 64 of a picture spoils it."""
 TOP_K = 50
 """Likeliest tokens among which continuations choose: the default of `transformers`."""
 FEW_STEPS, STEPS, STEPS_PER_PICTURE = 400, 1600, 2
@@ -48,7 +48,7 @@ class NewRun:
     base: str | None = None
     """Published model to fine-tune, a folder or an id of the hub; None: a model is trained from the beginning."""
     captions: Path | None = None
-    """File of the pictures' captions; None: as they are found in the folder."""
+    """File of the pictures' captions; None: the folder has them."""
     image_column: str | None = None
     text_column: str | None = None
     """Key or column of text or captions; None: a usual one."""
@@ -89,7 +89,7 @@ def make_run(new: NewRun, say: Callable[[str], None], shown: Shown) -> str:
 
 
 def _base(new: NewRun, say: Callable[[str], None]) -> Base:
-    """Reads the model to fine-tune; fetches it first, if it is one of the hub."""
+    """Reads the model to fine-tune; first fetches a model of the hub."""
     from training.model.language.folders import read_base
 
     if new.found.kind != "text":
@@ -147,7 +147,7 @@ def _prepare_text(new: NewRun, model: LanguageModel, base: Base | None, out: Pat
 
 
 def _end_of_text(base: Base) -> str | None:
-    """The token that ends a text by a model's config.json; None if that says nothing."""
+    """Token that ends a text, from a model's config.json; None if the file names none."""
     from tokenizers import Tokenizer
 
     ends = base.architecture.get("eos_token_id")
@@ -209,7 +209,7 @@ def _head(new: NewRun) -> list[str]:
 
 
 def forecast_lines(wish: Wish, made: Design) -> list[str]:
-    """Lines that tell what the volunteers will reach, by the designer."""
+    """Lines of the designer's forecast."""
     reached, chosen, model = made.forecast, made.collaboration, wish.model
     many = " and ".join(f"{people.count} × {device_named(people.gpu).title}" for people in wish.people)
     sample = "samples" if model.sequence_length is None else f"blocks of {model.sequence_length} tokens"

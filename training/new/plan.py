@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UP_MEGABITS, DOWN_MEGABITS = 50.0, 100.0
 """Link that is assumed of a volunteer, in Mbit/s; the same as the designer's on the site."""
 BYTES_PER_TOKEN = 4
-"""Bytes of text in a token, about, of tokenizers with thousands of ids."""
+"""Mean bytes of text in a token, roughly, if the tokenizer has thousands of ids."""
 MOST_PASSES = 4
 """Passes over the same text that are nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""
 BLOCK, VOCABULARY = 512, 32_000
@@ -41,7 +41,7 @@ SMALL = {"stories": (128, 2048), "15m": (256, 8192)}
 """The same for small models: blocks as in the recipe `stories` and in llama2.c, and fewer ids, since embeddings would
 otherwise have most of the weights."""
 LEAST_VOCABULARY, SHORTEST_BLOCK, LEAST_BLOCKS = 512, 16, 32
-"""Fewest ids and tokens of a block, and blocks for which a little text should suffice."""
+"""Fewest ids, fewest tokens of a block, and number of blocks that even a little text should fill."""
 BYTES_PER_ID = 100
 """Bytes of text for each id of a tokenizer, at least: rarer words are learned from too few examples."""
 PICTURES_PER_PARAMETER = 0.005
@@ -51,7 +51,7 @@ fewer are learned by heart."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a person says of a new run."""
+    """Volunteers and days that a person expects of a new run."""
 
     people: tuple[People, ...]
     days: float
@@ -97,7 +97,9 @@ def _people(text: str) -> People:
 
 
 def choose_model(found: Found, wanted: Wanted) -> DesignedModel:
-    """The largest model that the data can teach and the volunteers hold and train in time; else the smallest.
+    """Chooses the largest model for which the data are enough, and which the volunteers hold and train in time.
+
+    Without such a model, chooses the smallest one.
 
     Raises:
         BadInput: If no volunteer holds even the smallest model.
@@ -133,7 +135,7 @@ def _models(found: Found) -> Iterator[DesignedModel]:
 
 
 def _is_taught(model: DesignedModel, found: Found) -> bool:
-    """Returns True if the data are enough for a model of this size, or if nobody knows."""
+    """Returns True if the data are enough for a model of this size, or if their amount is unknown."""
     if found.kind == "pictures":
         return found.samples is None or found.samples >= PICTURES_PER_PARAMETER * model.parameters
     if found.samples is not None:
@@ -179,7 +181,7 @@ def wish_of(model: DesignedModel, wanted: Wanted, samples: int = 0) -> Wish:
 
     Args:
         model: The model.
-        wanted: What the person says.
+        wanted: Volunteers and days.
         samples: Samples of the prepared data, over which adapters pass a few times; 0 if not known yet.
     """
     least = MOST_PASSES * samples if model.adapters else LEAST_UPDATES * BATCHES[0]

@@ -1,4 +1,4 @@
-"""The three questions of a new run: who takes part, for how long, and where others reach this machine."""
+"""Questions about a new run: who takes part, for how long, and where others reach this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.new.plan import People, people_of
 
 Answer = TypeVar("Answer")
 USUAL_COUNT, USUAL_DAYS = 2, 1.0
-"""Computers like this one that are expected, and days that a run may take, unless somebody says otherwise."""
+"""Number of computers like this one, and days of the run, if the person names no others."""
 WHO = (
     "Who will take part? COUNT:DEVICE, such as 3:cpu for three computers without a GPU, or 30:t4; with a link in "
     "Mbit/s, 30:t4:20/100"
@@ -26,7 +26,7 @@ def ask(question: str, usual: str, read: Callable[[str], Answer]) -> Answer:
 
     Args:
         question: The question, without its default.
-        usual: Answer of who only presses Enter.
+        usual: Answer if the person only presses Enter.
         read: Reads the answer; raises BadInput or ValueError if it cannot.
     """
     from rich.prompt import Prompt
@@ -54,7 +54,7 @@ def days_of(text: str) -> float:
 
 
 def usual_people() -> tuple[People, ...]:
-    """Volunteers that are expected unless somebody says otherwise: two computers like this one."""
+    """Volunteers if the person names none: two computers like this one."""
     return people_of([f"{USUAL_COUNT}:{_device_here()}"])
 
 

@@ -1,4 +1,4 @@
-"""What prepared samples decide in a recipe: its prompts, and the length of captions."""
+"""Values of a recipe that come from prepared samples: its prompts, and the length of captions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit of a rate that several processes keep together."""
+"""Limit of the bytes a second that several processes send together."""
 
 from __future__ import annotations
 

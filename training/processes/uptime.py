@@ -1,4 +1,4 @@
-"""Clocks that cannot be set: the time since the machine was started, and the time that it has slept."""
+"""Clocks that nobody can set: the time since the machine was started, and the time that it has slept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON documents with a checksum, by which a reader notices what a disk has changed in them."""
+"""JSON documents with a checksum, by which a reader notices that a disk has changed them."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class SwarmOptimizer:
         return self.exchange.under_way
 
     def rest(self) -> None:
-        """Does the work of a peer that computes nothing for a while; call it every second or so.
+        """Keeps the peer in the run while it computes nothing; call it every second or so.
 
         What the peer has computed still enters the update that ends its epoch. After that the peer is away until its
         next `step`: no group waits for it. Others can still download its state.

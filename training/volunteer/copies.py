@@ -112,7 +112,7 @@ class Copies:
             )
 
     def check(self, *files: str) -> None:
-        """Sets the identity aside if another process has it: the next start makes a new one, which the old vouches for.
+        """Sets the identity aside if another process has it. The next start makes a new one; the old vouches for it.
 
         Args:
             files: Names of further files in the state folder to delete with it.

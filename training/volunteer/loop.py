@@ -71,11 +71,11 @@ class TrainingLoop:
     reporter: Reporter
     notices: Notices
     manners: Manners = field(default_factory=Manners)
-    """Say whether the peer may compute now."""
+    """Decides whether the peer may compute now."""
     awake: Awake = field(default_factory=Awake)
     """Keeps the machine awake while the peer computes."""
     sleep: Sleep = field(default_factory=Sleep)
-    """Notices that the machine has slept all the same."""
+    """Notices that the machine has slept nevertheless."""
     reconnect: Callable[[], None] = lambda: None
     """Called after such a sleep: makes the connections to the run anew."""
     keep: Callable[[], None] = lambda: None
@@ -162,7 +162,7 @@ class TrainingLoop:
             self.keep()
 
     def _rest(self, stop: LeaveRequest) -> None:
-        """Computes nothing for as long as the manners ask for that, then catches up with the others.
+        """Computes nothing while `manners` has a reason for that, then catches up with the others.
 
         What the peer has computed enters the update that ends its epoch; after that the others do not wait for it.
         """
@@ -200,7 +200,7 @@ class TrainingLoop:
             self.optimizer.catch_up()
 
     def _wait_for_others(self, stop: LeaveRequest) -> None:
-        """Computes nothing until another peer trains, the peer has to rest or to leave.
+        """Computes nothing until another peer trains, or this peer must rest or leave.
 
         Raises:
             ProcessEnded: If the node has ended, so that no peer can come.

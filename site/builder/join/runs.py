@@ -18,7 +18,7 @@ def listed_runs(file: Path) -> list[dict[str, str]]:
     """The entries of the list.
 
     Raises:
-        BuildFailed: If an entry is none of the above, or its record is not there.
+        BuildFailed: If an entry has another form, or its record is missing.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))

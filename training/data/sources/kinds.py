@@ -98,7 +98,7 @@ def _is_coco(captions: Path) -> bool:
 def _coco_rows(captions: Path) -> Iterator[Row | Unusable]:
     """Yields the rows of a file of COCO: pictures in one list, and their captions in another.
 
-    The file is read as a whole, of which only the needed keys stay in memory: it has no lines.
+    Reads the file as a whole, since it has no lines, and keeps only the needed keys in memory.
     """
 
     def needed(fields: dict) -> dict:

@@ -64,8 +64,8 @@ def pages(connection: sqlite3.Connection) -> list[str]:
 def contribution(connection: sqlite3.Connection, page: str, *, now: float) -> dict | None:
     """What a volunteer has contributed; None if no volunteer has this page.
 
-    `periods` has samples, seconds, share and rank for each of `HOURS`; `missed` counts the epochs that each of the
-    volunteer's machines has missed, by reason; `recent` lists the last epochs, newest first.
+    `periods` has samples, seconds, share and rank for each of `HOURS`; `missed` counts missed epochs by reason, once
+    for each machine of the volunteer that missed one; `recent` lists the last epochs, newest first.
     """
     query = f"{_with_totals(None)} SELECT *, (SELECT sum(samples) FROM totals) AS total FROM totals WHERE page = ?"
     row = connection.execute(query, (page,)).fetchone()

@@ -1,4 +1,4 @@
-"""Credit: the samples of a peer that count, as far as the averages of other volunteers show them.
+"""Credit: the samples of a peer that the averages of other volunteers show.
 
 A peer's record lists its samples of each epoch, and the samples that it has seen others bring to its averages. No
 peer's word on its own samples counts for more than what other volunteers have seen of it. Where nobody else has
@@ -15,7 +15,7 @@ from statistics import median_low
 from training.swarm.node.metrics import Missed, PeerRecord
 
 LEAST_SECONDS = 600
-"""Seconds of computing from which a volunteer counts as one who has contributed: ten minutes (paper, section 3.4)."""
+"""Seconds of computing that make a volunteer a contributor: ten minutes (paper, section 3.4)."""
 
 
 def with_believed_epochs(record: PeerRecord, most: float) -> PeerRecord:
@@ -72,9 +72,9 @@ def credit_of(samples: int, said: Missed | None, seen: Mapping[str, int | None],
     """Returns the credit for an epoch that a peer has reported.
 
     Args:
-        samples: Samples by the peer's own word.
-        said: Reason by the peer's own word why the update has none of them; None if it says that it has.
-        seen: Samples of the peer by the word of each other volunteer that averaged with it; None: it sees no numbers.
+        samples: Samples that the peer reports.
+        said: Reason that the peer reports why the update has none of them; None if it reports that the update has them.
+        seen: Samples of the peer that each other volunteer reports who averaged with it; None: it sees no numbers.
         others_averaged: True if other volunteers have averaged in this epoch, with or without the peer.
 
     >>> credit_of(10**9, None, {"ada": 40, "alan": 40}, others_averaged=True)

@@ -1,9 +1,9 @@
-"""The volunteers of a run, and which peers are whose.
+"""Volunteers of a run, and the peers that belong to each.
 
-A peer belongs to the account of its ticket. Without a ticket, it belongs to the key that vouches for it, which is that
-of the machine whose state folder was copied; otherwise to its own key. So the machines of a volunteer add up, and no
-other volunteer can add to its credit or take its place. Names are only shown: of two volunteers who give the same name,
-the second is shown with a number. The name that a volunteer gave last is shown for all that it has contributed.
+A peer belongs to the account of its ticket. Without a ticket, it belongs to the key that vouches for it: the key of the
+machine whose state folder was copied. Without such a key, it belongs to its own key. So the machines of a volunteer add
+up, and no other volunteer can add to its credit or act in its name. Names are only shown: of two volunteers who give
+the same name, the second is shown with a number. The name that a volunteer gave last is shown for all its work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def voucher_of(record: PeerRecord, run_id: str) -> str | None:
 def note_volunteer(
     connection: sqlite3.Connection, peer_id: str, name: str, *, account: str | None, vouching: str | None
 ) -> str:
-    """Notes whose a peer is and how its volunteer is called. Returns the volunteer's id.
+    """Notes the volunteer of a peer and the volunteer's name. Returns the volunteer's id.
 
     Args:
         connection: Connection to the history, in a transaction.

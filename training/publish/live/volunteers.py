@@ -63,7 +63,7 @@ def volunteer_routes(history: HistoryReader, current: Callable[[str], Awaitable[
 
     async def picture(request: Request) -> Response:
         drawn = picture_of(json.loads((await rendered(request)).content))
-        # Of what else the picture might load, a browser that opens it by itself loads nothing.
+        # A browser that opens the picture by itself loads nothing that the picture might name.
         headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return Response(drawn, media_type="image/svg+xml", headers=headers)
 

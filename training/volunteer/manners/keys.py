@@ -18,7 +18,7 @@ HELP = "p pause, s snooze an hour, f finish this epoch and leave, q leave"
 
 
 def press(key: str, manners: Manners) -> None:
-    """Does what a key stands for; other keys do nothing."""
+    """Obeys a key of `HELP`; ignores other keys."""
     doing: Callable[[], None] | None = {
         "p": manners.switch,
         "s": manners.snooze,
@@ -36,7 +36,7 @@ def listen(terminal: int, manners: Manners) -> Callable[[], None]:
 
     Args:
         terminal: File descriptor of the terminal.
-        manners: Take the keys.
+        manners: Gets the volunteer's wishes.
     """
     before, ended = termios.tcgetattr(terminal), threading.Event()
     changing = threading.Lock()

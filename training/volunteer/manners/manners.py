@@ -1,4 +1,4 @@
-"""Answers whether a peer may compute now; if not, why and until when."""
+"""Decision whether a peer may compute now; if not, why and until when."""
 
 from __future__ import annotations
 

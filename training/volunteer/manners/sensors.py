@@ -1,6 +1,6 @@
-"""What the system tells of the machine: whether it runs on battery, is hot, or is in use. Makes rules of it.
+"""Rules that pause a peer while the machine runs on battery, is hot, or is in use.
 
-Each reading is a function that returns None where the system does not tell; its rule then never stops a peer.
+Each reading is a function that returns None if the system does not give it; its rule then never stops a peer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAUSIBLE_LIMITS = (50.0, 150.0)
 IDLE_SECONDS = 180.0
 """Time since the last key or movement of the mouse after which nobody uses a Mac. On Linux the desktop decides."""
 PROGRAM_SECONDS = 5.0
-"""Longest wait for a program that tells of the machine."""
+"""Longest wait for a program that describes the machine."""
 
 
 # -- readings ----------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def while_in_use(read: Callable[[], bool | None] = is_in_use) -> Rule:
 
 
 RULES: dict[str, Callable[[], Rule]] = {"battery": on_battery, "heat": when_hot, "use": while_in_use}
-"""What a peer can pause for, as `--pause-when` names it."""
+"""Makers of rules, by the names that `--pause-when` takes."""
 NEVER = "never"
 
 
