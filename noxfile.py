@@ -26,9 +26,9 @@ nox.options.reuse_existing_virtualenvs = True
 nox.needs_version = ">=2026.1"
 
 ALL = ("builder", "site", "zensical", "training", "tests")
-"""The optional dependencies (see pyproject.toml) that the tests need; the last one names the file in constraints/."""
+"""The parts of pyproject.toml that the tests need; the last one names the file in constraints/."""
 PINS = Path("constraints")
-"""A file with pins and hashes for each set of extras, named after the last one, and for each tool."""
+"""A file with pins and hashes for each set of parts, named after the last one, and for each tool."""
 TORCH = PINS / "torch.txt"
 """Only its pin: the builds of PyTorch have other hashes than the files of PyPI."""
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
@@ -39,11 +39,12 @@ PROFILES = {
     "site": ("builder", "site"),
     "zensical": ("builder", "zensical"),
 }
-"""File in constraints/ -> its extras; the first has all packages, and the others have the same versions."""
+"""File in constraints/ -> its parts of pyproject.toml: `training` is what the project itself depends on, the others are
+groups. The first file has all packages, and the others have the same versions."""
 WITH_TORCH = {"demo", "training"}
-"""Extras that need PyTorch."""
+"""Parts that need PyTorch."""
 TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris"}
-"""File in constraints/ -> what it installs beside the extras."""
+"""File in constraints/ -> what it installs beside the parts."""
 IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz",)
 """Tools whose dependencies the tests pin."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
@@ -175,9 +176,9 @@ def constraints(session: nox.Session) -> None:
     compile_pins = ("uv", "pip", "compile", "--upgrade", "--generate-hashes", "--no-header", "--no-annotate")
     # For all systems and all versions of Python from the oldest one on.
     compile_pins += ("--universal", "--python-version", "3.11")
-    for profile, extras in PROFILES.items():
-        sources = ["pyproject.toml", *(f"--extra={extra}" for extra in extras)]
-        if WITH_TORCH & set(extras):
+    for profile, parts in PROFILES.items():
+        sources = ["pyproject.toml" if part == "training" else f"--group={part}" for part in parts]
+        if WITH_TORCH & set(parts):
             sources += [str(PINS / "torch.in"), "--excludes", str(TORCH)]
         if profile != "tests":
             sources += ["--constraints", str(PINS / "tests.txt")]
@@ -222,14 +223,14 @@ def _run_tests(session: nox.Session, *options: str) -> None:
     _pytest(session, *options, "--dist", "loadgroup", "--no-loadscope-reorder", *session.posargs, env=environment)
 
 
-def _install(session: nox.Session, *extras: str) -> None:
+def _install(session: nox.Session, *parts: str) -> None:
     """Installs the pinned versions of what some extras need, unless they are installed.
 
     Args:
         session: Its environment gets the packages.
-        extras: Names in pyproject.toml; the last one names the file in constraints/.
+        parts: Names in `PROFILES`; the last one names the file in constraints/.
     """
-    pins = PINS / f"{extras[-1]}.txt"
+    pins = PINS / f"{parts[-1]}.txt"
     build, reason = _torch_build()
     wanted = hashlib.sha256("\n".join([pins.read_text(), TORCH.read_text(), build]).encode()).hexdigest()
     stamp = Path(session.virtualenv.location, "installed.txt")
@@ -237,7 +238,7 @@ def _install(session: nox.Session, *extras: str) -> None:
         return
     quietly = ("--no-compile", "--disable-pip-version-check")
     session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(pins), silent=False)
-    if WITH_TORCH & set(extras):
+    if WITH_TORCH & set(parts):
         index = ("--extra-index-url", CPU_WHEELS, "--retries", "1") if build == "cpu" else ()
         session.log(f"PyTorch: the {build} build, because {reason}.")
         session.install(*quietly, "-r", str(TORCH), *index, silent=False)

@@ -36,14 +36,18 @@ def test_all_profiles_have_the_same_versions():
     assert all(pins_of(profile).items() <= every.items() for profile in PROFILES)
 
 
+def parts() -> dict[str, list[str]]:
+    """The parts of pyproject.toml, by the names that noxfile.py has for them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {**project["dependency-groups"], "training": project["project"]["dependencies"]}
+
+
 def test_the_demo_installs_a_part_of_what_the_trainer_does():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras["demo"]) < set(extras["training"])
+    assert set(parts()["demo"]) < set(parts()["training"])
     assert pins_of("demo").items() < pins_of("training").items()
 
 
 def test_what_the_project_needs_is_pinned():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for profile in PROFILES:
-        wanted = {re.match(r"[\w-]+", need)[0].replace("_", "-") for need in extras[profile]}
+        wanted = {re.match(r"[\w-]+", need)[0].replace("_", "-") for need in parts()[profile]}
         assert wanted - WITHOUT_HASHES <= pins_of(profile).keys()

@@ -50,6 +50,10 @@ NOT_IN_DIGEST = {
 TEXT_TO_IMAGE, CAUSAL_LM = "text-to-image", "causal-lm"
 
 
+class NoRecipe(BadInput):
+    """Error for an address at which a server has no document."""
+
+
 class RunConfig(Section):
     """One collaborative run, as its recipe describes it. All peers agree on every field.
 
@@ -283,7 +287,8 @@ def read_recipe(source: str) -> str:
             return read_document(source, **how).decode("utf-8-sig")
         except Refusal as error:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise BadInput(f"The recipe at {source} cannot be read: {error}. Check the address.") from None
+                kind = NoRecipe if error.status == HTTPStatus.NOT_FOUND else BadInput
+                raise kind(f"The recipe at {source} cannot be read: {error}. Check the address.") from None
             raise TrainingError(
                 f"The server of {source} is there, but not ready (HTTP 503): the run's monitor is probably starting.",
                 cure="Try again in a minute.",

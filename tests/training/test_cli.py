@@ -27,8 +27,9 @@ def test_the_help_of_join_begins_with_what_every_volunteer_gives():
     shown = CliRunner().invoke(APP, ["join", "--help"], terminal_width=80).output
     first, advanced = shown.split("\nAdvanced:\n")
     asked = {word for word in first.split() if word.startswith("--")}
-    assert asked == {"--recipe", "--initial-peers", "--name", "--hours", "--state-dir", "--invitation", "--help"}
-    assert {"--micro-batch-size", "--device", "--dry-run", "--seed"} <= set(advanced.split())
+    assert asked == {"--name", "--hours", "--max-upload", "--state-dir", "--invitation", "--help"}
+    assert "URL" in first.split()
+    assert {"--recipe", "--initial-peers", "--device", "--dry-run", "--seed"} <= set(advanced.split())
 
 
 def test_help_says_what_every_command_does():

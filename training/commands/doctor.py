@@ -30,7 +30,7 @@ Seconds = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the list.")]
 
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Settings that let unknown flags through; `_check_others` refuses flags that `join` does not have either."""
+"""Settings that let words of `join` through; `_others` refuses flags that `join` does not have either."""
 
 
 def run(
@@ -47,10 +47,11 @@ def run(
 ) -> None:
     """Find out within 20 seconds what keeps this machine from joining a run, and what to do about it.
 
-    Without flags it checks the machine; with the flags of `join` also the way to the run: in a copied command, write
-    `doctor` for `join`. It ends with 0 if nothing keeps this machine from joining, and with 1 if something does.
+    Without flags it checks the machine; with the address or flags of `join` also the way to the run: in a copied
+    command, write `doctor` for `join`. It ends with 0 if nothing keeps this machine from joining, and with 1 if
+    something does.
     """
-    _check_others(context)
+    address = _address_among(context)
     import time
 
     from training.doctor import show
@@ -61,7 +62,7 @@ def run(
     for address in initial_peers or ():
         _check_address(address)
     asked = Asked(
-        recipe=recipe,
+        recipe=recipe or address,
         initial_peers=tuple(initial_peers or ()),
         shards=shards,
         state_dir=state_dir,
@@ -94,17 +95,19 @@ def _check_address(given: str) -> None:
         )
 
 
-def _check_others(context: typer.Context) -> None:
-    """Refuses flags that neither this command nor `join` has; flags that only `join` has are ignored.
+def _address_among(context: typer.Context) -> str | None:
+    """Returns the run's address among words that only `join` has; its other words are ignored.
 
     Raises:
-        BadInput: If there is such a flag.
+        BadInput: If a flag is none of `join` either.
     """
-    of_join = context.parent.command.get_command(context, "join").params
-    known = {flag for option in of_join for flag in (*option.opts, *option.secondary_opts)}
+    join = context.parent.command.get_command(context, "join")
+    known = {flag for option in join.params for flag in (*option.opts, *option.secondary_opts)}
     for word in context.args:
         if word.startswith("-") and word.partition("=")[0] not in known:
             raise BadInput(
                 f"There is no flag {word.partition('=')[0]}.",
                 cure="Give those of `join`; `doctor --help` lists those that it looks at.",
             )
+    given, _, _ = join.make_parser(context).parse_args(list(context.args))
+    return given.get("address")

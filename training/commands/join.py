@@ -29,12 +29,21 @@ def _advanced(*names: str, **facts: object) -> typer.models.OptionInfo:
     return typer.Option(*names, rich_help_panel="Advanced", **facts)
 
 
-Recipe = Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")]
+Address = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="URL",
+        help="Address of the run: of its site, such as https://run.example, or of its recipe there. The recipe and the "
+        "run's servers follow from it.",
+        show_default=False,
+    ),
+]
+Recipe = Annotated[str | None, _advanced(help="Recipe of the run, in place of its address: a name, a file or a URL.")]
 InitialPeers = Annotated[
-    list[str],
-    typer.Option(
+    list[str] | None,
+    _advanced(
         help="Address of a peer of the run: /ip4/ADDRESS/tcp/PORT/p2p/ID, or of the run's site, which names them: "
-        "https://RUN. May be given several times."
+        "https://RUN. May be given several times. Default: those that the site names."
     ),
 ]
 MicroBatchSize = Annotated[
@@ -101,7 +110,7 @@ NormalPriority = Annotated[
 ]
 MaxUpload = Annotated[
     float | None,
-    _advanced(
+    typer.Option(
         min=1,
         help="Send at most this many Mbit/s; averages give this peer a part that suits it. Default: no limit, and a "
         "part by the speed at which the run's state was downloaded, if it was large enough to measure.",
@@ -146,13 +155,15 @@ LogJson = Annotated[
 
 
 def run(
-    recipe: Recipe,
-    initial_peers: InitialPeers,
+    address: Address = None,
     name: Annotated[
         str | None,
         typer.Option(help="Your name on the leaderboard; `anonymous` shows none, also of what you have done before."),
     ] = None,
     hours: HoursOfDay = None,
+    max_upload: MaxUpload = None,
+    recipe: Recipe = None,
+    initial_peers: InitialPeers = None,
     pause_when: PauseWhen = "battery,heat",
     micro_batch_size: MicroBatchSize = None,
     checkpointing: Checkpointing = None,
@@ -166,7 +177,6 @@ def run(
     invitation: Invitation = None,
     hugging_face: HuggingFace = False,
     yes: Yes = False,
-    max_upload: MaxUpload = None,
     max_memory: MaxMemory = None,
     cache_size: CacheSize = None,
     normal_priority: NormalPriority = False,
@@ -182,26 +192,30 @@ def run(
     from training.processes.environment import prepare_environment
     from training.processes.priority import SERVING, lower_priority
     from training.processes.role import run_role
-    from training.publish.invitation import site_of
-    from training.recipe import parse_recipe, read_recipe
     from training.trust.client import Credentials
+    from training.volunteer.address import find_run
     from training.volunteer.manners.sensors import rules_for
 
     rules = [*([hours.rule()] if hours is not None else []), *rules_for(pause_when)]
-    text = read_recipe(recipe)
-    config = parse_recipe(text, source=recipe)
+    found = find_run(_one_of(address, recipe))
+    config, site = found.run, found.given_site if initial_peers else found.site
+    if not initial_peers and site is None:
+        raise BadInput(
+            "The address leads to a recipe, but not to the run's site, which would name its servers.",
+            cure="Give the address of the site, or those of peers with --initial-peers.",
+        )
     if hugging_face and not yes:
         _ask_for_token(config)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
     wishes["checkpointing"] = checkpointing
     wishes["max_memory_bytes"] = None if max_memory is None else int(max_memory * 1e9)
     settings = {
-        "initial_peers": tuple(initial_peers),
-        "site": site_of(recipe),
+        "initial_peers": tuple(initial_peers or [site]),
+        "site": site,
         "name": name,
         "threads": threads,
         "epochs": epochs,
-        "recipe_toml": text,
+        "recipe_toml": found.recipe_toml,
         "resume": resume,
         "shards": shards,
         "max_upload_mbits": max_upload,
@@ -219,6 +233,18 @@ def run(
         lower_priority(SERVING)  # before any child process is started: they inherit it
     role = partial(_role, config, wishes, settings, rules, state_dir, dry_run, verbose, log_json)
     run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
+
+
+def _one_of(address: str | None, recipe: str | None) -> str:
+    """Returns the address of the run, which either the argument or `--recipe` gives.
+
+    Raises:
+        BadInput: If neither or both are given.
+    """
+    if (address is None) == (recipe is None):
+        given = "Neither the address of the run nor" if address is None else "Both the address of the run and"
+        raise BadInput(f"{given} --recipe is given.", cure="Give the run's address, such as https://run.example.")
+    return address or recipe
 
 
 def _ask_for_token(config: RunConfig) -> None:

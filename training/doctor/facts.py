@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.errors import TrainingError
-from training.recipe import RunConfig, load_recipe
+from training.recipe import RunConfig
+from training.volunteer.address import find_run
 
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
@@ -25,9 +26,9 @@ class Asked:
     """Flags that the volunteer gave, as `join` has them."""
 
     recipe: str | None = None
-    """A name, a TOML file or a URL."""
+    """Address of the run, or its recipe: a name, a TOML file or a URL."""
     initial_peers: tuple[str, ...] = ()
-    """Full addresses, or URLs of the run's site."""
+    """Full addresses, or URLs of the run's site; empty: the site to which the address leads."""
     shards: str | None = None
     """Folder or URL; None: the recipe's."""
     state_dir: Path | None = None
@@ -48,27 +49,34 @@ class Facts:
         self.asked = asked
         self._pool = ThreadPoolExecutor(2)
         self._late_at = time.monotonic() + RECIPE_SECONDS
-        self._run = self._pool.submit(load_recipe, asked.recipe) if asked.recipe is not None else None
+        self._found = self._pool.submit(find_run, asked.recipe) if asked.recipe is not None else None
         self._manifest: Future[Manifest | TextManifest] | None = None
         self._lock = threading.Lock()
 
     def run(self) -> RunConfig:
-        """The recipe; None if no recipe was given.
+        """The recipe; an address was given.
 
         Raises:
             TrainingError: If the recipe cannot be read, or does not arrive within `RECIPE_SECONDS`.
         """
         try:
-            return self._run.result(max(0.0, self._late_at - time.monotonic()))
+            return self._found.result(max(0.0, self._late_at - time.monotonic())).run
         except TimeoutError:
             raise TrainingError(f"{self.asked.recipe} has not arrived within {RECIPE_SECONDS:g} s.") from None
 
     def run_or_none(self) -> RunConfig | None:
-        """The recipe; None if no recipe was given or it cannot be read."""
-        if self._run is not None:
+        """The recipe; None if no address was given or it cannot be read."""
+        if self._found is not None:
             with suppress(TrainingError):
                 return self.run()
         return None
+
+    def initial_peers(self) -> tuple[str, ...]:
+        """The given addresses of peers, or else the run's site, if that is known."""
+        if self.asked.initial_peers or self.run_or_none() is None:
+            return self.asked.initial_peers
+        site = self._found.result().site
+        return (site,) if site is not None else ()
 
     def source(self) -> str | None:
         """Folder or address of the shards; None if neither flag nor recipe names one."""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-_RECIPE = "/recipe.toml"
+RECIPE = "/recipe.toml"
 """Path at which a monitor serves the recipe."""
 INITIAL_PEERS = "{initial_peers}"
 """Placeholder in a join command for the addresses, until they are known."""
@@ -34,7 +34,7 @@ def join_command(
     >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
     'python -m training join --recipe http://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1'
     """
-    command = command_for("join", f"{url}{_RECIPE}", initial_peers, python=python)
+    command = command_for("join", f"{url}{RECIPE}", initial_peers, python=python)
     return f"{command} {MEMBERS_FLAGS}" if members_only else command
 
 
@@ -44,8 +44,8 @@ def site_of(recipe: str) -> str | None:
     >>> site_of("https://run.example/recipe.toml"), site_of("demo")
     ('https://run.example', None)
     """
-    is_address = recipe.startswith(("http://", "https://")) and recipe.endswith(_RECIPE)
-    return recipe.removesuffix(_RECIPE) if is_address else None
+    is_address = recipe.startswith(("http://", "https://")) and recipe.endswith(RECIPE)
+    return recipe.removesuffix(RECIPE) if is_address else None
 
 
 def command_for(

@@ -65,7 +65,7 @@ def test_rules_of_other_packages_count_too(tmp_path):
     (tmp_path / "constraints").mkdir()
     for name in PINS:
         (tmp_path / "constraints" / f"{name}.txt").write_text("")
-    (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\ntraining = ["rich<2", "numpy<2.4"]\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["rich<2", "numpy<2.4"]\n')
     (found,) = check_packages(None, tmp_path)
     assert found.name == "package-unsuitable" and "rich<2 is needed" in found.found
     assert check_packages(None, tmp_path / "none")[0].level == "skipped"

@@ -87,7 +87,7 @@ def test_a_recipe_is_read_once(monkeypatch):
         asked.append(source)
         raise TrainingError("There is none.")
 
-    monkeypatch.setattr(facts, "load_recipe", find)
+    monkeypatch.setattr(facts, "find_run", find)
     given = Facts(Asked(recipe="none"))
     for _ in range(3):
         with pytest.raises(TrainingError):

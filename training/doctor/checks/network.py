@@ -170,7 +170,7 @@ def probe_run(facts: Facts, answer: Answer) -> None:
     judged = _Judge(facts, answer)
 
     def whom() -> tuple[RunConfig | None, Sequence[str]]:
-        servers = Servers(facts.asked.initial_peers)
+        servers = Servers(facts.initial_peers())
         faults = servers.ask_sites()
         if faults and not servers.addresses:
             answer("peers", [UNREACHABLE.found(" ".join(map(str, faults)))])

@@ -80,7 +80,7 @@ def check_packages(_shared: object, root: Path = ROOT) -> list[Finding]:
         pins = "".join((root / "constraints" / f"{name}.txt").read_text(encoding="utf-8") for name in PINS)
     except OSError:
         return [skipped(f"Not checked: {root} is no clone of the project, so the pinned versions are not known.")]
-    requirements = dict(map(_parted, wanted["optional-dependencies"]["training"]))
+    requirements = dict(map(_parted, wanted["dependencies"]))
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", pins, re.MULTILINE))
     here = {name: _version(name) for name in {*requirements, *pinned}}
     findings = _unsuitable(requirements, here)

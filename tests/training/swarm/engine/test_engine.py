@@ -130,7 +130,7 @@ def test_no_class_of_an_object_is_swapped_and_no_parent_skipped(folder):
 
 def test_hivemind_is_pinned_to_the_version_whose_source_was_read():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"hivemind=={engine.HIVEMIND_VERSION}" in project["optional-dependencies"]["training"]
+    assert f"hivemind=={engine.HIVEMIND_VERSION}" in project["dependencies"]
     assert importlib.metadata.version("hivemind") == engine.HIVEMIND_VERSION
 
 
