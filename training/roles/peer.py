@@ -114,6 +114,7 @@ def run_peer(
     connection = connect(run, settings, identity, notices.warn, admission)
     stop.listen()
     events.write("ready", addresses=connection.addresses)
+    connection.redial.note_reach = lambda reach: events.write("reach", reach=reach)
     copies = Copies(connection.dht, run.run_id, identity, name=connection.name, tell=notices.warn)
     belonging = Belonging(connection, state_dir, notices, copies)
     stop = member.until_refused(stop)
@@ -155,7 +156,7 @@ def run_peer(
     epoch = 0
     try:
         epoch = peer.take_part(settings.resume, stop)
-        while belonging.is_left and not (stop.asked or copies.is_second):
+        while belonging.is_left and not (stop.asked or copies.is_second or belonging.has_moved):
             peer.go_over(epoch)
             epoch = peer.take_part(None, stop)
     finally:
@@ -166,6 +167,7 @@ def run_peer(
     member.check()
     if not stop.asked:
         copies.check(TOTAL_FILE)  # the contribution so far stays with the other process
+        connection.check_reach()
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
@@ -208,7 +210,7 @@ class _Peer:
                 identity=connection.identity,
                 lineage=belonging.lineage,
                 micro_batch_size=self.choices.micro_batch_size,
-                client_mode=self.settings.client_mode,
+                client_mode=connection.client_mode,
             )
         stop.listen()
         try:

@@ -39,8 +39,8 @@ WAKE_SECONDS = 0.5
 
 
 class LeaveRequest:
-    """Request to a peer to stop its work in a lineage: the program stops, the lineage is left, or another process has
-    the identity."""
+    """Request to a peer to stop its work in a lineage: the program stops, the lineage is left, another process has the
+    identity, or others reach the peer in another way than at its start."""
 
     def __init__(self, stop: MemberStop, belonging: Belonging):
         self._stop, self._belonging = stop, belonging
@@ -48,7 +48,8 @@ class LeaveRequest:
     @property
     def asked(self) -> bool:
         """Returns True if the peer is asked to stop."""
-        return self._stop.asked or self._belonging.is_left or self._belonging.copies.is_second
+        belonging = self._belonging
+        return self._stop.asked or belonging.is_left or belonging.copies.is_second or belonging.has_moved
 
     def wait(self, seconds: float) -> bool:
         """Sleeps this long, or until the peer is asked to stop. Returns whether the peer is asked."""
@@ -99,6 +100,11 @@ class Belonging:
     def is_left(self) -> bool:
         """Returns True if the run's servers have changed to another lineage."""
         return self._other is not None
+
+    @property
+    def has_moved(self) -> bool:
+        """Returns True if others reach this peer in another way than at its start."""
+        return self._connection.redial.has_moved
 
     def newest_epoch(self) -> int:
         """Newest epoch that peers have reached, or that the servers have seen; 0 if the lineage has no update.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from training.processes.rate import RateLimit
 from training.recipe import RunConfig
@@ -15,6 +16,7 @@ from training.swarm.node.dht import DHT, full_addresses
 from training.swarm.node.identity import Identity
 from training.swarm.node.metrics import is_name
 from training.swarm.run.online import find_run, go_online
+from training.swarm.run.reach import ReachChanged
 from training.swarm.run.redial import Redial
 from training.swarm.run.servers import servers_at
 from training.volunteer.settings import PeerSettings
@@ -34,10 +36,20 @@ class Connection:
     redial: Redial
     """Keeps the node in touch with the run."""
     addresses: tuple[str, ...]
-    """Addresses at which others reach this peer; empty in client mode."""
+    """Addresses at which others reach this peer; empty if they do not."""
     link: Link
     named: frozenset[str]
     """Peer ids that the run's site names as its servers."""
+
+    @property
+    def client_mode(self) -> bool:
+        """True if this peer accepts no connections: the volunteer wants it so, or others do not reach it."""
+        return self.settings.client_mode or self.link.reach == "client"
+
+    def check_reach(self) -> None:
+        """Raises `ReachChanged` if others reach this peer in another way than at its start."""
+        if self.redial.has_moved:
+            raise ReachChanged("The way to this peer has changed.")
 
     @property
     def dht(self) -> DHT:
@@ -83,22 +95,45 @@ def connect(
     """
     if settings.max_upload_mbits is not None:
         calls.Connection.upload = RateLimit(settings.max_upload_mbits * 1e6 / 8)
+    start = partial(_start, run, settings, identity, warn, admission)
+    redial = start()
+    if not settings.client_mode:
+        redial.reach = redial.find_reach() or "direct"
+        if redial.reach == "client":
+            redial.stop()
+            redial.dht.shutdown()
+            redial = start(is_relayed=True)
+            redial.look_for_relay()
+    find_run(redial, run, warn)
+    reach = redial.reach or "client"
+    addresses = () if reach == "client" else tuple(full_addresses(redial.dht))
+    answers = answer_seconds(redial.servers.addresses)
+    link = Link(reach=reach, answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
+    facts = {"addresses": addresses, "link": link, "named": servers_at(settings.site)}
+    return Connection(run=run, settings=settings, identity=identity, redial=redial, **facts)
+
+
+def _start(
+    run: RunConfig,
+    settings: PeerSettings,
+    identity: Identity,
+    warn: Callable[[str], None],
+    admission: Admission | None,
+    *,
+    is_relayed: bool = False,
+) -> Redial:
+    """Starts the node; `is_relayed` if the run's servers cannot connect to it."""
     host_maddrs = settings.host_maddrs
     if not settings.client_mode:  # at the port of the last start, where the others call it when no server is left
         host_maddrs = settle_ports(identity.path.parent, host_maddrs)
-    redial = go_online(
+    return go_online(
         run,
         identity,
         settings.initial_peers,
         host_maddrs=host_maddrs,
         announce_maddrs=settings.announce_maddrs,
         client_mode=settings.client_mode,
+        is_relayed=is_relayed,
         admission=admission,
         tell=warn,
     )
-    find_run(redial, run, warn)
-    addresses = () if settings.client_mode else tuple(full_addresses(redial.dht))
-    answers = answer_seconds(redial.servers.addresses)
-    link = Link(answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
-    facts = {"addresses": addresses, "link": link, "named": servers_at(settings.site)}
-    return Connection(run=run, settings=settings, identity=identity, redial=redial, **facts)

@@ -19,9 +19,13 @@ from training.processes.environment import FILE_LIMIT, files_of_group
 from training.processes.notices import Setting
 from training.swarm.config import SwarmConfig
 from training.swarm.node.metrics import LONGEST_NAME, is_name
+from training.swarm.run.reach import Reach
 
 MEASURABLE_BYTES = 1 << 23
 """Least size of a download whose bandwidth is used; the time of a smaller one depends more on latency."""
+RELAYED_MBITS = 1.0
+"""Bandwidth that a relayed peer announces at most: the run's servers carry what others send it, so it gets small
+parts."""
 FAST_MBITS = 1000.0
 """Bandwidth above which peers get equal parts: then the computers, not the links, are the bottleneck."""
 
@@ -29,6 +33,9 @@ FAST_MBITS = 1000.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """Measurements of this peer's network link."""
+
+    reach: Reach = "direct"
+    """How others connect to this peer."""
 
     answer_seconds: tuple[float, ...] = ()
     """Seconds until each reachable initial peer accepted a TCP connection."""
@@ -41,11 +48,13 @@ class Link:
 
     @property
     def mbits(self) -> float | None:
-        """Bandwidth in Mbit/s, at most `FAST_MBITS`; None if unknown.
+        """Bandwidth in Mbit/s, at most `FAST_MBITS`, or `RELAYED_MBITS` for a relayed peer; None if unknown.
 
         >>> Link(download_bytes=50_000_000, download_seconds=20.0).mbits
         20.0
         """
+        if self.reach == "relay":
+            return RELAYED_MBITS
         if self.told_mbits is not None:
             return min(self.told_mbits, FAST_MBITS)
         if self.download_bytes < MEASURABLE_BYTES or not self.download_seconds:
@@ -125,7 +134,7 @@ def link_in_use(link: Link) -> Setting:
     else:
         reason = "no state was downloaded, so upload and download are not measured"
     reason += f"; you average {parts}" + (", as you said" if link.told_mbits else "")
-    return Setting(name="link", value=latency, reason=reason)
+    return Setting(name="link", value=f"{link.reach}; {latency}", reason=reason)
 
 
 def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:

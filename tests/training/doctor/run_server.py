@@ -27,7 +27,7 @@ def serve(stop):
     from training.swarm.node.tokens import post_tokens
 
     run, identity = load_recipe(recipe), Identity(folder)
-    dht = start_dht(run, identity, host_maddrs=[listen])
+    dht = start_dht(run, identity, host_maddrs=[listen], is_server=True)
     post_recipe(dht, run, identity)
     post_tokens(dht, run, identity, tokens)
     time.sleep(0.5)  # the words are stored in the background

@@ -19,7 +19,13 @@ from training.volunteer.terminal.lines import MOST_LINES, WITHIN_SECONDS, Lines
 from training.volunteer.terminal.screen import COLUMNS, ROWS, screen
 from training.volunteer.terminal.view import LOADING, View
 
-LINK = {"answer_seconds": [0.012], "download_bytes": 9_000_000, "download_seconds": 3.0, "told_mbits": None}
+LINK = {
+    "reach": "relay",
+    "answer_seconds": [0.012],
+    "download_bytes": 9_000_000,
+    "download_seconds": 3.0,
+    "told_mbits": None,
+}
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 LONG = (
     "Nobody sends the run's weights, because each of them is very busy with something else; wait, or come later. " * 9
@@ -70,7 +76,9 @@ def test_the_screen_tells_what_a_volunteer_wants_to_know(ada):
     assert ada.fact("loss") == "1.000, falling (-1.000 in 10 epochs)"
     assert ada.fact("you") == "19.2 samples/s, 33% of the last update"
     assert ada.fact("credit") == "1,920 samples since you joined, 2,920 in all"
-    assert ada.fact("link") == "a peer answers in 12 ms, 24 Mbit/s down, up not measured"
+    assert ada.fact("link") == "relay; a peer answers in 12 ms, 24 Mbit/s down, up not measured"
+    ada.events.write("reach", reach="direct")
+    assert ada.fact("link").startswith("direct; a peer answers")
     assert ada.fact("exchange") == "in about 3 s"
     assert ada.fact("problem") == "(now) The clock is wrong. Set it."
     assert ada.fact("dashboard") == "https://run.example"

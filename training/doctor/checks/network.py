@@ -69,9 +69,9 @@ CLOCK = Fault(
 NOT_REACHED = Fault(
     name="not-reachable",
     level="warning",
-    why="Others cannot connect to this machine. It can train all the same, but it averages no part for them, and two "
-    "such peers never meet.",
-    remedy="Join with --client-mode. To be reachable, forward a port in your router and give it with --host-maddrs "
+    why="Others cannot connect to this machine, so the run's servers relay for it, and it averages small parts. `join` "
+    "finds this out by itself.",
+    remedy="Nothing must be done. To be reachable, forward a port in your router and give it with --host-maddrs "
     "/ip4/0.0.0.0/tcp/PORT.",
 )
 DIFFERS = Fault(

@@ -51,6 +51,12 @@ class Connection(P2P):
     upload: RateLimit | None = None
     """Limit of what all connections of this process and its forks send; set it before any of them is made."""
 
+    FORCE_REACHABILITY_MAPPING = P2P.FORCE_REACHABILITY_MAPPING | {
+        "private": {"forceReachabilityPrivate": 1, "relayDiscovery": 0}
+    }
+    """Flags of the network daemon by the `force_reachability` of `create`. A private node uses the relays that it is
+    given; without `relayDiscovery=0` it would first look for others, for three minutes."""
+
     async def add_protobuf_handler(
         self,
         name: str,

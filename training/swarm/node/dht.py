@@ -83,6 +83,8 @@ def start_dht(
     host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
+    is_server: bool = False,
+    is_relayed: bool = False,
     admission: Admission | None = None,
 ) -> DHT:
     """Starts a DHT node that signs its records and refuses invalid ones.
@@ -94,6 +96,8 @@ def start_dht(
         host_maddrs: Addresses to listen on; port 0 picks a free one.
         announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
         client_mode: Accept no incoming connections.
+        is_server: The node is one of the run's servers, which others reach; it relays for those that are not reached.
+        is_relayed: Others do not reach this node; the initial peers, the run's servers, relay for it.
         admission: Checks the tickets of other peers; needed in a run that admits members only. To store anything there,
             the node needs this peer's ticket, which the admission has.
 
@@ -106,12 +110,18 @@ def start_dht(
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
         parse(address)
     # A plain connection shows within seconds which addresses do not answer, and why; the node's own error may not.
+    answer = answering(initial_peers) if initial_peers else []
+    reach: dict[str, object] = {}
+    if is_server:
+        reach = {"force_reachability": "public"}
+    elif is_relayed and answer:
+        reach = {"force_reachability": "private", "use_auto_relay": True, "trusted_relays": answer}
     try:
         dht = Node(
             public_key=identity.signer().local_public_key,
             admission=admission,
             signer=Signer(identity.public_key, identity.sign),
-            initial_peers=answering(initial_peers) if initial_peers else [],
+            initial_peers=answer,
             record_validators=record_validators(run.run_id, identity, admission),
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
@@ -121,6 +131,7 @@ def start_dht(
             check_if_identity_free=False,
             client_mode=client_mode,
             startup_timeout=START_SECONDS,
+            **reach,
             start=True,
             await_ready=False,  # DHT's own wait has no time-out
         )

@@ -33,6 +33,7 @@ def go_online(
     host_maddrs: Sequence[str],
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
+    is_relayed: bool = False,
     admission: Admission | None = None,
     may_be_alone: bool = False,
     tell: Callable[[str], None] = lambda sentence: None,
@@ -46,8 +47,9 @@ def go_online(
         run: The recipe of the run.
         identity: Key of this peer.
         initial_peers: Addresses as for `Servers`; empty for the first node of a run.
-        host_maddrs, announce_maddrs, client_mode, admission: Arguments of `start_dht`.
-        may_be_alone: True for a server. If it has met others before, it may come back before all of them.
+        host_maddrs, announce_maddrs, client_mode, is_relayed, admission: Arguments of `start_dht`.
+        may_be_alone: True for a server, which relays for peers that others do not reach. If it has met others before,
+            it may come back before all of them.
         tell: Called with messages for the volunteer; see `Redial`.
         pace: Pauses of the calls; see `Redial`.
 
@@ -61,6 +63,7 @@ def go_online(
     book = AddressBook(identity.path.with_name("address_book.json"))
     others = [address for address in servers.addresses if id_of(address) != str(identity.peer_id)]
     listening = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
+    listening |= {"is_server": may_be_alone, "is_relayed": is_relayed}
     start, nobody = partial(start_dht, run, identity, **listening, admission=admission), None
     try:
         if faults and not servers.addresses:

@@ -31,6 +31,7 @@ from training.swarm.engine.process import DHT
 from training.swarm.node.addresses import REACH_SECONDS, id_of, place_of, reach_of
 from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock, is_settling
 from training.swarm.run.address_book import AddressBook
+from training.swarm.run.reach import SAYS, Reach, find_reach, find_relay
 from training.swarm.run.servers import Servers, ask_site
 
 CALL_SECONDS = 10.0
@@ -74,6 +75,11 @@ class Pace:
     """Seconds without any server after which the volunteer gets a message."""
     clock_seconds: float = 60.0
     """Seconds between two comparisons of this machine's clock with those of others."""
+    reach_seconds: float = 1500.0
+    """Seconds between two questions to the servers whether they reach this peer, which begins anew if that has changed:
+    less often than `processes.servers.again` permits."""
+    doubt_seconds: float = 60.0
+    """Seconds after which they are asked again if their answer was new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +117,7 @@ class Redial:
         servers: Addresses of the run's servers; may be empty.
         book: Address book, which the thread fills and writes.
         tell: Called with a sentence when no server has answered for a minute, and when one answers again; and when the
-            clock of this machine has become wrong, and when it is right again.
+            clock of this machine has become wrong, and when it is right again, and when others reach it in another way.
         pace: Intervals of the calls and looks.
 
     As a context manager it starts with the block and ends with it.
@@ -129,6 +135,12 @@ class Redial:
         self.dht, self.servers, self.book = dht, servers, book
         self.met_before = len(book.peers())
         """Number of peers in the address book at the start."""
+        self.reach: Reach | None = None
+        """How others reach this peer; None if nobody looks: it is a server, or accepts no connections."""
+        self.has_moved = False
+        """True if the peer should begin anew, because others reach it in another way than at its start."""
+        self.note_reach: Callable[[Reach], None] = lambda reach: None
+        """Called with each other reach."""
         self._tell, self._pace = tell, pace or Pace()
         self._own_id = str(dht.peer_id)
         self._servers: dict[str, _Contact] = {}
@@ -137,6 +149,7 @@ class Redial:
         self._began = time.monotonic()
         self._site_asked, self._book_due, self._alarmed = self._began, self._began, False
         self._clock_due, self._clock_wrong = self._began + self._pace.clock_seconds, False
+        self._reach_due, self._doubted = self._began + self._pace.reach_seconds, None
         self._stopped, self._called, self._writing = threading.Event(), threading.Event(), threading.Lock()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="redial")
@@ -167,6 +180,16 @@ class Redial:
         self._woken.set()
         self._called.wait(wait_seconds)
 
+    def look_for_relay(self) -> None:
+        """Notes whether a server relays for this node, which was started to be relayed."""
+        self.reach = self._run(find_relay)
+
+    def find_reach(self) -> Reach | None:
+        """Asks the servers whether they reach this peer, for up to six seconds; see `reach.find_reach`."""
+        with suppress(Exception):  # a busy node has not answered in time
+            return self._run(partial(find_reach, self.servers.ids - {self._own_id}))
+        return None
+
     def reachability(self) -> Reachability:
         """Connections of this peer as of the last look; takes no time."""
         servers = list(self._servers.values())
@@ -189,6 +212,7 @@ class Redial:
                 self._round()
                 self._watch()
                 self._watch_clock()
+                self._watch_reach()
             self._stopped.wait(self._seconds_to_next())
 
     def _round(self) -> None:
@@ -307,6 +331,22 @@ class Redial:
         elif wrong is None and self._clock_wrong:
             self._tell("The clock of this machine is right again.")
         self._clock_wrong = wrong is not None
+
+    def _watch_reach(self) -> None:
+        """Asks now and then whether others still reach this peer as before; a second answer must confirm another."""
+        if self.reach is None or time.monotonic() < self._reach_due:
+            return
+        self._reach_due = time.monotonic() + self._pace.reach_seconds * random.uniform(0.8, 1.2)
+        found = self.find_reach()
+        if found not in (None, self.reach, self._doubted):
+            self._reach_due = time.monotonic() + self._pace.doubt_seconds
+        elif found not in (None, self.reach):
+            # A new start changes nothing for a relayed peer whose servers are away: they come back.
+            self.has_moved |= "direct" in (found, self.reach)
+            self.reach = found
+            self.note_reach(found)
+            self._tell(f"The way to this peer has changed: {SAYS[found]}.")
+        self._doubted = found
 
     def _seconds_to_next(self) -> float:
         due = [server.due for server in self._servers.values() if not server.linked]

@@ -66,7 +66,7 @@ class View:
         self._credit_before, self._losses = 0, deque(maxlen=2 * TREND_EPOCHS)
         self._last: dict = {}
         self._last_at = 0.0
-        self._link = "not measured yet"
+        self._reach, self._link = "", "not measured yet"
 
     def imported(self) -> None:
         """Notes that the libraries are loaded."""
@@ -89,7 +89,7 @@ class View:
         self.epoch, self._credit_before = event["epoch"], event["credit_samples"] - self.samples
         self._last_at = self._clock()
         self._stage = "training"
-        self._link = link_words(event["link"])
+        self._reach, self._link = event["link"]["reach"], link_words(event["link"])
         self.news.append(
             f"{event['name']} takes part in {self.run_id} from epoch {self.epoch} on, with {event['state']}."
         )
@@ -109,6 +109,9 @@ class View:
     def _on_resumed(self, event: dict) -> None:
         self._rest = ""
         self.news.append("This peer computes again.")
+
+    def _on_reach(self, event: dict) -> None:
+        self._reach = event["reach"]
 
     def _on_notice(self, event: dict) -> None:
         self._stage = self.notice = event["text"]
@@ -167,8 +170,8 @@ class View:
         return f"{self.samples:,} samples since you joined, {in_all:,} in all"
 
     def link(self) -> str:
-        """The network link, as it was measured."""
-        return self._link
+        """How others connect to this peer (`direct`, `relay` or `client`), and the network link as it was measured."""
+        return f"{self._reach}; {self._link}" if self._reach else self._link
 
     def next_exchange(self) -> str:
         """When the next average is due, by the length of the last epoch."""
