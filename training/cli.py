@@ -26,6 +26,7 @@ COMMANDS = {
     "join": "training.commands.join",
     "volunteer": "training.commands.volunteer",
     "doctor": "training.commands.doctor",
+    "notebook": "training.commands.notebook",
     "monitor": "training.commands.servers.monitor",
     "serve": "training.commands.servers.serve",
     "restore": "training.commands.servers.restore",

@@ -134,6 +134,7 @@ def _calls() -> dict:
         "quality_table": results.quality_table,
         "recipe": recipes.recipe,
         "recipe_tables": recipes.recipe_tables,
+        "repository": repository(),
         "replay": replay,
         "samples_a_second": figures.samples_a_second,
         "shuffled_samples": SHUFFLED_SAMPLES,

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
+from tests.installed import SCRIPT
 from tests.programs import ROOT, run_program
 from training.cli import build_app
 from training.data.sources.kinds import read_captions
@@ -91,6 +93,19 @@ def test_commands_are_understood(text, commands, tmp_path, monkeypatch):
         assert understood(line, commands), f"no test knows what to do with {line!r}"
 
 
+def understood_elsewhere(words: list[str], commands: dict) -> bool:
+    """Whether a command installs or builds what the repository has, and then joins with flags that exist."""
+    if words[:3] == ["sky", "jobs", "launch"]:
+        variables = {word.partition("=")[0] for word, flag in zip(words[1:], words, strict=False) if flag == "--env"}
+        return variables <= yaml.safe_load((ROOT / words[3]).read_text())["envs"].keys()
+    image = "training-together"
+    if words[:2] == ["podman", "build"]:
+        return (ROOT / words[words.index("--file") + 1]).is_file() and words[words.index("--tag") + 1] == image
+    name, *arguments = words[words.index(image if words[0] == "podman" else SCRIPT) + 1 :]
+    commands[name].make_context(name, arguments)
+    return True
+
+
 def understood(line: str, commands: dict) -> bool:
     """Whether a line of a shell can be run; wrong flags and values raise."""
     if line in ("{{ clone_command }}", "cd training-transformers-together"):
@@ -98,6 +113,8 @@ def understood(line: str, commands: dict) -> bool:
     if line in ("python3 -m venv .venv", ".venv/bin/pip install -r constraints/nox.txt"):
         return line in (ROOT / ".ci" / "run").read_text()
     words = shlex.split(line)
+    if words[0] in ("uvx", "pipx", "podman", "sky"):
+        return understood_elsewhere(words, commands)
     program = " ".join(words[:3])
     if program == ".venv/bin/nox -s training" or program == "python -m training":
         name, *arguments = words[4:] if "nox" in program else words[3:]
