@@ -26,7 +26,7 @@ function show(slot, feed) {
   if (known) showRun(slot, feed);
 }
 
-/** In place of the recorded run that stands in the page itself: the name of another run, of which nothing is known yet. */
+/** Shows the name of another run, of which nothing is known yet, in place of the recorded run in the page. */
 function showUnknown(slot, run) {
   slot("title").textContent = run.title;
   for (const name of ["curve", "pictures"]) slot(name).replaceChildren();

@@ -96,7 +96,7 @@ function showMore(following) {
   goOn(following);
 }
 
-/** The leaderboard of other hours. */
+/** Asks for the leaderboard of another period. */
 function showPeriod(following, hours) {
   Object.assign(following, { hours, most: PAGE, restAt: 0 });
   goOn(following);

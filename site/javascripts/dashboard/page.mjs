@@ -89,7 +89,7 @@ function show(page, feed) {
   if (feed.phase === "known" && feed.changed) showRun(page, feed);
 }
 
-/** In place of the recorded run that stands in the page itself: the name of another run, of which nothing is known yet. */
+/** Shows the name of another run, of which nothing is known yet, in place of the recorded run in the page. */
 function showUnknown({ slot }, run) {
   slot("title").textContent = run.title;
   slot("run").classList.add("hidden");

@@ -22,7 +22,7 @@ export function showBoard(board, feed, seen) {
   return showRows(board, rows);
 }
 
-/** The places of those who have computed for ten minutes, in the order of the list; "–" of the others. */
+/** Each volunteer's place, in the order of the list; "–" for those who have not computed for ten minutes. */
 export function placesOf({ volunteers, least_seconds = 0 }) {
   let place = 0;
   return volunteers.map(({ seconds }) => (seconds >= least_seconds ? showCount(++place) : "–"));

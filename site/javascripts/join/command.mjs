@@ -86,7 +86,7 @@ export function isLocal({ command }) {
   return command.includes("/127.0.0.1/") || command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
 }
 
-/** A word as POSIX shells read it. */
+/** Quotes a word for POSIX shells. */
 function quoted(word) {
   return /^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

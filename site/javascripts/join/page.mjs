@@ -149,7 +149,7 @@ function onNews(page, feed) {
 }
 
 function showStanding({ slot, live, general }, feed) {
-  // A reader who has chosen no run learns what there is; of a chosen one, how it stands.
+  // Without a chosen run, the box says that none is live; with one, it says the state of that run.
   const { kind, label, text } = live || feed.at.key ? describe(feed) : { kind: "none", ...general };
   slot("status").dataset.kind = kind;
   slot("status-label").textContent = label;

@@ -360,7 +360,7 @@ def test_a_volunteer_does_what_it_is_told_from_another_terminal(fresh_run):
 
 
 def test_a_volunteer_that_is_ended_with_all_its_processes_keeps_what_it_has(fresh_run):
-    """As at a shutdown of the machine, when SIGTERM comes to all of them at once."""
+    """A shutdown of the machine sends SIGTERM to all of them at once."""
     sam = fresh_run.join("sam")
     fresh_run.event("sam", "epoch", number=2)
     family = family_of(sam)

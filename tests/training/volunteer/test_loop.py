@@ -299,7 +299,7 @@ def test_a_peer_that_is_asked_to_leave_while_it_rests_leaves_at_once(tmp_path):
 
 
 def test_an_epoch_that_ends_while_nothing_was_computed_has_the_last_loss(tmp_path):
-    """As when an average in the background ends during a pause, after the report of the epoch before it."""
+    """An average in the background ends during a pause, after the report of the epoch before it."""
     ada = _Volunteer(tmp_path, {3: Manners.pause, 5: Manners.resume})
     ada.plan[4] = lambda manners: setattr(ada.peer, "samples_held", 4)
     ada.train(3)

@@ -318,7 +318,7 @@ def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few,
 
 
 def test_parquet_files_with_pictures_inside(make, few, tmp_path):
-    """As `datasets` writes them; the split is in the name."""
+    """The files are those that `datasets` writes; their names tell the split."""
     folder = tmp_path / "set" / "data"
     folder.mkdir(parents=True)
     rows = [({"bytes": content, "path": None}, caption) for caption, content in few.items()]

@@ -238,7 +238,7 @@ def keys(tmp_path_factory):
 
 @pytest.mark.parametrize("run_id, is_believed", [("demo", True), ("another", False)])
 def test_the_first_key_of_a_copied_folder_vouches_for_the_copy(swarm, keys, run_id, is_believed):
-    """In this run only: a voucher from elsewhere says nothing here."""
+    """A voucher counts in its own run only."""
     first, second = (str(key.peer_id) for key in keys)
     signature = keys[0].sign(voucher_statement(run_id, second)).decode()
     voucher = Voucher(keys[0].public_key.decode(), signature)
@@ -310,7 +310,7 @@ def test_leaderboards_of_a_day_of_thirty_days_and_of_all_time(swarm):
 
 
 def test_ten_minutes_of_computing_make_a_contributor(swarm):
-    """By the run's clock: nobody computes for longer than the epoch lasts, whatever it says."""
+    """No peer gets more seconds than the epoch lasted by the run's clock, whatever it reports."""
     swarm.begin("ada", "alan", "eve")
     for epoch in range(1, 11):
         swarm.clock.now += 61

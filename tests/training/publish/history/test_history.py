@@ -277,7 +277,7 @@ def test_farewell_counts_at_once_and_only_once(history):
 
 
 def test_volunteer_who_comes_back_continues_the_total(history):
-    """With another machine on the same account."""
+    """Another machine of the same account takes part."""
     accounts = {"A": "invited:ada", "A2": "invited:ada"}
     history._clock.now += 20
     history.observe([Report(epoch=1, samples=100, time=1.0, recent=((1, 2.0, 100, 1.0, 20.0),))], accounts=accounts)
@@ -334,7 +334,7 @@ steps = st.lists(
 @settings(deadline=None, max_examples=50)
 @given(steps=steps, reopen_every=st.integers(1, 10))
 def test_totals_count_each_sample_once_over_restarts_of_all(tmp_path_factory, steps, reopen_every):
-    """On whichever of a volunteer's machines it was computed; the programs keep nothing when they start again."""
+    """A sample counts on whichever machine its volunteer computed it; programs keep nothing over a restart."""
     folder = tmp_path_factory.mktemp("history")
     machines = {name: [Machine(name, 0)] for name in ("ada", "grace", "alan")}
     given_by, epoch = dict.fromkeys(machines, 0), 0

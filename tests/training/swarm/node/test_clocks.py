@@ -53,7 +53,7 @@ def test_small_steps_count_at_once():
 
 
 def test_a_step_that_does_not_count_yet_is_known():
-    """So that nobody is told to set a clock that was set just now."""
+    """Then no message tells a person to set a clock that was set just now."""
     machine = Machine()
     machine.after(10)
     assert not machine.now.is_settling
@@ -65,7 +65,7 @@ def test_a_step_that_does_not_count_yet_is_known():
 
 
 def test_a_macs_sleep_is_no_step_of_its_clock(monkeypatch):
-    """There `time.monotonic` stands still in sleep; another clock of the system goes on."""
+    """On a Mac, `time.monotonic` stands still in sleep; another clock of the system goes on."""
     slept = [0.0]
     monkeypatch.setattr(uptime.sys, "platform", "darwin")
     clock = SimpleNamespace(

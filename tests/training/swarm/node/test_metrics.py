@@ -73,7 +73,7 @@ def test_a_record_is_read_on_another_node_until_it_is_replaced(nodes):
 
 def test_recent_epochs_are_read_as_they_were_posted(nodes):
     (ada, first), (_, second) = nodes
-    """With all else that the largest record has."""
+    """The record is the largest in all other fields, too."""
     recent = [RecentEpoch(epoch, 2.5, 10**12, time.time(), 123.4) for epoch in range(10**9 - 63, 10**9 + 1)]
     seen = [Seen(epoch, str(ada.peer_id)[-TAIL:], 10**12) for epoch in range(10**9 - 63, 10**9)]
     seen.append(Seen(10**9, str(ada.peer_id)[-TAIL:], None))

@@ -1,4 +1,4 @@
-"""Whether a peer may compute now: by what its volunteer wants, by the hours, and by what the system tells."""
+"""A peer computes or pauses as its volunteer wants, by the hours, and by what the system measures."""
 
 import time
 from types import SimpleNamespace
