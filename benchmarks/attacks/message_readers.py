@@ -103,7 +103,7 @@ def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[objec
     )
     progress = PeerProgress(
         **{"peer_id": peer.to_bytes(), "epoch": 7, "samples_accumulated": 12, "samples_per_second": 1.5},
-        **{"time": 1.7e9, "client_mode": False},
+        **{"time": 1.7e9, "counted_at": 1.7e9, "step_samples": 4, "client_mode": False},
     )
     return {
         "metrics": (record.dict(), lambda value: finite(PeerRecord.parse_obj(value).dict())),

@@ -21,7 +21,8 @@ happens to a gradient from there on, in order:
 
 1. **Adding up.** The strategy (epoch/strategies/) adds the model's gradients to sums (epoch/gradients.py).
 2. **Progress.** The peer announces its samples in the DHT and adds up everybody's (peers/progress.py). An epoch ends
-   when all peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
+   when all peers together have `target_batch_size` samples; peers of any speed contribute what they have by then,
+   which is whole micro-batches (`PeerProgress.whole_samples`).
    A peer's reported samples count as far as the peer has brought such reports to averages before (peers/table.py).
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers
    (epoch/exchange.py asks for it; in round/, averager.py, pipe.py and service.py are the trainer's handle, the pipe

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from training.recipe import RunConfig
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.engine.process import DHT
-from training.swarm.epoch.exchange import Exchange
+from training.swarm.epoch.exchange import OVERTAKEN, Exchange
 from training.swarm.epoch.strategies import Parts, strategy_of
 from training.swarm.epoch.updates import Updates
 from training.swarm.epoch.waiting import LeftBehindError
@@ -163,7 +163,7 @@ class SwarmOptimizer:
         if self.progress.is_behind(self.local_epoch):
             self.alignment.note(Event.OVERTAKEN)
         if self.alignment.behind:
-            self._catch_up()
+            self._leave_epoch()
             return
         self.strategy.add_gradients(samples, self.local_epoch)
         self.progress.report(self.local_epoch, self.gradients.samples)
@@ -223,7 +223,7 @@ class SwarmOptimizer:
         with suppress(TimeoutError):
             if self.progress.look_around()[0] > self.local_epoch:
                 self.alignment.note(Event.OVERTAKEN)
-                self._catch_up()
+                self._leave_epoch() if self.gradients.samples else self._catch_up()
 
     def keep_waiting(self) -> None:
         """Tells newcomers that this peer is there; call it every second or so while `waits_for_others`."""
@@ -273,7 +273,6 @@ class SwarmOptimizer:
         self.local_epoch = epoch
         self.strategy.forget()
         self.progress.begin_epoch(epoch)
-        self.exchange.begin_epoch()
         if not self._client_mode:
             self.parameters.offer_state(epoch)
 
@@ -282,9 +281,18 @@ class SwarmOptimizer:
 
     # -- where the others are --------------------------------------------------------------------------------------
 
-    def _catch_up(self) -> None:
-        if not self.catching_up.skip_epochs(self.local_epoch) and not self.load_state_from_peers():
+    def _leave_epoch(self) -> None:
+        """Goes on where the others are, and reports that this peer's samples of the epoch are in no update."""
+        missed = EpochEnd(epoch=self.local_epoch, others=1, left_behind=True, fault=OVERTAKEN)
+        if self._catch_up():
+            self._report(missed)
+
+    def _catch_up(self) -> bool:
+        """Goes on where the others are. Returns False if it cannot, and trains on."""
+        has_caught_up = self.catching_up.skip_epochs(self.local_epoch) or self.load_state_from_peers()
+        if not has_caught_up:
             self.catching_up.train_on()
+        return has_caught_up
 
     def load_state_from_peers(self, *, oldest_epoch: int = 0) -> bool:
         """Downloads the run's state. Returns False if no peer sent it; see `CatchingUp.load_state_from_peers`."""

@@ -312,6 +312,28 @@ def own_run(tmp_path, shards):
         yield run
 
 
+class UnevenRun(Run):
+    """A run whose epoch has as many samples as a micro-batch of one of its peers."""
+
+    target = 48
+
+    def __init__(self, folder, shards, programs):
+        super().__init__(folder, shards, programs)
+        self.recipe.write_text(tiny_recipe(**{"target_batch_size = 256": f"target_batch_size = {self.target}"}))
+
+
+def test_updates_of_uneven_micro_batches_beside_six_busy_programs_are_whole_or_say_why_not(tmp_path, shards, programs):
+    for _ in range(6):  # of the volunteers' priority, so that these get their share of the processor
+        programs.start([sys.executable, "-c", f"import os; os.nice({LOW})\nwhile True: pass"])
+    with begun(UnevenRun, tmp_path, shards) as run:
+        for name, size in (("ada", 48), ("grace", 4)):
+            run.join(name, "--micro-batch-size", str(size))
+        for name in ("ada", "grace"):
+            run.event(name, "epoch", number=3)
+            small = [event for event in run.events(name, "epoch") if event["update_samples"] < 0.9 * run.target]
+            assert all(f"Epoch {event['epoch']}: " in run.log(name) for event in small), run.log(name)
+
+
 def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     arguments = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
     first = run.start("first", *arguments, "--state-dir", str(tmp_path))

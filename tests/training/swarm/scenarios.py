@@ -774,8 +774,9 @@ def train_beside_false_reports(peer: Peer, *, keys: int):
     run, model = run_with(target_batch_size=60), model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     (peer.folder / f"{peer.name}.id").write_text(str(peer.dht.peer_id))
-    peer.await_others("ready")
+    # Before the others begin: twenty keys take seconds, and these would have ended an epoch by then.
     forged = [RSAPrivateKey() for _ in range(keys)] if peer.name == peer.names[-1] else []
+    peer.await_others("ready")
     facts = {"epochs": [], "behind": False, "together": 0, "forged": 0}
     until, forged_at = time.monotonic() + 120, 0.0
     while time.monotonic() < until:
@@ -824,8 +825,10 @@ def store_false_progress(peer: Peer, key: str, private_keys, peers, *, epoch: in
             "peer_id": peer_id_of(signer.local_public_key).to_bytes(),
             "epoch": epoch,
             "samples_accumulated": 10**9,
+            "step_samples": 1,
         }
-        value = MSGPackSerializer.dumps({**facts, "samples_per_second": 1e6, "time": now, "client_mode": False})
+        facts |= {"samples_per_second": 1e6, "time": now, "counted_at": now, "client_mode": False}
+        value = MSGPackSerializer.dumps(facts)
         subkey = MSGPackSerializer.dumps(signer.local_public_key)
         request.keys.append(key_id)
         request.subkeys.append(subkey)

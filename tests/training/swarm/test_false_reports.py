@@ -72,7 +72,7 @@ class Board:
 
 def record(peer, epoch, samples, now, rate=1.0):
     facts = {"peer_id": peer, "epoch": epoch, "samples_accumulated": int(samples), "samples_per_second": rate}
-    return {**facts, "time": now, "client_mode": False}
+    return {**facts, "time": now, "counted_at": now, "step_samples": 0, "client_mode": False}
 
 
 LIES = {

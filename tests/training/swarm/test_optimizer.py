@@ -68,20 +68,26 @@ def test_numbers_reach_the_averagers_and_the_progress(optimizer_with, monkeypatc
     assert rounds == [{"seconds": 31.0, "expected_peers": 9}]
 
 
+def passes(progress, seconds):
+    """Makes the last count of this peer's samples so much older."""
+    local = progress._local
+    progress._local = local.copy(update={"counted_at": local.counted_at - seconds})
+
+
 @pytest.mark.swarm
 def test_the_wait_at_an_epochs_end_is_not_taken_for_a_micro_batch(optimizer_with):
     """By the length of the last micro-batch a peer sees when it must begin to look for its next group."""
     made, rounds = optimizer_with(matchmaking_seconds=2.5), []
     made.gradients.begin_round = lambda told, **settings: rounds.append(settings)
     with made.progress.pause():
-        made.exchange._step_ended -= 1000
+        passes(made.progress, seconds=1000)
         made._begin_epoch(1)
-    made.progress._global = replace(
-        made.progress._global, samples=4, ends_at=get_dht_time() + 100, full_at=get_dht_time() + 100
-    )
+    made.progress._global = replace(made.progress._global, full_at=get_dht_time() + 100)
+    made.progress.report(1, 4)
     made.exchange.look_for_group_early(1)
     assert not rounds, "100 seconds before the end, after a micro-batch of no time"
-    made.exchange._step_ended -= 1000
+    passes(made.progress, seconds=1000)
+    made.progress.report(1, 8)
     made.exchange.look_for_group_early(1)
     assert len(rounds) == 1, "the next look would come 900 seconds too late"
 

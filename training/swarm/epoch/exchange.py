@@ -22,6 +22,9 @@ from training.swarm.round.averager import AveragingFailedError, Round
 from training.swarm.round.pipe import Stage
 from training.swarm.state.alignment import AlignmentState, Event, Minorities
 
+OVERTAKEN = "the others were faster; it takes their weights and goes on, and its samples do not count"
+"""Fault of a peer whose epoch the others have ended without it."""
+
 
 class Exchange:
     """Averages gradients, or what a strategy sends in their place, with the peers that end the same epoch.
@@ -50,7 +53,7 @@ class Exchange:
         self._present = 0
         """Number of training peers when the search for the group began."""
         self._minorities = Minorities()
-        self._step_ended = self._average_ended = time.monotonic()
+        self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """Epoch that begins with a round of parameters because a groupmate has asked for weights."""
 
@@ -89,11 +92,9 @@ class Exchange:
         last look that is at least half a micro-batch before the end: a peer whose micro-batches last longer than a
         window of matchmaking would otherwise come too late.
         """
-        now = time.monotonic()
-        step_seconds, self._step_ended = now - self._step_ended, now
         if self.under_way:  # a new group would start without this peer, which still averages with the last one
             return
-        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * step_seconds):
+        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * self._progress.step_seconds):
             return
         if self._search is None or self._search.started or self._search.done():
             self._search = self._look_for_group(epoch)
@@ -109,10 +110,6 @@ class Exchange:
                 break
             time.sleep(POLL_SECONDS)
         return self.has_group
-
-    def begin_epoch(self) -> None:
-        """Begins to measure a micro-batch's time anew, so that it does not include the wait at the last epoch's end."""
-        self._step_ended = time.monotonic()
 
     def _look_for_group(self, epoch: int) -> Round:
         # Weights are asked for once: a group that has heard the request averages its parameters, which costs all its
@@ -241,8 +238,9 @@ class Exchange:
                 newest_epoch=epoch_end.epoch + self._epochs_apart,
                 look_around=self._look_who_stays,
             )
-        except NobodyElseError:
+        except NobodyElseError as error:
             epoch_end.others = 0
+            epoch_end.notes.append(f"{error}, so the update is of this peer's {epoch_end.samples} samples alone")
             raise
         # An absent peer lives, in another group or in none, so it may come to the next group; the other lost peers may
         # be dead.
@@ -260,7 +258,9 @@ class Exchange:
         # Waiting peers have no news to report. Without this, each would soon count all others as dead.
         if not self._epochs_apart:  # otherwise the trainer computes meanwhile and reports its samples
             self._progress.still_here()
-        return self._progress.look_who_stays()
+        epoch, others = self._progress.look_who_stays()
+        # Two peers have no group without each other. Of more, those that do not wait would split off.
+        return epoch, others if others > 1 else self._progress.coming_peers - 1
 
     def _seconds_until_lonely(self, others: int) -> float:
         """Seconds without a group after which this peer considers all others gone."""
@@ -382,4 +382,4 @@ class Exchange:
     def _fall_behind(self, epoch_end: EpochEnd) -> None:
         self._alignment.note(Event.OVERTAKEN)
         epoch_end.left_behind = True
-        epoch_end.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
+        epoch_end.fault = OVERTAKEN

@@ -42,8 +42,8 @@ def await_group(
         timeout_seconds: Longest wait.
         newest_epoch: Newest epoch of peers that may still look for this group. If most peers are at a later one, none
             comes.
-        look_around: Returns the newest epoch that most peers have begun, and how many others train; raises TimeoutError
-            if the node does not answer.
+        look_around: Returns the newest epoch that most peers have begun, and how many others can come; raises
+            TimeoutError if the node does not answer.
 
     Raises:
         LeftBehindError: If no group was found and most others have begun a newer epoch by now.
@@ -71,4 +71,4 @@ def await_group(
                 raise LeftBehindError("the others have gone on without this peer") from None
             if not others and waited >= lonely_seconds:
                 round_.cancel()
-                raise NobodyElseError("nobody else trains any more") from None
+                raise NobodyElseError("no other peer trains, or its micro-batch takes too long to wait for") from None

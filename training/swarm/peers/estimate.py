@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from training.swarm.peers.records import PeerProgress
 from training.swarm.peers.table import Peers
 
 ENDLESS_SECONDS = 1e9
-"""Seconds that no epoch takes: a longer estimate means that no peer computes. Rates that are not measured yet are tiny,
-not 0."""
+"""Seconds that no epoch takes: an estimate of this length means that no peer computes, or that no rate is known yet."""
+HALVINGS = 40
+"""Halvings by which the end of an epoch is found: `ENDLESS_SECONDS` becomes a thousandth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,17 +29,15 @@ class GlobalProgress:
     `begun_by_most`."""
     has_voices: bool
     """True if any other peer has a voice."""
-    samples: float
-    """Samples of this epoch that count: this peer's, and those of peers that bring their reported samples to
-    averages."""
     num_peers: int
     """Number of peers with a record, this one included; 0 if no record is found, not even this peer's."""
     epoch_seconds: float
-    """Duration of an epoch; `ENDLESS_SECONDS` or more if nobody computes."""
-    ends_at: float
-    """DHT time at which the epoch's samples will be complete."""
+    """Duration of an epoch; `ENDLESS_SECONDS` if nobody computes."""
     full_at: float
-    """DHT time of the full epoch if newcomers' samples counted; this peer looks for a group by this time."""
+    """DHT time at which the epoch's samples will be complete if newcomers' samples counted; this peer looks for a group
+    by this time."""
+    others_bring: Callable[[float], float]
+    """Takes a DHT time; returns the samples of this epoch that the others can bring to an average then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +52,16 @@ class Epoch:
     def samples_of(self, record: PeerProgress, epoch: int, at: float) -> float:
         """Estimates the samples of `epoch` that a peer has at the DHT time `at`: the target batch size at most.
 
+        Those of a micro-batch under way do not count, because the peer could not bring them to an average.
+
         A peer that is ahead has ended the epoch. It has computed since this peer began it, first for this epoch and
         then for the next.
         """
-        samples, rate = record.samples_accumulated, record.samples_per_second
         if record.epoch > epoch == self.number:
-            samples = max(0.0, (record.time - self.began) * rate - samples)
+            computed = (record.counted_at - self.began) * record.samples_per_second
+            samples = max(0.0, computed - record.samples_accumulated)
         elif record.epoch == epoch:
-            samples += max(0.0, at - record.time) * rate
+            samples = record.samples_accumulated + record.whole_samples(at)
         else:
             samples = 0.0
         return min(samples, self.target_batch_size)
@@ -83,6 +82,8 @@ class Look:
     """The epoch that this peer is in."""
     peers: Peers
     lively_seconds: float
+    patience_seconds: float
+    """Seconds for which a group waits for a peer that computes."""
 
     def is_lively(self, peer: bytes) -> bool:
         """Returns True if a peer has reported recently."""
@@ -97,24 +98,6 @@ class Look:
         leaders = [record for record in leaders if self.is_lively(record.peer_id)] or leaders
         return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
 
-    def sources(self, epoch: int, counts: Callable[[bytes, float], float]) -> list[Source]:
-        """Lists the sources of the epoch's samples.
-
-        Args:
-            epoch: Number of the epoch. Peers at older epochs count for the rate, since they soon catch up.
-            counts: Takes a peer and its samples; returns how many of them count.
-        """
-        counted = [(self.own, float), *((record, partial(counts, record.peer_id)) for record in self.others)]
-        return [
-            Source(
-                reported=count(self.epoch.samples_of(record, epoch, record.time)),
-                have=count(self.epoch.samples_of(record, epoch, self.now)),
-                rate=count(record.samples_per_second),
-                most=count(self.epoch.target_batch_size),
-            )
-            for record, count in counted
-        ]
-
     def progress(self) -> GlobalProgress:
         """Adds up the records; if none was found, takes this peer's own progress."""
         leaders, peers, own = self.leaders(), self.peers, self.epoch.number
@@ -122,58 +105,55 @@ class Look:
         has_voices = any(peers.has_voice(one.peer_id) for one in leaders)
         reported = max(own, agreed_epoch(voices))
         epoch = reported if has_voices else own
-        counted = self.sources(epoch, peers.counted_samples)
-        expected = self.sources(epoch, peers.expected_samples)
-        target = self.epoch.target_batch_size
-        rates = [replace(source, have=0.0) for source in (counted if has_voices else expected)]
+        counts = peers.counted_samples if has_voices else peers.expected_samples
         return GlobalProgress(
             epoch=epoch,
             reported=reported,
             of_most=max(own, begun_by_most(voices)),
             has_voices=has_voices,
-            samples=sum(source.reported for source in counted),
             num_peers=self.num_peers,
-            epoch_seconds=seconds_until(target, rates),
-            ends_at=self.now + seconds_until(target, counted),
-            full_at=self.now + seconds_until(target, expected),
+            epoch_seconds=self.seconds_until_full(counts, self.samples_from_now),
+            full_at=self.now + self.seconds_until_full(peers.expected_samples, partial(self.samples_due, epoch=epoch)),
+            others_bring=partial(self.others_bring, epoch),
         )
 
+    def others_bring(self, epoch: int, at: float) -> float:
+        """Samples of an epoch that the others can bring to an average at a DHT time: none of a peer in a micro-batch
+        that lasts longer than a group waits for it."""
+        quick = [one for one in self.others if one.step_samples <= self.patience_seconds * one.samples_per_second]
+        return sum(self.peers.counted_samples(one.peer_id, self.epoch.samples_of(one, epoch, at)) for one in quick)
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A peer as a source of samples."""
+    def samples_due(self, record: PeerProgress, at: float, *, epoch: int) -> float:
+        """Samples of an epoch that a peer should have at a DHT time. A peer at an older epoch soon catches up."""
+        is_older = record.epoch < epoch
+        return self.samples_from_now(record, at) if is_older else self.epoch.samples_of(record, epoch, at)
 
-    have: float
-    """Samples that the peer should have by now."""
-    rate: float
-    """Samples a second."""
-    most: float
-    """Most samples that the peer can have in an epoch."""
-    reported: float = 0.0
-    """Samples in the peer's record."""
+    def samples_from_now(self, record: PeerProgress, at: float) -> float:
+        """Samples that a peer should compute from the look to a DHT time: the target batch size at most."""
+        return min((at - self.now) * record.samples_per_second, self.epoch.target_batch_size)
 
-    def seconds_until_full(self) -> float:
-        """Seconds until the peer has as many samples as it can have."""
-        return (self.most - self.have) / self.rate
+    def seconds_until_full(
+        self, counts: Callable[[bytes, float], float], samples: Callable[[PeerProgress, float], float]
+    ) -> float:
+        """Seconds until all peers together have the epoch's samples: at most `ENDLESS_SECONDS`.
 
+        Args:
+            counts: Takes another peer and its samples; returns how many of them count.
+            samples: Estimates the samples of a record's peer at a DHT time.
+        """
 
-def seconds_until(target: float, sources: Sequence[Source]) -> float:
-    """Seconds until the sources together have `target` samples; infinite if none of them computes.
+        def is_full(seconds: float) -> bool:
+            at = self.now + seconds
+            total = samples(self.own, at) + sum(counts(one.peer_id, samples(one, at)) for one in self.others)
+            return total >= self.epoch.target_batch_size
 
-    >>> seconds_until(60, [Source(have=10, rate=2, most=60), Source(have=0, rate=1e7, most=20)])
-    15.0
-    >>> seconds_until(60, [Source(have=10, rate=0, most=60)])
-    inf
-    """
-    rising = sorted((one for one in sources if one.rate > 0), key=Source.seconds_until_full)
-    rates = list(itertools.accumulate(source.rate for source in reversed(rising)))[::-1]
-    have, now = sum(source.have for source in sources), 0.0
-    for source, rate in zip(rising, rates, strict=True):  # this source and those after it are not full yet
-        full_at = source.seconds_until_full()
-        if source is rising[-1] or target <= have + (full_at - now) * rate:
-            return now + max(target - have, 0.0) / rate
-        have, now = have + (full_at - now) * rate, full_at
-    return 0.0 if have >= target else math.inf
+        if is_full(0.0):
+            return 0.0
+        early, late = 0.0, ENDLESS_SECONDS
+        for _ in range(HALVINGS):
+            middle = (early + late) / 2
+            early, late = (early, middle) if is_full(middle) else (middle, late)
+        return late
 
 
 def agreed_epoch(epochs: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import PrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 
+from calculator.swarm.forecast import PATIENCE_WINDOWS
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
 from training.swarm.node.admission import admission_of
@@ -81,6 +82,11 @@ class Progress:
         self._others_seen = -math.inf
         self.peers = peers or Peers()
         self._others: list[PeerProgress] = []
+        self._patience_seconds = (PATIENCE_WINDOWS - 1) * matchmaking_seconds  # the first one lies before the end
+        self.step_seconds = 0.0
+        """Time of this peer's last micro-batch, without the wait at an epoch's end."""
+        self._step_samples, self._trained_at = 0, -math.inf
+        """Samples of that micro-batch, and the newest epoch of all at its end."""
         self._local, self._epoch_began = self._record(epoch=0, samples=0), get_dht_time()
         self._global = self._combine(self._look_if_answered())
         self._paused = threading.Lock()
@@ -131,12 +137,19 @@ class Progress:
         return 1 + sum(self._is_lively(one.peer_id) and self.peers.is_awaited(one.peer_id) for one in self._others)
 
     @property
+    def coming_peers(self) -> int:
+        """Number of `lively_peers` that no long micro-batch keeps from coming to a group, this one included."""
+        now, patience = get_dht_time(), self._patience_seconds
+        free = [one for one in self._others if one.is_free(now, within_seconds=patience)]
+        return 1 + sum(self._is_lively(one.peer_id) for one in free)
+
+    @property
     def ready_to_update_epoch(self) -> bool:
-        """True if the epoch's samples are complete, by the last look or by the rates since, or if the others have gone
-        on."""
-        known = self._global
-        is_full = known.samples >= self.target_batch_size or get_dht_time() >= known.ends_at
-        return is_full or known.epoch > self._local.epoch
+        """True if this peer's samples and those that the others can bring now are an epoch's, or if the others have
+        gone on."""
+        known, local = self._global, self._local
+        samples = local.samples_accumulated + known.others_bring(get_dht_time())
+        return known.epoch > local.epoch or samples >= self.target_batch_size
 
     @property
     def ready_with_a_group(self) -> bool:
@@ -204,26 +217,31 @@ class Progress:
     def report(self, epoch: int, samples: int) -> None:
         """Notes the number of the epoch's samples that this peer has computed.
 
-        The others get the number at once if these samples begin or end the epoch, otherwise after a while.
+        The others get the number at once if these samples begin or end the epoch, or show this peer's rate for the
+        first time; otherwise after a while.
         """
         before, new = self._local, samples - self._local.samples_accumulated
-        # Own samples count at once. The next look replaces the sum by that of all records, including this peer's.
-        if epoch == before.epoch == self._global.epoch:
-            self._global = replace(self._global, samples=self._global.samples + new)
-        if new > 0:
+        if new > 0 and math.isfinite(self._trained_at):
             self.performance.update(task_size=new)
-        else:
-            self.performance.reset_timer()  # the time since the last samples was not spent on samples
-        self._local, self._is_away = self._record(epoch=epoch, samples=samples), False
+            self._step_samples = new
+        else:  # the time since the last samples was not spent on samples alone, but also on the program's start
+            self.performance.reset_timer()
+        if samples:
+            self._trained_at = self.global_epoch
+        self._local, self._is_away = self._record(epoch=epoch, samples=samples, step_samples=self._step_samples), False
+        self.step_seconds = self._local.counted_at - before.counted_at
+        if self.ready_to_update_epoch:  # it begins no further micro-batch, and can bring what it has
+            self._local = self._record(epoch=epoch, samples=samples)
         self._reports.set()
         began = epoch != before.epoch or new <= 0
-        if began or not before.samples_accumulated or self.ready_to_update_epoch:
+        if began or not (before.samples_accumulated and before.step_samples) or self.ready_to_update_epoch:
             self._reports.hurry()
 
     def still_here(self) -> None:
         """Renews this peer's record at intervals while it computes nothing, so that groups wait for it."""
-        if (now := get_dht_time()) - self._local.time >= self.lively_seconds / LIVELY_REPORTS:
-            self._local = self._local.copy(update={"time": now})
+        local = self._local
+        if get_dht_time() - local.counted_at >= self.lively_seconds / LIVELY_REPORTS:
+            self._local = self._record(epoch=local.epoch, samples=local.samples_accumulated)
             self._reports.set()
         # Otherwise the time that it waited would count as time of its next micro-batch.
         self.performance.reset_timer()
@@ -234,7 +252,8 @@ class Progress:
         Groups wait for a peer that has samples to bring. Without any, the peer is away.
         """
         resting = self._record(epoch=epoch, samples=samples).copy(update={"samples_per_second": 0.0})
-        is_news = resting.copy(update={"time": 0.0}) != self._local.copy(update={"time": 0.0})
+        times = {"time": 0.0, "counted_at": 0.0}
+        is_news = resting.copy(update=times) != self._local.copy(update=times)
         if is_news or resting.time - self._local.time >= self.lively_seconds / LIVELY_REPORTS:
             self._local, self._is_away = resting, not samples
             self._reports.set()
@@ -279,8 +298,7 @@ class Progress:
         known = self._global
         if epoch > known.epoch:
             reported = max(epoch, known.reported)
-            ends = dict(ends_at=math.inf, full_at=math.inf)
-            self._global = replace(known, epoch=epoch, reported=reported, samples=0, **ends)
+            self._global = replace(known, epoch=epoch, reported=reported, full_at=math.inf, others_bring=lambda at: 0.0)
         self._epochs_begun, self._epoch_began = self._epochs_begun + 1, get_dht_time()
         self.report(epoch, 0)
         self._has_looked = self._has_compared = False
@@ -331,24 +349,28 @@ class Progress:
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _keep_telling(self) -> None:
-        """Stores this peer's record when there is news, and before the stored record expires."""
-        trained_at, was_away = -math.inf, False
+        """Stores this peer's record when there is news, and before the others would take the peer for dead: a
+        micro-batch may last longer than that."""
+        was_away = False
         while not self._ending.is_set():
-            if self._reports.wait(self._record_seconds / 2):
+            if self._reports.wait(self.lively_seconds / LIVELY_REPORTS):
                 self._reports.clear()
-            local, is_away = self._local, self._is_away
-            if is_away:
-                if not was_away and not self._ending.is_set():
+            is_away = self._is_away
+            if not self._ending.is_set():
+                if not is_away:
+                    self.tell()
+                elif not was_away:
                     self._store(None)  # as a peer that leaves
-                was_away = True
-                continue
-            was_away = False
-            if local.samples_accumulated:
-                trained_at = self.global_epoch
-            # A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others no
-            # longer count it.
-            if trained_at >= self.global_epoch - 1 and not self._ending.is_set():
-                self._store(local.dict())
+            was_away = is_away
+
+    def tell(self) -> None:
+        """Stores this peer's record.
+
+        A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others no
+        longer count it.
+        """
+        if self._trained_at >= self.global_epoch - 1:
+            self._store(self._local.copy(update={"time": get_dht_time()}).dict())
 
     def _keep_looking(self) -> None:
         pause = self._pause_between_looks()
@@ -373,7 +395,7 @@ class Progress:
         if not peers:
             return self._pause_alone
         soon = (known.full_at - get_dht_time()) * peers / max(peers + NEWCOMERS, peers * (1 + NEWCOMERS_SHARE))
-        return min(max(soon, min(0.5, self.window / 5)), min(10.0, 4 * self.window))
+        return min(max(soon, min(0.5, self.window / 5)), min(10.0, 2 * self.window))
 
     def _pause_between_reports(self) -> float:
         """Seconds from one report of this peer's samples to the next; 0 if the end of the epoch is unknown."""
@@ -382,13 +404,16 @@ class Progress:
 
     # -- records in the DHT ----------------------------------------------------------------------------------------
 
-    def _record(self, *, epoch: int, samples: int) -> PeerProgress:
+    def _record(self, *, epoch: int, samples: int, step_samples: int = 0) -> PeerProgress:
+        now = get_dht_time()
         return PeerProgress(
             peer_id=self.dht.peer_id.to_bytes(),
             epoch=epoch,
             samples_accumulated=samples,
             samples_per_second=self.performance.samples_per_second,
-            time=get_dht_time(),
+            time=now,
+            counted_at=now,
+            step_samples=step_samples,
             client_mode=self._client_mode,
         )
 
@@ -426,15 +451,16 @@ class Progress:
         if not (others or said_goodbye) and abs(now - self._others_seen) < self.lively_seconds:
             return self._global
         self._others, self._others_seen = others, now if others else self._others_seen
-        its_own = [record for record in records if record.peer_id == own]
+        is_known = any(record.peer_id == own for record in records)
         return Look(
             now=now,
             others=others,
-            own=its_own[0] if its_own else self._local.copy(update={"time": now}),
-            num_peers=len(others) + 1 if others else len(its_own),
+            own=self._local,
+            num_peers=len(others) + 1 if others else int(is_known),
             epoch=self._epoch,
             peers=self.peers,
             lively_seconds=self.lively_seconds,
+            patience_seconds=self._patience_seconds,
         ).progress()
 
     @property

@@ -12,7 +12,8 @@ from training.swarm.engine.ids import MOST_ID_BYTES
 
 
 class PeerProgress(BaseModel):
-    """A peer's record of its progress: hivemind's record, but with upper bounds of its numbers."""
+    """A peer's record of its progress: hivemind's record, but with upper bounds of its numbers, and with the
+    micro-batch that the peer computes."""
 
     peer_id: conbytes(strict=True, max_length=MOST_ID_BYTES)
     epoch: conint(strict=True, ge=0, le=10**9)
@@ -20,7 +21,23 @@ class PeerProgress(BaseModel):
     """Samples of the epoch that the peer is in."""
     samples_per_second: confloat(strict=True, ge=0, le=10**7)
     time: confloat(strict=True, ge=0, le=10**11)
+    """DHT time at which the peer stored the record; it does so every few seconds, also during a micro-batch."""
+    counted_at: confloat(strict=True, ge=0, le=10**11)
+    """DHT time at which the peer counted these samples; then it began its next micro-batch."""
+    step_samples: conint(strict=True, ge=0, le=10**6)
+    """Samples of a micro-batch, which count all at once; 0: unknown, or the peer computes none now."""
     client_mode: StrictBool
+
+    def whole_samples(self, at: float) -> float:
+        """Samples of the micro-batches that the peer should have done from `counted_at` to a DHT time."""
+        samples = max(0.0, at - self.counted_at) * self.samples_per_second
+        return samples // self.step_samples * self.step_samples if self.step_samples else samples
+
+    def is_free(self, at: float, *, within_seconds: float) -> bool:
+        """Returns True if the peer's micro-batch under way at a DHT time should be done within some seconds."""
+        begun = max(0.0, at - self.counted_at) * self.samples_per_second
+        left = self.step_samples - begun % self.step_samples if self.step_samples else 0.0
+        return left <= within_seconds * self.samples_per_second
 
 
 class _AllProgress(BaseModel):

@@ -326,7 +326,7 @@ def test_nobody_speaks_for_another_peer_of_a_lineage(node, ada, tmp_path):
     """A ghost that somebody signs does not count as a peer."""
     eve, key = Identity(tmp_path), f"{run_prefix('demo', node.lineage)}_progress"
     record = {"peer_id": ada.peer_id.to_bytes(), "epoch": 70, "samples_accumulated": 1, "samples_per_second": 1.0}
-    record |= {"time": get_dht_time(), "client_mode": False}
+    record |= {"time": get_dht_time(), "counted_at": get_dht_time(), "step_samples": 1, "client_mode": False}
     settings = {"prefix": run_prefix("demo", node.lineage), "target_batch_size": 64, "matchmaking_seconds": 5.0 / 6}
     assert send(node, [signed(eve, key, record)]) == [[True]]
     progress = Progress(dht=node.dht, private_key=ada.private_key, **settings)
@@ -344,7 +344,7 @@ def test_a_record_that_a_node_took_before_it_knew_better_hides_no_other(node, ad
     bob, eve, carol = (Identity(tmp_path / name) for name in ("bob", "eve", "carol"))
     prefix = run_prefix("demo", None) + f"_{own}"
     record = {"peer_id": bob.peer_id.to_bytes(), "epoch": 70, "samples_accumulated": 1, "samples_per_second": 1.0}
-    record |= {"time": get_dht_time(), "client_mode": False}
+    record |= {"time": get_dht_time(), "counted_at": get_dht_time(), "step_samples": 1, "client_mode": False}
     told = [signed(eve, f"{prefix}_progress", "nonsense"), signed(bob, f"{prefix}_progress", record)]
     assert send(node, told) == [[True], [True]]
     dht, identity = node.dht, ada

@@ -89,6 +89,7 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         look_around=lambda: (7, others()),
         look_who_stays=lambda: (7, others()),
         seconds_left=0.0,
+        step_seconds=0.0,
         epoch_seconds=EPOCH_SECONDS,
         give_up_the_silent=lambda *seconds, **slow: None,
     )
@@ -239,7 +240,8 @@ def test_a_groupmate_that_knew_nothing_of_the_group_is_not_taken_for_dead(lives,
     other = PeerID(b"other")
     progress = Progress(matchmaking_seconds=10.0, dht=node, prefix="run", target_batch_size=64)
     facts = {"epoch": 7, "samples_accumulated": 32, "samples_per_second": 10.0, "client_mode": False}
-    told = {"peer_id": other.to_bytes(), "time": get_dht_time() - 1, **facts}
+    facts |= {"time": get_dht_time() - 1, "counted_at": get_dht_time() - 1, "step_samples": 4}
+    told = {"peer_id": other.to_bytes(), **facts}
     records = {"other": ValueWithExpiration(value=told, expiration_time=get_dht_time() + 30)}
     progress._look = lambda: records
     progress._global = replace(progress._global, num_peers=2)

@@ -65,6 +65,7 @@ MODEL = torch.nn.Linear(30, 20)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
 SEARCH_SECONDS, RECORD_SECONDS = 12.0, 5.0
 PROGRESS = {"epoch": 3, "samples_accumulated": 5, "samples_per_second": 1.0, "time": 1.0, "client_mode": False}
+PROGRESS |= {"counted_at": 1.0, "step_samples": 4}
 RECORDS = {
     ("dht.py", "_recipe"): ("demo_recipe", RUN.digest),
     ("tokens.py", "_key(run)"): ("demo_tokens", "f" * 16),
