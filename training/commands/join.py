@@ -68,7 +68,7 @@ StateDir = Annotated[
     Path | None,
     typer.Option(
         help="Folder that keeps your identity, place in the data, and the run's weights, so that a restart continues "
-        "them; copied to another machine, it lets both count for you. Default: a folder of this run in "
+        "them. If you copy it to another machine, both count for you. Default: a folder of this run in "
         "~/.local/state/training-together."
     ),
 ]
@@ -120,8 +120,8 @@ MaxMemory = Annotated[
     float | None,
     _advanced(
         min=0.1,
-        help="Most memory that training takes on the device that computes, in GB; it chooses smaller micro-batches for "
-        "that. Default: what is free.",
+        help="Most memory that training takes on the device that computes, in GB: micro-batches are as small as that "
+        "needs. Default: what is free.",
     ),
 ]
 HuggingFace = Annotated[
@@ -134,7 +134,7 @@ HuggingFace = Annotated[
     ),
 ]
 Yes = Annotated[bool, _advanced("--yes", help="Answer the question of --hugging-face with yes.")]
-ClientMode = Annotated[bool, _advanced("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
+ClientMode = Annotated[bool, _advanced("--client-mode", help="Accept no incoming connections. Default: found out.")]
 HostMaddrs = Annotated[list[str] | None, _advanced(help="Address to listen on.")]
 AnnounceMaddrs = Annotated[
     list[str] | None,
@@ -158,7 +158,7 @@ def run(
     address: Address = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Your name on the leaderboard; `anonymous` shows none, also of what you have done before."),
+        typer.Option(help="Your name on the leaderboard; `anonymous` hides it, also for what you have done before."),
     ] = None,
     hours: HoursOfDay = None,
     max_upload: MaxUpload = None,

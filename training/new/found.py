@@ -96,7 +96,7 @@ def look(place: str) -> Found:
 
 
 def _kind(file: Path) -> str | None:
-    """What a file may be of; None if it is neither text nor pictures."""
+    """Kind of a file; None if it has neither text nor pictures."""
     if file.name.startswith(".") or not file.is_file():
         return None
     if file.suffix.lower() in PICTURE_SUFFIXES:

@@ -15,9 +15,9 @@ PROGRAM = "training-transformers-together"
 STATE_FOLDER = "training-together"
 """Folder beside the notebook that keeps the volunteer's identity and the run's weights."""
 INSTALL = "install"
-"""Tag of the cell that installs the trainer; a test leaves the cell out, since the trainer is there already."""
+"""Tag of the cell that installs the trainer; a test, which has the trainer already, omits the cell."""
 ANY_RUN = "https://run.example"
-"""Stands in a notebook for the run that its reader has yet to name."""
+"""Address that the reader of a notebook replaces by that of a run."""
 _FIELD = '  # @param {type:"string"}'
 """Comment that makes Colab show a text field for a line."""
 

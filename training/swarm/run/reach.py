@@ -1,4 +1,4 @@
-"""Reach of a peer: how others connect to it. It is found out, since a volunteer behind a router need not know.
+"""Reach of a peer: how others connect to it. The peer finds it out, since its volunteer may not know of a router.
 
 Servers of the run are asked to connect back (`dial_back`). If none of them can, this peer's network daemon reserves a
 place at the servers, which then pass on others' connections, encrypted between the two ends. Only a peer that no server
@@ -32,14 +32,14 @@ SAYS: dict[Reach, str] = {
 MOST_ASKED = 3
 """Most servers that are asked at a time; each takes 3 questions a minute from a peer."""
 ANSWER_SECONDS = 6.0
-"""Longest wait for a server that connects back, which takes a few round trips; one whose connection is dropped tries
-for 15 s."""
+"""Longest wait for a server that connects back, which takes a few round trips. If a firewall drops its packets, the
+server tries for 15 s."""
 RELAY_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Longest wait for a place at a server, and the pause between two looks."""
 
 
 class ReachChanged(BeginsAnew):
-    """Error of a peer that others now reach in another way; at its next start it uses that way."""
+    """Error of a peer that others now reach in another way; its next start uses that way."""
 
 
 async def find_reach(servers: Collection[str], _dht: DHT, node: DHTNode) -> Reach | None:

@@ -76,10 +76,10 @@ class Pace:
     clock_seconds: float = 60.0
     """Seconds between two comparisons of this machine's clock with those of others."""
     reach_seconds: float = 1500.0
-    """Seconds between two questions to the servers whether they reach this peer, which begins anew if that has changed:
-    less often than `processes.servers.again` permits."""
+    """Seconds between two questions to the servers whether they reach this peer. If that has changed, the peer begins
+    anew, and `processes.servers.again` permits no shorter interval."""
     doubt_seconds: float = 60.0
-    """Seconds after which they are asked again if their answer was new."""
+    """Seconds after which the peer asks them again if their answer was new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ class Redial:
         self.has_moved = False
         """True if the peer should begin anew, because others reach it in another way than at its start."""
         self.note_reach: Callable[[Reach], None] = lambda reach: None
-        """Called with each other reach."""
+        """Called with the new reach when it has changed."""
         self._tell, self._pace = tell, pace or Pace()
         self._own_id = str(dht.peer_id)
         self._servers: dict[str, _Contact] = {}
@@ -333,7 +333,7 @@ class Redial:
         self._clock_wrong = wrong is not None
 
     def _watch_reach(self) -> None:
-        """Asks now and then whether others still reach this peer as before; a second answer must confirm another."""
+        """Asks now and then whether others still reach this peer as before. A second answer must confirm a change."""
         if self.reach is None or time.monotonic() < self._reach_due:
             return
         self._reach_due = time.monotonic() + self._pace.reach_seconds * random.uniform(0.8, 1.2)
