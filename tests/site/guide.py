@@ -94,11 +94,11 @@ class Machine:
             return httpx.get(address, timeout=5).raise_for_status().json()
         return {}
 
-    def until_epoch(self, least: int, others: Path) -> int:
+    def until_epoch(self, least: int, others: Path, within: float = 120) -> int:
         """The dashboard's epoch, once it has come so far while a volunteer is there."""
 
         def come_so_far():
             state = self.state()
             return state.get("active_peers") and (state["epoch"] or 0) >= least and state["epoch"]
 
-        return until(come_so_far, said=lambda: self.log.read_text() + others.read_text())
+        return until(come_so_far, within, said=lambda: self.log.read_text() + others.read_text())

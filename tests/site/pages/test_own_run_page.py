@@ -17,6 +17,8 @@ from training.recipe import load_recipe
 
 PAGE = (ROOT / "site" / "make-your-own-run.md").read_text(encoding="utf-8")
 MOST_WORDS = 1200
+LONGEST = 400
+"""Seconds for an epoch of 256 samples on a busy machine."""
 TEXT = "Ada has a red key and goes to the library. Max has a black kite and sees a small house by the sea. "
 
 
@@ -43,7 +45,7 @@ def small_model(folder):
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_pages_commands_make_a_run(programs, tmp_path):
     (tmp_path / "my-texts").mkdir()
     for number in range(60):
@@ -53,11 +55,13 @@ def test_the_pages_commands_make_a_run(programs, tmp_path):
     run_dir = tmp_path / "runs" / "my-texts"
 
     first = machine.serve(guide.take(f"{TRAINER}new my-texts"), tmp_path)
-    printed, others = tmp_path / "volunteer.log", ["--state-dir", tmp_path / "volunteer", "--threads", "1"]
+    # Otherwise a volunteer leaves a busy machine to other programs, and its epochs last for minutes.
+    others = ["--state-dir", tmp_path / "volunteer", "--threads", "1", "--normal-priority", "--precision", "float32"]
+    printed = tmp_path / "volunteer.log"
     words = shlex.split(first["join_command"])
     assert words[1:4] == ["-m", "training", "join"]
     volunteer = machine.start([sys.executable, *words[1:], *others], printed, tmp_path)
-    machine.until_epoch(2, printed)
+    machine.until_epoch(1, printed, within=LONGEST)
 
     small_model(tmp_path / "base")
     command = guide.take(f"{TRAINER}new my-texts --from")
@@ -89,7 +93,7 @@ def test_the_pages_commands_make_a_run(programs, tmp_path):
     shown = httpx.get(f"http://127.0.0.1:{guide.port}/live/run.json").json()
     assert shown["title"] == "My texts"
     epoch = machine.state()["epoch"] or 0
-    machine.until_epoch(epoch + 1, printed)
+    machine.until_epoch(epoch + 1, printed, within=LONGEST)
     assert volunteer.poll() is None, printed.read_text()
     assert guide.run(f"{TRAINER}generate").strip()
     guide.run(f"{TRAINER}convert")
