@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from calculator.reports.units import show_bytes, show_count
 from training.data.sources.documents import TEXT_KINDS
-from training.data.sources.folders import PICTURE_SUFFIXES, is_tar
+from training.data.sources.folders import PICTURE, PICTURE_SUFFIXES, is_tar
 from training.data.sources.hub import HubSet, is_hub
 from training.data.sources.hub_rows import IMAGE_COLUMNS
 from training.data.sources.records import RECORD_KINDS, kind_of
@@ -23,8 +23,8 @@ from training.errors import BadInput
 if TYPE_CHECKING:
     from training.data.store.shards import Manifest, TextManifest
 
-PICTURE, ARCHIVE, TABLE, TEXT = "picture", "tar or zip of pictures", "Parquet file with pictures", "file of text"
-"""Kinds of files, for people."""
+ARCHIVE, TABLE, TEXT = "tar or zip of pictures", "Parquet file with pictures", "file of text"
+"""Kinds of files beside `PICTURE`, for people."""
 PLURALS = {
     PICTURE: "pictures",
     ARCHIVE: "tars or zips of pictures",

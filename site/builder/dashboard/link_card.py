@@ -15,9 +15,7 @@ SITE = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(SITE.parent), str(SITE)]
 
 from builder.dashboard.recorded_run import load_recorded  # noqa: E402  (the paths above come first)
-
-WIDTH, HEIGHT = 1200, 630
-"""Pixels; the size that sites with Open Graph previews recommend."""
+from training.publish.live.picture import HEIGHT, WIDTH  # noqa: E402
 
 STYLE = """
   body { background: #fcfbf8; box-sizing: border-box; color: #1f2430; font: 28px system-ui; height: 630px; margin: 0;

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from builder.dashboard.curves import loss_svg, spark_svg
 from calculator.reports.units import show_count
+from training.publish.config import LEAST_SECONDS
 
 EMPTY = {"live/run.json": "{}\n"}
 """Content of the files of a site without a recorded run, by address."""
 
-LEAST_SECONDS = 600
-"""Seconds of computing from which a volunteer has a place; that of `training.publish.history.credit`."""
 SHOWN_SNAPSHOTS = 8
 """Number of recorded snapshots that the pages themselves show, evenly spread from the first to the last."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from training.publish.history.credit import LEAST_SECONDS
+from training.publish.config import LEAST_SECONDS
 from training.publish.history.volunteers import is_anonymous
 
 HOURS = (24, 720, None)

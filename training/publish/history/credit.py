@@ -14,9 +14,6 @@ from statistics import median_low
 
 from training.swarm.node.metrics import Missed, PeerRecord
 
-LEAST_SECONDS = 600
-"""Seconds of computing that make a volunteer a contributor: ten minutes (paper, section 3.4)."""
-
 
 def with_believed_epochs(record: PeerRecord, most: float) -> PeerRecord:
     """Returns a record whose epochs have at most as many samples as one peer can have in an epoch.
