@@ -24,8 +24,8 @@ from training.swarm.run.reach import Reach
 MEASURABLE_BYTES = 1 << 23
 """Least size of a download whose bandwidth is used; the time of a smaller one depends more on latency."""
 RELAYED_MBITS = 1.0
-"""Bandwidth that a relayed peer announces at most: the run's servers carry what others send it, so it gets small
-parts."""
+"""Bandwidth that a relayed peer announces. It is small so that the peer gets small parts of averages: the run's servers
+carry what others send it."""
 FAST_MBITS = 1000.0
 """Bandwidth above which peers get equal parts: then the computers, not the links, are the bottleneck."""
 

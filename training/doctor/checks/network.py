@@ -71,7 +71,7 @@ NOT_REACHED = Fault(
     level="warning",
     why="Others cannot connect to this machine, so the run's servers relay for it, and it averages small parts. `join` "
     "finds this out by itself.",
-    remedy="Nothing must be done. To be reachable, forward a port in your router and give it with --host-maddrs "
+    remedy="Nothing needs to be done. To be reachable, forward a port in your router and give it with --host-maddrs "
     "/ip4/0.0.0.0/tcp/PORT.",
 )
 DIFFERS = Fault(

@@ -96,8 +96,8 @@ def start_dht(
         host_maddrs: Addresses to listen on; port 0 picks a free one.
         announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
         client_mode: Accept no incoming connections.
-        is_server: The node is one of the run's servers, which others reach; it relays for those that are not reached.
-        is_relayed: Others do not reach this node; the initial peers, the run's servers, relay for it.
+        is_server: The node is one of the run's servers, which relays for peers that others cannot reach.
+        is_relayed: Others cannot reach this node; the initial peers, which are the run's servers, relay for it.
         admission: Checks the tickets of other peers; needed in a run that admits members only. To store anything there,
             the node needs this peer's ticket, which the admission has.
 

@@ -48,7 +48,7 @@ def go_online(
         identity: Key of this peer.
         initial_peers: Addresses as for `Servers`; empty for the first node of a run.
         host_maddrs, announce_maddrs, client_mode, is_relayed, admission: Arguments of `start_dht`.
-        may_be_alone: True for a server, which relays for peers that others do not reach. If it has met others before,
+        may_be_alone: True for a server, which relays for peers that others cannot reach. If it has met others before,
             it may come back before all of them.
         tell: Called with messages for the volunteer; see `Redial`.
         pace: Pauses of the calls; see `Redial`.
