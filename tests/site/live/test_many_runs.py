@@ -11,7 +11,7 @@ import threading
 import pytest
 from playwright.sync_api import expect
 
-from builder.join.choices import DEMOS, PROGRAM
+from builder.join.choices import DEMOS, JOIN, PROGRAM, RUN
 from site_server import SiteServer
 from tests.ports import free_port
 from tests.programs import run_program
@@ -79,7 +79,7 @@ def follow(page, name) -> None:
 
 def joined(url: str) -> str:
     """The beginning of the command that joins the run of a monitor."""
-    return f"{PROGRAM} join --recipe {url}/recipe.toml --initial-peers {url}"
+    return JOIN.replace(RUN, url)
 
 
 @pytest.mark.swarm
