@@ -33,7 +33,7 @@ PROGRAM = ".venv/bin/nox -s training --"
 
 RUN = "https://RUN"
 """Stands in `JOIN` for the address of a run's site."""
-JOIN = f"{PROGRAM} join --recipe {RUN}/recipe.toml --initial-peers {RUN}"
+JOIN = f"{PROGRAM} join {RUN}"
 """Command that joins a run whose address is known. The page's script puts the address into it."""
 
 DEMOS = {"demo": ".venv/bin/nox -s demo", "stories": ".venv/bin/nox -s demo -- --recipe stories"}
