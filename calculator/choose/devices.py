@@ -201,7 +201,7 @@ PROCESSOR = Device(
     source="assumed: 8 GiB, half of which other programs use",
     unified=True,
 )
-"""A volunteer's computer without a GPU, of which a run's forecast may count some; it is no GPU to choose."""
+"""Volunteer's computer without a GPU, for forecasts of a run; lists of GPUs to choose from do not have it."""
 
 
 def smallest_first(also: Device | None = None) -> list[Device]:

@@ -31,7 +31,7 @@ const now = () => Date.now() / 1000;
  * @property {string} told the epoch and status of the last state whose other documents have come
  * @property {number} restAt time at which all documents are asked for again, even without a new epoch
  * @property {number} most how many volunteers of the leaderboard to ask for
- * @property {number | null} hours of which hours until now; null: of the whole run
+ * @property {number | null} hours until now that the leaderboard covers; null: the whole run
  * @property {boolean} failed whether the last question got no answer
  * @property {object | null} pushed a state that the stream has sent, until it is taken over
  * @property {Promise} working ends when the current update has ended; updates run one after the other, because an older

@@ -99,7 +99,7 @@ def _address_among(context: typer.Context) -> str | None:
     """Returns the run's address among words that only `join` has; its other words are ignored.
 
     Raises:
-        BadInput: If a flag is none of `join` either.
+        BadInput: If `join` does not have a flag either.
     """
     join = context.parent.command.get_command(context, "join")
     known = {flag for option in join.params for flag in (*option.opts, *option.secondary_opts)}

@@ -20,7 +20,7 @@ Out = Annotated[Path | None, typer.Option(help="File to write. Default: SITE.ipy
 
 def run(
     address: Address = None,
-    site: Annotated[Literal["colab", "kaggle"], typer.Option(help="Where the notebook is to run.")] = "colab",
+    site: Annotated[Literal["colab", "kaggle"], typer.Option(help="Site that runs the notebook.")] = "colab",
     out: Out = None,
 ) -> None:
     """Write a notebook with which others join a run on Google Colab or Kaggle."""

@@ -92,7 +92,7 @@ def _people(text: str) -> People:
     try:
         links = {"up_megabits": float(up or UP_MEGABITS), "down_megabits": float(down or DOWN_MEGABITS)}
     except ValueError:
-        raise BadInput(f"The link of {text!r:.60} is no pair of numbers; give Mbit/s such as 20/100.") from None
+        raise BadInput(f"The link of {text!r:.60} is not a pair of numbers; give Mbit/s such as 20/100.") from None
     return People(count=int(count), gpu=gpu, **links)
 
 

@@ -50,7 +50,7 @@ def notebook(site: Literal["colab", "kaggle"], *, address: str = ANY_RUN, run: R
     """Makes a notebook's JSON.
 
     Args:
-        site: Where the notebook is to run.
+        site: Site that runs the notebook.
         address: Address of the run.
         run: Its recipe; None: the reader names the run.
     """

@@ -794,7 +794,7 @@ def _is_counted(connection: sqlite3.Connection, record: PeerRecord, epoch: int, 
 
 
 def _recent(record: PeerRecord, since: int) -> list[RecentEpoch]:
-    """The epochs after `since` that a record repeats, and of which it has samples."""
+    """Epochs after `since` that a record repeats, and for which it has samples."""
     return [one for one in record.recent if since < one.epoch <= record.epoch and one.samples > 0]
 
 

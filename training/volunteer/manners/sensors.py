@@ -124,7 +124,7 @@ def rules_for(names: str) -> list[Rule]:
     """Makes the rules for what `--pause-when` names, such as `battery,heat`; `never` names none.
 
     Raises:
-        BadInput: If there is no such rule, or the system does not tell what it needs.
+        BadInput: If a name is unknown, or the system does not give the reading of a rule.
     """
     wanted = [name.strip() for name in names.split(",")]
     if wanted == [NEVER]:
