@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -22,7 +21,7 @@ def wheel(tmp_path_factory):
 
 
 def test_it_has_every_file_of_the_packages(wheel):
-    listed = subprocess.run(["git", "ls-files", "training", "calculator"], cwd=ROOT, capture_output=True, text=True)
+    listed = run_program(["git", "ls-files", "training", "calculator"])
     if listed.returncode:
         pytest.skip("no git clone")
     names = set(zipfile.ZipFile(wheel).namelist())

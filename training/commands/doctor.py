@@ -59,8 +59,8 @@ def run(
     from training.doctor.examination import run_checks
     from training.doctor.facts import Asked
 
-    for address in initial_peers or ():
-        _check_address(address)
+    for peer in initial_peers or ():
+        _check_address(peer)
     asked = Asked(
         recipe=recipe or address,
         initial_peers=tuple(initial_peers or ()),

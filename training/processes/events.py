@@ -12,8 +12,8 @@ from typing import Literal
 from training.errors import BadInput, reason_of
 
 Event = Literal[
-    "ready", "chosen", "joined", "epoch", "paused", "resumed", "checkpoint", "pushed", "branch", "notice", "warning",
-    "stopped",
+    "ready", "chosen", "joined", "epoch", "paused", "resumed", "checkpoint", "pushed", "branch", "reach", "notice",
+    "warning", "stopped",
 ]  # fmt: skip
 
 

@@ -1,11 +1,11 @@
 """Priority of a program and of all that it starts."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests.programs import run_program
 from training.processes.priority import AUTOGROUP, LOW, SERVING, lower_session
 
 STARTS = """
@@ -23,7 +23,7 @@ print(os.nice(0))
 
 def test_all_that_a_program_starts_is_as_low_and_its_computing_lower():
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    shown = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True).stdout
+    shown = run_program([sys.executable, "-c", STARTS]).stdout
     assert [int(line) for line in shown.split()] == [max(SERVING, usual)] * 2 + [max(LOW, usual)]
 
 
@@ -51,6 +51,5 @@ raise_again()
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this system has no groups of sessions")
 def test_linux_takes_the_niceness_of_a_session():
-    options = {"capture_output": True, "text": True, "check": True, "start_new_session": True}
-    shown = subprocess.run([sys.executable, "-c", OWN_SESSION], **options).stdout
+    shown = run_program([sys.executable, "-c", OWN_SESSION]).stdout
     assert shown == f"{LOW}\n"

@@ -10,11 +10,11 @@ from training.volunteer.manners.awake import Awake, command_of
 STAYS = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
 
-def test_a_program_keeps_it_awake_until_the_peer_rests():
+def test_a_program_keeps_it_awake_until_the_peer_rests(programs):
     started = []
 
     def start(command):
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        started.append(programs.start(command, stdin=subprocess.PIPE))
         return started[-1]
 
     awake = Awake(start, STAYS)
