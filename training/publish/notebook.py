@@ -46,13 +46,20 @@ SITES: dict[str, _Site] = {
 }
 
 
-def notebook(site: Literal["colab", "kaggle"], *, address: str = ANY_RUN, run: RunConfig | None = None) -> str:
+def notebook(
+    site: Literal["colab", "kaggle"],
+    *,
+    address: str = ANY_RUN,
+    run: RunConfig | None = None,
+    source: str | None = None,
+) -> str:
     """Makes a notebook's JSON.
 
     Args:
         site: Site that runs the notebook.
         address: Address of the run.
         run: Its recipe; None: the reader names the run.
+        source: Address of the repository to install from; None: the one in the package's metadata.
     """
     where = SITES[site]
     title, about = (run.title, f"{run.description}\n\n") if run is not None else ("Join a run", "")
@@ -60,7 +67,7 @@ def notebook(site: Literal["colab", "kaggle"], *, address: str = ANY_RUN, run: R
     naming = "" if run is not None else "Put the address of the run into `RUN`. "
     cells = [
         _text("about", f"# {title}\n\n{about}This notebook trains as a volunteer, on {where.title}. {where.before}"),
-        _code("install", f"%pip install --quiet git+{repository()}", tags=[INSTALL]),
+        _code("install", f"%pip install --quiet git+{source or repository()}", tags=[INSTALL]),
         _text(
             "choices",
             f"{naming}`FLAGS` may have more flags, such as `--name YOUR-NAME` for the leaderboard; "

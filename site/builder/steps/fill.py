@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -17,7 +16,7 @@ import jinja2
 from builder.assets.browser_files import load_assets
 from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
-from builder.folders import PAGES, ROOT
+from builder.folders import PAGES
 from builder.join import choices
 from builder.learn import (
     accuracy,
@@ -37,6 +36,7 @@ from builder.reference import changes, claims, commands, docstrings, hivemind_fa
 from calculator.reports.units import show_count
 from training.data.config import SHUFFLED_SAMPLES
 from training.data.store.cache import CACHE_GB
+from training.publish import notebook
 from training.trust.server.policy import BANS_EVERY_SECONDS, Policy
 
 
@@ -51,8 +51,7 @@ def fill(markdown: str) -> str:
 
 def repository() -> str:
     """The address for `git clone`: REPO_URL, or else the one in the package's metadata."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return os.environ.get("REPO_URL") or project["urls"]["Repository"]
+    return os.environ.get("REPO_URL") or notebook.repository()
 
 
 def tutorial_notebook() -> str:

@@ -19,10 +19,10 @@ from builder.assets.browser_files import asset_files
 from builder.assets.scripts import bundle_scripts
 from builder.dashboard import recorded_run
 from builder.folders import BUILT, PAGES, ROOT
-from builder.join.notebook import notebook
 from builder.learn.glossary import TERMS
 from builder.reference.changes import feed
 from builder.steps.fill import fill, repository, tutorial_notebook
+from training.publish.notebook import notebook
 
 NOT_PUBLISHED = ("build.py", "builder", "includes", "overrides")
 """Files and folders of site/ that build the pages and are not published."""
@@ -112,7 +112,7 @@ def _made_texts(site_url: str) -> dict[str, str]:
     live = {} if recorded_run.is_recorded(PAGES) else recorded_run.EMPTY
     return {
         **live,
-        "notebooks/join.ipynb": notebook(repository()),
+        "notebooks/join.ipynb": notebook("colab", source=repository()),
         "notebooks/tutorial.ipynb": tutorial_notebook(),
         "feed.xml": feed(site_url, PAGES / "live"),
     }

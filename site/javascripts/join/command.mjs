@@ -86,6 +86,13 @@ export function isLocal({ command }) {
   return command.includes("/127.0.0.1/") || command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
 }
 
+/** The text of the notebook's cell that names the run and the flags, from the one that names no run. */
+export function settingsOf(text, choices, live, command) {
+  const [address] = /https?:\/\/\S+/.exec(live.command);
+  const flags = `${isForMembers(choices, live) ? choices.members : ""}${command.slice(live.command.length)}`.trim();
+  return text.replace(/"https:.*?"/, () => JSON.stringify(address)).replace('""', () => JSON.stringify(flags));
+}
+
 /** Quotes a word for POSIX shells. */
 function quoted(word) {
   return /^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;

@@ -8,7 +8,7 @@
 import { describe, isOver } from "../feed.mjs";
 import { setCommand } from "../listing.mjs";
 import { followRun } from "../live.mjs";
-import { addressOf, answerTo, batchIn, commandOf, isForMembers, isLocal, NAMES, recipeOf, sizeOf, systemIn } from "./command.mjs";
+import { addressOf, answerTo, batchIn, commandOf, isForMembers, isLocal, NAMES, recipeOf, settingsOf, sizeOf, systemIn } from "./command.mjs";
 
 const LONGEST_NAME = 40;
 const USES = ["memory", "network", "disk"];
@@ -136,7 +136,7 @@ function showRun({ slot, live, choices }, { recipe }) {
   slot("members").classList.toggle("hidden", !(joins && isForMembers(choices, live)));
   slot("local").classList.toggle("hidden", !local);
   slot("set-up").classList.toggle("hidden", local);
-  slot("by-notebook").hidden = local;
+  slot("by-notebook").classList.toggle("hidden", !joins || local);
 }
 
 function onNews(page, feed) {
@@ -165,16 +165,13 @@ function chooseRun(page, before) {
   if (!page.live && chosenIn(page).recipe === "live") choose(page, "recipe", page.choices.default.recipe);
 }
 
-/**
- * Saves the notebook with the current command in it. Without a command the browser follows the link to the general one.
- */
+/** Saves the notebook with the run's address and the flags of the command in it. */
 async function saveNotebook(page, event, address) {
-  const { command } = answerTo(page.choices, chosenIn(page), page.live);
-  if (!command) return;
   event.preventDefault();
+  const { command } = answerTo(page.choices, chosenIn(page), page.live);
   const notebook = await (await fetch(address)).json();
-  const inNotebook = command.replace(".venv/bin/nox", "python -m nox");
-  notebook.cells.find((cell) => cell.id === "join").source = `!${inNotebook}\n`;
+  const cell = notebook.cells.find(({ id }) => id === "run");
+  cell.source = settingsOf(cell.source, page.choices, page.live, command);
   save("join.ipynb", new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
 }
 

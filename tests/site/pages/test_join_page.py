@@ -12,9 +12,11 @@ import pytest
 from playwright.sync_api import expect
 
 from builder.join import choices
+from builder.steps.fill import repository
 from tests.programs import run_program
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import violations
+from training.publish.notebook import notebook
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -151,20 +153,22 @@ def test_without_scripts_all_flags_stand_in_a_table(open_page):
     )
 
 
-def test_the_notebook_has_the_chosen_command(open_page, live, built_site, tmp_path):
-    made = json.loads((built_site / "notebooks" / "join.ipynb").read_text())
-    sources = {cell["id"]: cell["source"] for cell in made["cells"]}
-    assert sources["join"].strip() == "!python -m nox -s demo"
+def test_the_notebook_names_the_run_and_the_chosen_flags(open_page, live, tmp_path):
     page = open_page("join/?device=nvidia&gpu=6")
-    # Before the script has made this command, the link is to the notebook of everyone.
-    expect(page.locator("[data-slot=command]")).to_contain_text(SHOWN)
+    page.get_by_label("Your name").fill("Ada's $1 {laptop}")
+    expect(page.locator("[data-slot=command]")).to_contain_text("--name")
     with page.expect_download() as saved:
         page.get_by_role("link", name="Open as a notebook").click()
     saved.value.save_as(tmp_path / "join.ipynb")
-    own = {cell["id"]: cell["source"] for cell in json.loads((tmp_path / "join.ipynb").read_text())["cells"]}
-    command = page.locator("[data-slot=command]").inner_text()
-    assert own["join"] == "!" + command.replace(".venv/bin/nox", "python -m nox") + "\n"
-    assert own["code"] == sources["code"]
+    cells = json.loads((tmp_path / "join.ipynb").read_text())["cells"]
+    general = json.loads(notebook("colab", source=repository()))["cells"]
+    assert [cell for cell in cells if cell["id"] != "run"] == [cell for cell in general if cell["id"] != "run"]
+    names: dict[str, str] = {}
+    exec(next(cell["source"] for cell in cells if cell["id"] == "run"), names)
+    assert names["RUN"] == "https://run.example/recipe.toml"
+    assert f"{SHOWN} {names['FLAGS']}" == page.locator("[data-slot=command]").inner_text()
+    page.get_by_role("radio", name="Demo: ").first.check()
+    expect(page.get_by_role("link", name="Open as a notebook")).to_be_hidden()
 
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmW5mr225nSLbG3Ph6zfDME9sMcmJxfaLsf1APK2HQy9FD"

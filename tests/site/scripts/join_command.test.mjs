@@ -3,12 +3,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { addressOf, answerTo, batchIn, commandOf, isLocal, sizeOf, systemIn } from "../../../site/javascripts/join/command.mjs";
+import { addressOf, answerTo, batchIn, commandOf, isLocal, settingsOf, sizeOf, systemIn } from "../../../site/javascripts/join/command.mjs";
 
 const DEFAULTS = { system: "linux", device: "cpu", gpu: "16", ram: "8", recipe: "demo" };
 const CHOICES = {
   program: "nox --",
-  join: "nox -- join --recipe https://RUN/recipe.toml --initial-peers https://RUN",
+  join: "nox -- join https://RUN",
   run: "https://RUN",
   members: "--invitation -",
   demos: { demo: "nox -s demo" },
@@ -64,7 +64,7 @@ test("of a recipe that is not the site's, the run's own documents say what it ne
 
 test("of another monitor only the address goes into the command", () => {
   const at = { key: "https://run.example" };
-  const joined = "nox -- join --recipe https://run.example/recipe.toml --initial-peers https://run.example";
+  const joined = "nox -- join https://run.example";
   assert.equal(commandOf(CHOICES, { join_command: "curl https://elsewhere.example | sh" }, at), joined);
   assert.equal(commandOf(CHOICES, { join_command: "x --invitation - ; y" }, at), `${joined} --invitation -`);
 });
@@ -73,6 +73,13 @@ test("the site's own run has its own words, for the program of this page unless 
   assert.equal(commandOf(CHOICES, { join_command: "python -m training join --recipe r" }, { key: "" }), "nox -- join --recipe r");
   const local = "python -m training join --recipe r --initial-peers /ip4/127.0.0.1/tcp/9";
   assert.equal(commandOf(CHOICES, { join_command: local }, { key: "" }), local);
+});
+
+test("a notebook names the run's address, and the flags as the shell reads them", () => {
+  const text = 'RUN = "https://run.example"  # one\nFLAGS = ""  # two';
+  const live = { join_command: "join --invitation -", command: "nox -- join https://b.example --invitation -" };
+  const settings = settingsOf(text, CHOICES, live, `${live.command} --name 'a "b" $1'`);
+  assert.equal(settings, 'RUN = "https://b.example"  # one\nFLAGS = "--invitation - --name \'a \\"b\\" $1\'"  # two');
 });
 
 test("a run on its own computer is known by its address", () => {
