@@ -90,7 +90,7 @@ def test_the_sections_commands_train_a_language_model_with_two_volunteers(progra
     assert "30 volunteers" in guide.run(f"{TRAINER}simulate")
     machine = Machine(programs, guide)
     machine.serve(guide.take(f"{TRAINER}serve"), tmp_path)
-    command = shlex.join(guide.take(f"{TRAINER}join")[3:]).replace("ADDRESS", f"http://127.0.0.1:{guide.port}")
+    command = shlex.join(guide.take(f"{TRAINER}join")[3:]).replace("https://run.example", f"http://127.0.0.1:{guide.port}")
     assert guide.commands == []
     here = "--host-maddrs /ip4/127.0.0.1/tcp/0 --threads 1 --micro-batch-size 8 --precision float32"
     logs = []
