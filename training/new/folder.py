@@ -133,5 +133,6 @@ _CONTENT = f"""- `{RECIPE}`: what is trained, and how. Its comments say what may
 - `{SERVERS}`: ports and addresses of the servers.
 - `{SHARDS}/`: the prepared data.
 - `checkpoints/`: the weights. `history.sqlite`: the dashboard's curves; copies of it are in `backups/`.
+- `damaged/`: files that the monitor found damaged and does not use.
 - `bootstrap/`, `monitor/`: the servers' secret keys. Keep a copy of them where only you can read it.
 - `{LOGS}/`: what the servers have printed."""
