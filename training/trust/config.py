@@ -35,7 +35,7 @@ class MembershipConfig(Section):
             raise ValueError("a run for members needs both key and url; `membership` prints both, or omit the table")
         if self.url is not None and not _is_safe(self.url):
             raise ValueError(
-                "url is to be https://ADDRESS, or http://127.0.0.1:PORT on one machine, without a question mark: "
+                "url must be https://ADDRESS, or http://127.0.0.1:PORT on one machine, without a question mark: "
                 "volunteers send credentials there; use such an address"
             )
         return self

@@ -36,7 +36,7 @@ def _fault(entry: object, site: Path) -> str:
         or not entry.keys() <= KEYS
         or not all(isinstance(one, str) for one in entry.values())
     ):
-        return "is to be an object with the texts title, monitor and record, and nothing else"
+        return "must be an object with the texts title, monitor and record, and nothing else"
     if not entry.get("title") or not (entry.get("monitor") or entry.get("record")):
         return "needs a title, and a monitor or a record"
     if not entry.get("monitor", "https://").startswith("https://"):

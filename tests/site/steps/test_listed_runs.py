@@ -40,9 +40,9 @@ def test_the_sites_own_list_is_right():
 @pytest.mark.parametrize(
     "entry, said",
     [
-        ("https://run.example", "is to be an object"),
-        ({"title": "A", "url": "https://run.example"}, "is to be an object"),
-        ({"title": "A", "monitor": 3}, "is to be an object"),
+        ("https://run.example", "must be an object"),
+        ({"title": "A", "url": "https://run.example"}, "must be an object"),
+        ({"title": "A", "monitor": 3}, "must be an object"),
         ({"title": "A"}, "needs a title, and a monitor or a record"),
         ({"monitor": "https://run.example"}, "needs a title"),
         ({"title": "A", "monitor": "http://run.example"}, "needs an https address"),
