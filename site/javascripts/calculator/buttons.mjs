@@ -1,6 +1,7 @@
 // The buttons beside the form: use a pasted config.json, copy a link, save files.
 
 import { frameOf } from "./address.mjs";
+import { save } from "../save.mjs";
 import { usePasted } from "./form.mjs";
 
 const SHOWN_MS = 2000;
@@ -57,12 +58,4 @@ export function startSaving(slot, page) {
       else save(`memory.${kind}`, answer[kind]);
     });
   }
-}
-
-function save(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text]));
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
 }

@@ -8,6 +8,7 @@
 import { describe, isOver } from "../feed.mjs";
 import { setCommand } from "../listing.mjs";
 import { followRun } from "../live.mjs";
+import { save } from "../save.mjs";
 import { addressOf, answerTo, batchIn, commandOf, isForMembers, isLocal, NAMES, recipeOf, settingsOf, sizeOf, systemIn } from "./command.mjs";
 
 const LONGEST_NAME = 40;
@@ -172,13 +173,5 @@ async function saveNotebook(page, event, address) {
   const notebook = await (await fetch(address)).json();
   const cell = notebook.cells.find(({ id }) => id === "run");
   cell.source = settingsOf(cell.source, page.choices, page.live, command);
-  save("join.ipynb", new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
-}
-
-function save(name, content) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(content);
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
+  save("join.ipynb", JSON.stringify(notebook, null, 1));
 }

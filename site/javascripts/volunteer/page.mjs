@@ -6,8 +6,9 @@ import { showClock, showCount, showDate, showDuration } from "../format.mjs";
 import { showRows } from "../rows.mjs";
 import { chosenRun } from "../runs/chosen.mjs";
 import { ask } from "../runs/documents.mjs";
+import { save } from "../save.mjs";
 import { idIn } from "./address.mjs";
-import { pngOf, save } from "./picture.mjs";
+import { pngOf } from "./picture.mjs";
 
 const ASK_EVERY_MS = 10_000;
 const PERIODS = new Map([[24, "24 hours"], [720, "30 days"], [null, "All time"]]);
@@ -98,7 +99,7 @@ function recentRow({ epoch, time, samples, missed }) {
 async function savePicture({ slot }) {
   slot("save").disabled = true;
   try {
-    save(await pngOf(slot("svg").href), `${slot("name").textContent}.png`);
+    save(`${slot("name").textContent}.png`, await pngOf(slot("svg").href));
   } finally {
     slot("save").disabled = false;
   }

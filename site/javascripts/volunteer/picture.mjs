@@ -15,12 +15,3 @@ export async function pngOf(address) {
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
-
-/** Lets the browser save a file. */
-export function save(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name.replace(/[/\\:*?"<>|]/g, "_");
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
