@@ -159,6 +159,11 @@ class ExchangedVectors(ExchangeSettings):
         return vector_bytes(self.parameters, self.small_parameters, codec)
 
     @property
+    def epoch_bytes(self) -> float:
+        """Bytes of what peers average in an epoch; where a state follows only some epochs, the mean."""
+        return self.gradient_bytes + self.state_bytes / self.average_state_every
+
+    @property
     def newcomer_bytes(self) -> int:
         """Bytes that a newcomer downloads: weights in 16 bit, and the optimizer's state or the outer momentum in 32."""
         if self.local_updates:
@@ -453,8 +458,7 @@ def _sent_bytes(exchange: ExchangedVectors, parts: Sequence[float], peers: int) 
     """Bytes per epoch of the peer that sends the most."""
     if peers < 2:
         return 0
-    per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
-    return round(per_epoch * max(load(part, peers) for part in parts))
+    return round(exchange.epoch_bytes * max(load(part, peers) for part in parts))
 
 
 def _limits(made: Forecast, exchange: ExchangedVectors, group: list[Link], unshared: float) -> list[Limit]:

@@ -29,8 +29,7 @@ def needs_of(run: RunConfig) -> dict[str, int | None]:
     except (BadSetup, BadInput):
         memory = None
     try:
-        exchange = collaboration_of(run, ()).exchange()
-        sent = 2 * (exchange.gradient_bytes + exchange.state_bytes // exchange.average_state_every)
+        sent = round(2 * collaboration_of(run, ()).exchange().epoch_bytes)
     except (BadSetup, BadInput):
         sent = None
     return {"least_memory_bytes": memory, "sent_bytes": sent}

@@ -223,8 +223,7 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             "refusal": f"Even a micro-batch of one sample takes {show_bytes(need)}, but only {show_bytes(usable)} of "
             f"this {words} can be used. Choose a run that takes less, or a machine with more memory.",
         }
-    exchange = collaboration_of(run, ()).exchange()
-    sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
+    sent = round(2 * collaboration_of(run, ()).exchange().epoch_bytes)
     if machine.kind == "nvidia":
         host = show_bytes(_host_bytes(training, device, samples))
         memory = (
