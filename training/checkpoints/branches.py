@@ -14,7 +14,7 @@ from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, line
 from training.checkpoints.facts import damage_of
 from training.checkpoints.folders import DAMAGED_FOLDER, NAME
 from training.errors import BadInput
-from training.storage.whole import move_aside
+from training.storage.whole import free_place, move_aside
 
 if TYPE_CHECKING:
     from training.swarm.run.lineage import Lineage
@@ -47,7 +47,8 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
         if epoch == lineage.first_epoch:
             set_lineage(path, lineage)  # newcomers want checkpoints of the branch
             continue
-        place = _free(branches_beside(folder) / (own or UNKNOWN) / f"{epoch:06d}")
+        # A run may go back to one epoch more than once.
+        place = free_place(branches_beside(folder) / (own or UNKNOWN) / f"{epoch:06d}")
         move_aside(path, place)
         moved.append(place)
     return moved
@@ -71,7 +72,7 @@ def set_aside_damaged(folder: Path, *, older: bool = False) -> list[str]:
             break
         if damage is None:
             continue
-        place = _free(folder.parent / DAMAGED_FOLDER / path.name)
+        place = free_place(folder.parent / DAMAGED_FOLDER / path.name)
         move_aside(path, place)
         said.append(f"The checkpoint {path} is not used: {damage}. It is now {place}.")
     return said
@@ -89,9 +90,3 @@ def folder_name(path: Path) -> str:
     """
     epoch = f"{checkpoint_epoch(path):06d}"
     return f"{epoch}-{lineage_of(path)[:8]}" if ancestors_of(path) else epoch
-
-
-def _free(place: Path) -> Path:
-    """Returns the place if it is free, or one beside it: a run may go back to one epoch more than once."""
-    places = [place, *(place.with_name(f"{place.name}-{number}") for number in range(2, 100))]
-    return next(one for one in places if not one.exists())

@@ -132,6 +132,12 @@ def check_folder(place: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
 
 
+def free_place(place: Path) -> Path:
+    """Returns a path if nothing is there, or else the first free one of NAME-2, NAME-3 and so on beside it."""
+    places = (place.with_stem(f"{place.stem}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([place], places) if not one.exists())
+
+
 def move_aside(path: Path, place: Path) -> None:
     """Renames a file or folder to a free path on the same disk; makes the folders above that path."""
     place.parent.mkdir(parents=True, exist_ok=True)

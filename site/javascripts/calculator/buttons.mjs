@@ -1,7 +1,7 @@
 // The buttons beside the form: use a pasted config.json, copy a link, save files.
 
-import { frameOf } from "./address.mjs";
 import { save } from "../save.mjs";
+import { frameOf } from "./address.mjs";
 import { usePasted } from "./form.mjs";
 
 const SHOWN_MS = 2000;

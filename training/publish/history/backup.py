@@ -5,7 +5,6 @@ A plain copy of the file would lack the newest changes, which SQLite keeps in a 
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sqlite3
 from contextlib import closing, suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 from training.checkpoints.folders import DAMAGED_FOLDER
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history.sound import EMPTY, FOREIGN, MISSING, DamagedHistory, damage_of, seal
-from training.storage.whole import delete_drafts, move_aside, whole_file
+from training.storage.whole import delete_drafts, free_place, move_aside, whole_file
 
 KEPT = 3
 """Number of backups that a run keeps, the newest ones."""
@@ -110,9 +109,7 @@ _RECORDS = "and volunteers' records fill in the later epochs that they repeat"
 
 def _set_aside(history: Path) -> Path:
     """Moves a history and what SQLite keeps beside it; returns the new path."""
-    folder = history.parent / DAMAGED_FOLDER
-    names = (f"{history.stem}{f'-{number}' if number > 1 else ''}{history.suffix}" for number in itertools.count(1))
-    place = next(folder / name for name in names if not (folder / name).exists())
+    place = free_place(history.parent / DAMAGED_FOLDER / history.name)
     for end in ("-wal", "-shm", ""):  # the history last: if this program is killed before, it does all of this again
         with suppress(FileNotFoundError):
             move_aside(history.with_name(f"{history.name}{end}"), place.with_name(f"{place.name}{end}"))
