@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from calculator.reports.units import show_bytes, show_count
 from training.data.sources.documents import TEXT_KINDS
-from training.data.sources.folders import PICTURE, PICTURE_SUFFIXES, is_tar
+from training.data.sources.folders import PICTURE, PICTURE_SUFFIXES, is_archive
 from training.data.sources.hub import HubSet, is_hub
 from training.data.sources.hub_rows import IMAGE_COLUMNS
 from training.data.sources.records import RECORD_KINDS, kind_of
@@ -101,7 +101,7 @@ def _kind(file: Path) -> str | None:
         return None
     if file.suffix.lower() in PICTURE_SUFFIXES:
         return PICTURE
-    if is_tar(file.name):
+    if is_archive(file.name):
         return ARCHIVE
     if file.suffix.lower() == ".parquet" and _has_pictures(file):
         return TABLE

@@ -21,7 +21,7 @@ import torch
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.fetch import Fetcher
-from training.data.sources.folders import read_folder, tables_of, tars_of
+from training.data.sources.folders import archives_of, read_folder, tables_of
 from training.data.sources.hub import HubSet, LocalSet
 from training.data.sources.hub_rows import HubRows
 from training.data.sources.kinds import ADDRESSES, USUAL, lists_of, read_addresses, read_captions
@@ -116,7 +116,7 @@ class Input:
             return lists_of(self.urls)
         if self.captions is not None:
             return [self.captions]
-        return self.tables(out) or tars_of(self.images, but=out)
+        return self.tables(out) or archives_of(self.images, but=out)
 
 
 def prepare(
@@ -421,7 +421,7 @@ def _input_digest(
         return digest.hexdigest()
     for done, row in enumerate(table):
         digest.update(f"{row.file}\0{row.caption}".encode())
-        if row.tar is None and row.url is None:
+        if row.archive is None and row.url is None:
             try:
                 digest.update(digest_of(pictures.path(row)))
             except OSError:

@@ -50,7 +50,7 @@ ZIP_HEADER = struct.Struct("<26xHH")
 """Header in front of a zip's member, with the lengths of the name and the extra field that follow it."""
 COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
-PICTURE, NOTE, TAR, LIST = "picture", "note", "tar", "list"
+PICTURE, NOTE, ARCHIVE, LIST = "picture", "note", "archive", "list"
 """Kinds of files that may be used; for other files, `_kind` returns the reason why they are not used."""
 
 
@@ -68,8 +68,8 @@ def read_folder(
     Raises:
         BadInput: If `images` is neither a folder nor a tar or zip.
     """
-    if captions is None and is_tar(images.name) and not images.is_dir():
-        yield from _tar_rows(images, images.name, keys)
+    if captions is None and is_archive(images.name) and not images.is_dir():
+        yield from _archive_rows(images, images.name, keys)
         return
     if captions is None and not images.is_dir():
         raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
@@ -81,7 +81,7 @@ def read_folder(
         if captions is None:
             yield from _folder_rows(images, files, keys)
         else:
-            yield from files.unused(f"kind IN ('{PICTURE}', '{TAR}')", lambda kind: NOT_LISTED)
+            yield from files.unused(f"kind IN ('{PICTURE}', '{ARCHIVE}')", lambda kind: NOT_LISTED)
 
 
 def _within(images: Path, row: Row | Unusable) -> Row | Unusable:
@@ -96,26 +96,26 @@ def _within(images: Path, row: Row | Unusable) -> Row | Unusable:
     return row
 
 
-def is_tar(name: str) -> bool:
+def is_archive(name: str) -> bool:
     """Returns whether a file's name is that of a tar or zip."""
     return name.lower().endswith((".tar", ZIP))
 
 
-def tars_of(images: Path, *, but: Path | None = None) -> list[Path]:
+def archives_of(images: Path, *, but: Path | None = None) -> list[Path]:
     """Lists the tars and zips below a folder, or the single one that is given in place of a folder."""
     if not images.is_dir():
-        return [images] if is_tar(images.name) else []
-    return [path for path in files_below(images, but=but) if _kind(path.name) == TAR]
+        return [images] if is_archive(images.name) else []
+    return [path for path in files_below(images, but=but) if _kind(path.name) == ARCHIVE]
 
 
 def tables_of(images: Path, *, but: Path | None = None) -> list[Path]:
-    """Lists the Parquet files of a folder that has no pictures or tars: the pictures are in them."""
+    """Lists the Parquet files of a folder that has no pictures, tars or zips: the pictures are in them."""
     if not images.is_dir():
         return []
     tables = []
     for path in files_below(images, but=but):
         kind = _kind(path.name)
-        if kind in (PICTURE, TAR):
+        if kind in (PICTURE, ARCHIVE):
             return []
         if kind == NOT_TEXT and path.suffix.lower() == ".parquet":
             tables.append(path)
@@ -130,8 +130,8 @@ def _kind(name: str) -> str:
         return HIDDEN
     if path.suffix in PICTURE_SUFFIXES:
         return PICTURE if _is_utf8(name) else NOT_UTF8
-    if is_tar(name):
-        return TAR
+    if is_archive(name):
+        return ARCHIVE
     if path.name.endswith(COMPRESSED_SUFFIXES):
         return COMPRESSED_TAR if _is_utf8(name) else NOT_UTF8
     if path.name.split(".")[0] == METADATA and kind_of(path.name) in RECORD_KINDS:
@@ -165,7 +165,7 @@ class _File:
 
 
 class _Files:
-    """The files of a folder or a tar, in a table on disk: there may be millions."""
+    """The files of a folder, tar or zip, in a table on disk: there may be millions."""
 
     def __init__(self):
         self._table = sqlite3.connect("")
@@ -226,8 +226,8 @@ def _used(rows: Iterable[Row | Unusable], files: _Files) -> Iterator[Row | Unusa
 
 
 def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unusable]:
-    for tar in files.of(TAR):
-        yield from _tar_rows(images / tar.name, tar.name, keys, _split_of(tar.name))
+    for archive in files.of(ARCHIVE):
+        yield from _archive_rows(images / archive.name, archive.name, keys, _split_of(archive.name))
     listed = set()
     for file in list(files.of(LIST)):
         folder = posixpath.dirname(file.name)
@@ -243,7 +243,7 @@ def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unus
             split = _split_of(picture.name)
             yield _captioned(picture, files, lambda note: _read(images / note.name), keys, picture.name, split=split)
     kinds = {NOTE: ALONE}
-    yield from files.unused(f"kind NOT IN ('{PICTURE}', '{TAR}', '{LIST}')", lambda kind: kinds.get(kind, kind))
+    yield from files.unused(f"kind NOT IN ('{PICTURE}', '{ARCHIVE}', '{LIST}')", lambda kind: kinds.get(kind, kind))
 
 
 def _split_of(name: str) -> Split:
@@ -297,12 +297,12 @@ def _decoded(content: bytes) -> str:
     return content.decode("utf-16" if is_wide else "utf-8-sig")
 
 
-def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
+def _archive_rows(path: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
     """Yields the rows of a tar or zip; the members of a sample may be anywhere in it."""
     with closing(_Files()) as files:
-        fault = (_list_zip if name.lower().endswith(ZIP) else _list_members)(tar, files)
+        fault = (_list_zip if name.lower().endswith(ZIP) else _list_members)(path, files)
         try:
-            with tar.open("rb") as file:
+            with path.open("rb") as file:
 
                 def read(note: _File) -> bytes:
                     file.seek(note.offset)
@@ -310,12 +310,12 @@ def _tar_rows(tar: Path, name: str, keys: Keys, split: Split = "train") -> Itera
                     return inflated(content, LARGEST_NOTE_BYTES) if note.deflated else content
 
                 for picture in files.of(PICTURE):
-                    where = {"tar": name, "offset": picture.offset, "size": picture.size, "split": split}
+                    where = {"archive": name, "offset": picture.offset, "size": picture.size, "split": split}
                     where["deflated"] = bool(picture.deflated)
                     yield _captioned(picture, files, read, keys, f"{name}/{picture.name}", **where)
         except OSError:
             fault = BROKEN_TAR
-        kinds = {NOTE: ALONE, LIST: ALONE, TAR: NOT_TEXT}
+        kinds = {NOTE: ALONE, LIST: ALONE, ARCHIVE: NOT_TEXT}
         for one in files.unused(f"kind != '{PICTURE}'", lambda kind: kinds.get(kind, kind)):
             yield replace(one, file=f"{name}/{one.file}")
         if fault is not None:

@@ -148,7 +148,7 @@ class HubRows:
                         more_captions=len(captions[1:]),
                         split=parts[part].split,
                         unsafe=not isinstance(row, str) and row.get("nsfw", row.get("NSFW")) in (True, "NSFW"),
-                        tar=name,
+                        archive=name,
                         offset=spool.tell(),
                         size=len(content),
                     )

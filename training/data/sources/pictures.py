@@ -67,7 +67,7 @@ class Pictures:
         self, images: Path | None, run: RunConfig, *, workers: int | None = None, fetcher: Fetcher | None = None
     ):
         self._images, self._run, self._fetcher = images, run, fetcher or Fetcher()
-        self._is_tar = images is not None and not images.is_dir()
+        self._is_archive = images is not None and not images.is_dir()
         _learn_heif()
         self._workers = workers or os.cpu_count() or 1
         self._decoding = threading.Semaphore(self._workers)
@@ -110,7 +110,7 @@ class Pictures:
             return self._fetcher.fetch(row.url)
         path, size = self.path(row), row.size
         try:
-            if row.tar is None:
+            if row.archive is None:
                 facts = path.stat()
                 if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
                     raise LeftOutError(UNREADABLE)
@@ -128,8 +128,8 @@ class Pictures:
 
     def path(self, row: Row) -> Path:
         """The file that holds a picture; for a name that leads out of the folder, a path that does not exist."""
-        if row.tar is not None:
-            return self._images if self._is_tar else self._images / row.tar
+        if row.archive is not None:
+            return self._images if self._is_archive else self._images / row.archive
         name = PurePath(row.file)
         return self._images / (".outside" if name.is_absolute() or ".." in name.parts else name)
 

@@ -1,7 +1,7 @@
 """The rows of a set that is prepared: each has a caption and the place of its picture.
 
-Rows are read one at a time from captions files and lists of addresses (`training.data.sources.kinds`), folders or tars
-(`training.data.sources.folders`). Kept rows go to a table on disk, from which they are read in a random order:
+Rows are read one at a time from captions files and lists of addresses (`training.data.sources.kinds`), folders, tars or
+zips (`training.data.sources.folders`). Kept rows go to a table on disk, from which they are read in a random order:
 memory does not grow with the set.
 """
 
@@ -35,12 +35,12 @@ class Row:
     split: Split = "train"
     unsafe: bool = False
     """True if the picture is marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
-    tar: str | None = None
+    archive: str | None = None
     """The tar or zip that holds the picture."""
     offset: int = 0
-    """Offset of the picture in the tar, in bytes."""
+    """Offset of the picture in the archive, in bytes."""
     size: int = 0
-    """Size of the picture in the tar, in bytes."""
+    """Size of the picture in the archive, in bytes."""
     deflated: bool = False
     """True if a zip has compressed it."""
     url: str | None = None
