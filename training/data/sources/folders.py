@@ -300,7 +300,8 @@ def _decoded(content: bytes) -> str:
 def _archive_rows(path: Path, name: str, keys: Keys, split: Split = "train") -> Iterator[Row | Unusable]:
     """Yields the rows of a tar or zip; the members of a sample may be anywhere in it."""
     with closing(_Files()) as files:
-        fault = (_list_zip if name.lower().endswith(ZIP) else _list_members)(path, files)
+        is_zip = name.lower().endswith(ZIP)
+        fault = (_list_zip if is_zip else _list_members)(path, files)
         try:
             with path.open("rb") as file:
 
@@ -314,7 +315,7 @@ def _archive_rows(path: Path, name: str, keys: Keys, split: Split = "train") -> 
                     where["deflated"] = bool(picture.deflated)
                     yield _captioned(picture, files, read, keys, f"{name}/{picture.name}", **where)
         except OSError:
-            fault = BROKEN_TAR
+            fault = BROKEN_ZIP if is_zip else BROKEN_TAR
         kinds = {NOTE: ALONE, LIST: ALONE, ARCHIVE: NOT_TEXT}
         for one in files.unused(f"kind != '{PICTURE}'", lambda kind: kinds.get(kind, kind)):
             yield replace(one, file=f"{name}/{one.file}")

@@ -196,6 +196,7 @@ def test_zips_are_read_as_tars_are(tmp_path):
         "a.zip/__MACOSX/pictures/._1.png": "hidden file",
         "b.zip": "broken zip",
     }
+    assert unusable(read_folder(tmp_path / "none.zip")) == {"none.zip": "broken zip"}
     stored, deflated = (row for row in rows if isinstance(row, Row))
     whole = (tmp_path / "a.zip").read_bytes()
     assert whole[stored.offset : stored.offset + stored.size] == content and not stored.deflated
