@@ -10,7 +10,7 @@ from calculator.errors import BadSetup
 from calculator.figures.kit.controls import Choice, Range, Stops, Values
 from calculator.figures.kit.drawing import Canvas, wrapped
 from calculator.figures.kit.figure import Drawn, Figure, File, Source
-from calculator.reports.units import show_bytes, show_count
+from calculator.reports.units import show_bytes, show_count, show_days
 from calculator.swarm.designed_models import (
     BATCHES,
     FAMILIES,
@@ -268,16 +268,6 @@ def _memory_row(gpu: str, memory: Memory) -> tuple[str, str]:
         f"{show_bytes(memory.device_bytes)} of {show_bytes(device.usable_bytes)} if activations are recomputed, and "
         f"{show_bytes(memory.host_bytes)} of the computer's",
     )
-
-
-def show_days(days: float) -> str:
-    """A time in days; below two days in hours, below two hours in minutes."""
-    for size, word in ((1, "day"), (24, "hour"), (24 * 60, "minute")):
-        if days * size >= 2 or word == "minute":
-            break
-    number = days * size
-    short = show_count(round(number)) if number >= 10 else f"{max(number, 1):.1f}".removesuffix(".0")
-    return f"{short} {word}{'' if short == '1' else 's'}"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, counts and shares."""
+"""Numbers as people read them: bytes, counts, shares and times."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def show_share(part: int, whole: int) -> str:
     """Formats a part in percent of the whole."""
     percent = round(100 * part / whole) if whole else 0
     return "under 1 %" if part and not percent else f"{percent} %"
+
+
+def show_days(days: float) -> str:
+    """Formats a time in days; below two days in hours, below two hours in minutes."""
+    for size, word in ((1, "day"), (24, "hour"), (24 * 60, "minute")):
+        if days * size >= 2 or word == "minute":
+            break
+    number = days * size
+    short = show_count(round(number)) if number >= 10 else f"{max(number, 1):.1f}".removesuffix(".0")
+    return f"{short} {word}{'' if short == '1' else 's'}"

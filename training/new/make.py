@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculator.choose.devices import device_named
-from calculator.figures.designer import show_days
-from calculator.reports.units import show_bytes, show_count
+from calculator.reports.units import show_bytes, show_count, show_days
 from calculator.swarm.designed_models import AdaptedModel, DesignedModel, LanguageModel, PictureModel
 from calculator.swarm.designer import Design, Wish, memory_of, recipe_tables
 from calculator.swarm.recipe_file import Tables, recipe_text
