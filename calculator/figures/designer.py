@@ -82,7 +82,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     except BadSetup as error:
         return _impossible(str(error), canvas)
     return Drawn(
-        caption=verdict(wish, made),
+        caption=_caption(wish, made),
         label=f"Bars: {show_days(made.days)} needed of {wish.days:g}, and what volunteers' time is spent on",
         canvas=canvas,
         height=_bars(canvas, wish, made),
@@ -120,7 +120,7 @@ def _impossible(sentence: str, canvas: Canvas) -> Drawn:
     )
 
 
-def verdict(wish: Wish, made: Design) -> str:
+def _caption(wish: Wish, made: Design) -> str:
     """Says whether the run is feasible, with the numbers; then names the first limit that it reaches."""
     reached, limits = made.forecast, made.forecast.limits
     if not reached.works:
