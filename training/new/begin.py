@@ -30,7 +30,7 @@ from training.new.folder import (
 from training.new.found import Found, look
 from training.new.make import NewRun, make_run
 from training.new.plan import Wanted, people_of
-from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_of, usual_people
+from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_of, usual_volunteers
 from training.processes.events import EventLog
 from training.processes.progress import show_progress
 from training.recipe import load_recipe
@@ -92,17 +92,13 @@ def _asked(given: Given, found: Found, folder: Path) -> tuple[NewRun, dict[str, 
     people = people_of(given.volunteers) if given.volunteers else None
     days, servers = given.days, dict(given.servers)
     if given.asks:
-        people = people or ask(WHO, _spelled(usual_people()), lambda answer: people_of([answer]))
+        people = people or ask(WHO, usual_volunteers(), lambda answer: people_of([answer]))
         days = days or ask(HOW_LONG, f"{USUAL_DAYS:g}", days_of)
         servers["address"] = servers.get("address") or ask(WHERE, "", str.strip) or None
-    wanted = Wanted(people=people or usual_people(), days=days or USUAL_DAYS)
+    wanted = Wanted(people=people or people_of([usual_volunteers()]), days=days or USUAL_DAYS)
     run_id = name_of(str(folder))
     title = given.title or run_id.replace("-", " ").capitalize()
     return NewRun(found=found, run_dir=folder, run_id=run_id, title=title, wanted=wanted, **given.reading), servers
-
-
-def _spelled(people) -> str:
-    return ",".join(f"{one.count}:{one.gpu}" for one in people)
 
 
 def _first(shards: str, chosen: dict[str, Any]) -> Servers:

@@ -8,7 +8,6 @@ from typing import TypeVar
 from calculator.choose.devices import DEVICES, PROCESSOR
 from calculator.choose.names import gpu_of
 from training.errors import BadInput
-from training.new.plan import People, people_of
 
 Answer = TypeVar("Answer")
 USUAL_COUNT, USUAL_DAYS = 2, 1.0
@@ -53,9 +52,9 @@ def days_of(text: str) -> float:
     return days
 
 
-def usual_people() -> tuple[People, ...]:
-    """Volunteers if the person names none: two computers like this one."""
-    return people_of([f"{USUAL_COUNT}:{_device_here()}"])
+def usual_volunteers() -> str:
+    """Volunteers if the person names none, as a person writes them: two computers like this one."""
+    return f"{USUAL_COUNT}:{_device_here()}"
 
 
 def _device_here() -> str:
