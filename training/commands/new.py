@@ -103,7 +103,7 @@ def run(
         title=title,
         asks=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
         reading={"base": base, "captions": captions, "text_column": text_column, "image_column": image_column},
-        servers=servers,
+        servers={name: value for name, value in servers.items() if value is not None},
     )
     folder, started = begin(given, lambda line: print(line, flush=True))
     if no_serve:

@@ -55,7 +55,7 @@ class Given:
     reading: dict[str, Any] = field(default_factory=dict)
     """What is trained and how the data are read: fields of `NewRun`."""
     servers: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Servers`; None for those that no flag names."""
+    """Fields of `Servers` that flags name."""
 
 
 def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
@@ -103,19 +103,18 @@ def _asked(given: Given, found: Found, folder: Path) -> tuple[NewRun, dict[str, 
 
 def _first(shards: str, chosen: dict[str, Any]) -> Servers:
     """The servers of a new run, at free ports unless flags name some."""
-    given = {name: value for name, value in chosen.items() if value is not None}
-    host, dht_host = given.get("host", ANYWHERE), given.get("dht_host", ANYWHERE)
-    if "port" not in given:
-        given["port"] = free_ports(SITE_PORT, 1, host)
-    if "dht_port" not in given:
-        given["dht_port"] = free_ports(DHT_PORT, 2, dht_host)
-    return Servers(shards=shards, **given)
+    ports = {}
+    if "port" not in chosen:
+        ports["port"] = free_ports(SITE_PORT, 1, chosen.get("host", ANYWHERE))
+    if "dht_port" not in chosen:
+        ports["dht_port"] = free_ports(DHT_PORT, 2, chosen.get("dht_host", ANYWHERE))
+    return Servers(shards=shards, **chosen, **ports)
 
 
 def _kept(folder: Path, chosen: dict[str, Any]) -> Servers:
     """The servers of a run that exists; flags change how they are started from now on."""
     kept = read_servers(folder)
-    servers = replace(kept, **{name: value for name, value in chosen.items() if value is not None})
+    servers = replace(kept, **chosen)
     if servers != kept:
         write_servers(folder, servers)
     return servers
