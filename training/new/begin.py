@@ -34,7 +34,7 @@ from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_o
 from training.processes.events import EventLog
 from training.processes.progress import show_progress
 from training.recipe import load_recipe
-from training.roles.serve import ServeSettings, run_serve
+from training.roles.serve import ServeSettings, print_text, run_serve
 
 BUILT_SITE = Path("public")
 """Folder in which `nox -s site` builds the site."""
@@ -150,9 +150,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
     with log.open("a", encoding="utf-8", buffering=1) as kept:
 
         def show(text: str) -> None:
-            # In one call each, since several threads print.
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
+            print_text(text)
             kept.write(f"{text}\n")
 
         run_serve(settings, events=EventLog(log_json or log.with_suffix(".jsonl"), listener=note), show=show)

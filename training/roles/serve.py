@@ -85,7 +85,7 @@ def run_serve(
             cure="Give a --dht-port other than 0.",
         )
     with only_one(settings.run_dir, "`serve` or demo"), Stop() as stop:
-        servers = _Servers(settings, events, show or _print, pace or Pace())
+        servers = _Servers(settings, events, show or print_text, pace or Pace())
         try:
             servers.run(run.run_id, stop)
         except Interrupted:
@@ -217,7 +217,7 @@ def _flags(name: str, values: object) -> list[str]:
     return [word for value in values for word in (name, str(value))]
 
 
-def _print(text: str) -> None:
+def print_text(text: str) -> None:
     """Prints whole lines, also from several threads: it writes each text in one call, which `print` may not do."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
