@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.programs import run_program
 from tests.training.doctor.places import (
@@ -18,7 +19,8 @@ from tests.training.doctor.places import (
     doctor,
     names,
 )
-from training.doctor import facts, show
+from training.cli import build_app
+from training.doctor import examination, facts, show
 from training.doctor.catalogue import CHECKS, all_faults
 from training.doctor.examination import Check, run_checks
 from training.doctor.facts import Asked, Facts
@@ -114,6 +116,18 @@ def test_it_takes_all_flags_of_join_and_no_others():
     done = run_program([sys.executable, "-m", "training", "doctor", *flags, "--treads", "2"])
     assert done.returncode == 2
     assert done.stderr.startswith("Error: There is no flag --treads. Give those of `join`;")
+
+
+def test_the_runs_address_is_kept_beside_those_of_peers(monkeypatch):
+    """The words of `join ADDRESS --initial-peers PEER`, in either order."""
+    asked = []
+    monkeypatch.setattr(examination, "run_checks", lambda _, given, **__: asked.append(given) or [])
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    run, peer = "http://run.example", f"/ip4/203.0.113.7/tcp/31337/p2p/{OTHER_ID}"
+    for words in ((run, "--initial-peers", peer), ("--initial-peers", peer, run)):
+        ended = CliRunner().invoke(build_app(), ["doctor", *words])
+        assert ended.exit_code == 0, ended.exception
+    assert [(one.recipe, one.initial_peers) for one in asked] == [(run, (peer,))] * 2
 
 
 @pytest.mark.programs
