@@ -29,7 +29,7 @@ class ChildGroup:
     """
 
     def __init__(self) -> None:
-        _remove_asides_of_the_dead()
+        _remove_folders_of_the_dead()
         # Python's own `tempfile` reads the variable of the module; other programs, such as p2pd, read the environment.
         self._folder = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
         os.environ["TMPDIR"] = self._folder
@@ -76,7 +76,7 @@ class ChildGroup:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _remove_asides_of_the_dead() -> None:
+def _remove_folders_of_the_dead() -> None:
     """Removes temporary folders of roles that were killed together with their watchdogs."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         role = folder.name.removeprefix(_FOLDER).split("-")[0]
