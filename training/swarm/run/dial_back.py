@@ -9,6 +9,7 @@ Source: AutoNAT v1, github.com/libp2p/specs, autonat/autonat-v1.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,9 @@ PROTOCOL = "/libp2p/autonat/1.0.0"
 REACHED, DIAL_ERROR = 0, 100
 """Codes of the answer; other codes are refusals."""
 LARGEST_ANSWER = 1 << 12
+DIAL_BACK_SECONDS = 6.0
+"""Longest wait for a peer that connects back, which takes a few round trips. If a firewall drops its packets, the peer
+tries for 15 s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +39,7 @@ class DialBack:
 
 
 async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:
-    """Asks a connected peer to connect to this node.
-
-    Takes 15 seconds if a firewall drops the peer's connection; a caller should give up earlier.
+    """Asks a connected peer to connect to this node, and waits for `DIAL_BACK_SECONDS` at most.
 
     Args:
         daemon: Client of this node's network daemon.
@@ -48,6 +50,14 @@ async def ask_dial_back(daemon: Client, other: PeerID, own: PeerID, addresses: S
     Raises:
         Exception: Of any kind, if the peer does not offer dial-back or the connection breaks off.
     """
+    try:
+        return await asyncio.wait_for(_ask(daemon, other, own, addresses), DIAL_BACK_SECONDS)
+    except TimeoutError:
+        return DialBack(outcome="failed", text=f"it tried for {DIAL_BACK_SECONDS:g} s")
+
+
+async def _ask(daemon: Client, other: PeerID, own: PeerID, addresses: Sequence[Multiaddr]) -> DialBack:
+    """Sends the question, and reads the answer."""
     info = _field(1, own.to_bytes()) + b"".join(_field(2, address.to_bytes()) for address in addresses)
     message = b"\x08\x00" + _field(2, _field(1, info))  # message type DIAL, then the addresses
     _, reader, writer = await daemon.stream_open(other, [PROTOCOL])

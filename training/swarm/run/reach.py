@@ -31,9 +31,6 @@ SAYS: dict[Reach, str] = {
 }
 MOST_ASKED = 3
 """Most servers that are asked at a time; each takes 3 questions a minute from a peer."""
-ANSWER_SECONDS = 6.0
-"""Longest wait for a server that connects back, which takes a few round trips. If a firewall drops its packets, the
-server tries for 15 s."""
 RELAY_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Longest wait for a place at a server, and the pause between two looks."""
 
@@ -81,11 +78,8 @@ async def find_relay(_dht: DHT, node: DHTNode) -> Reach:
 
 async def _connects_back(daemon: Client, server: str, own: PeerID, addresses: list[Multiaddr]) -> bool | None:
     """Asks a server to connect back. Returns whether it could; None if it does not try."""
-    asked = ask_dial_back(daemon, PeerID.from_base58(server), own, addresses)
     try:
-        answer = await asyncio.wait_for(asked, ANSWER_SECONDS)
-    except TimeoutError:
-        return False
+        answer = await ask_dial_back(daemon, PeerID.from_base58(server), own, addresses)
     except Exception:  # the server is not connected, or does not offer dial-back
         return None
     return {"reached": True, "failed": False}.get(answer.outcome)
