@@ -18,7 +18,7 @@ from training.checkpoints.checkpoint import (
 from training.checkpoints.facts import check_has
 from training.checkpoints.folders import STATE_FOLDER, checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
-from training.swarm.node.identity import is_in_use
+from training.processes.servers.only_one import STATE_LOCK_FILE, is_locked
 from training.swarm.run.lineage import BRANCH_FILE, Lineage, LineageMessage, keep, read_kept
 
 BOOTSTRAP_FOLDER = "bootstrap"
@@ -47,7 +47,7 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     for name, folder in [("monitor", run_dir / STATE_FOLDER), *(("bootstrap peer", folder) for folder in state_dirs)]:
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, LineageMessage(lineage=branch, epoch=epoch), BRANCH_FILE)
-        if is_in_use(folder):
+        if is_locked(folder / STATE_LOCK_FILE):
             said.append(f"The {name} of {folder} is running and announces it within seconds.")
         else:
             said.append(f"The {name} of {folder} is not running; it announces it as soon as you start it.")

@@ -1,4 +1,5 @@
-"""Lock on a run's folder: two programs that start the run's servers in it would write the same files."""
+"""Locks on folders: two programs that start a run's servers in one, or keep their state there, would write the same
+files."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from pathlib import Path
 from training.errors import BadInput, reason_of
 
 LOCK_FILE = "run.lock"
+"""File in the run's folder that `only_one` locks."""
+STATE_LOCK_FILE = "lock"
+"""File in a peer's state folder that the peer locks; see `training.swarm.node.identity`."""
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import PrivateKey, RSAPublicKey
 
 from training.errors import BadInput, reason_of
+from training.processes.servers.only_one import STATE_LOCK_FILE
 from training.storage.whole import delete_drafts, whole_file
 from training.trust.proof import PADDING, proven_peer_id
 
@@ -76,7 +77,7 @@ class Identity:
         self.path = state_dir / KEY_FILE
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
-            self._lock: IO = (state_dir / "lock").open("a")
+            self._lock: IO = (state_dir / STATE_LOCK_FILE).open("a")
             os.set_inheritable(self._lock.fileno(), False)
         except OSError as error:
             raise BadInput(
@@ -122,16 +123,6 @@ def id_in(state_dir: Path) -> str | None:
     with suppress(OSError, ValueError, TypeError, DecodeError, UnsupportedAlgorithm):
         return str(PeerID.from_identity((state_dir / KEY_FILE).read_bytes()))
     return None
-
-
-def is_in_use(state_dir: Path) -> bool:
-    """Returns True if a process uses this state folder now."""
-    try:
-        with (state_dir / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)

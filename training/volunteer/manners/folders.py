@@ -6,10 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from training.processes.servers.only_one import is_locked
-
-LOCK_FILE = "lock"
-"""File that a volunteer locks; see `training.swarm.node.identity`."""
+from training.processes.servers.only_one import STATE_LOCK_FILE, is_locked
 
 
 def state_folders() -> Path:
@@ -26,10 +23,10 @@ def free_folder(parent: Path, run_id: str) -> Path:
     'demo'
     """
     names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
-    return next(folder for name in names if not is_locked((folder := parent / name) / LOCK_FILE))
+    return next(folder for name in names if not is_locked((folder := parent / name) / STATE_LOCK_FILE))
 
 
 def of_running(folder: Path) -> list[Path]:
     """Returns the state folders of running volunteers: the folder itself, if it is a state folder, or those in it."""
-    candidates = [folder] if (folder / LOCK_FILE).exists() else sorted(folder.glob("*/"))
-    return [one for one in candidates if is_locked(one / LOCK_FILE)]
+    candidates = [folder] if (folder / STATE_LOCK_FILE).exists() else sorted(folder.glob("*/"))
+    return [one for one in candidates if is_locked(one / STATE_LOCK_FILE)]
