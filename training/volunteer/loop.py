@@ -289,5 +289,6 @@ class TrainingLoop:
             warn(
                 f"{epoch}: none of the last {self.apart} epochs was averaged, though {report.others} others train. "
                 "They and this peer do not reach each other, so it trains a model of its own. `doctor` with the same "
-                "recipe and addresses says what is in the way; of two peers behind routers, one needs an open port."
+                "recipe and addresses says what is in the way; of two peers for whom no server relays, as with "
+                "--client-mode, one needs an open port."
             )

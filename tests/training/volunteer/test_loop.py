@@ -53,7 +53,7 @@ def test_the_share_of_time_that_goes_to_waiting_for_samples_is_shown(tmp_path, w
 
 
 def test_a_peer_that_reaches_none_of_the_others_says_so_after_ten_epochs(tmp_path):
-    """Each of two peers behind routers trains a model of its own, while both see that the other trains."""
+    """Each of two peers for whom no server relays trains a model of its own, while both see that the other trains."""
     printed = io.StringIO()
     loop = loop_that_prints_to(printed, tmp_path)
 

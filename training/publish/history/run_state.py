@@ -45,7 +45,7 @@ SHOWN_NAMES = 3
 _JOIN = "The join page has the command with which anybody can take part."
 _DOCTOR = (
     "On a volunteer's machine, python -m training doctor with the same recipe and addresses says what is in the way. "
-    "Of two peers behind routers, one needs an open port."
+    "Of two peers for whom no server relays, as with --client-mode, one needs an open port."
 )
 _RESTART = "To go on, start the monitor again with the same --run-dir; it keeps this history and the last checkpoint."
 

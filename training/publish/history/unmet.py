@@ -1,7 +1,8 @@
 """Volunteers who average with nobody although others train, by the totals in their records.
 
-Such volunteers cannot reach the others, for example because both are behind routers, so they train models of their own.
-Their epochs may stay close to the others' epochs, so `training.publish.history.run_state.groups_of` does not find them.
+Such volunteers cannot reach the others, for example because no server relays for them, so they train models of their
+own. Their epochs may stay close to the others' epochs, so `training.publish.history.run_state.groups_of` does not find
+them.
 """
 
 from __future__ import annotations
