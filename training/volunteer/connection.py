@@ -44,7 +44,7 @@ class Connection:
     @property
     def client_mode(self) -> bool:
         """True if this peer accepts no connections: the volunteer wants it so, or others do not reach it."""
-        return self.settings.client_mode or self.link.reach == "client"
+        return self.link.reach == "client"
 
     def check_reach(self) -> None:
         """Raises `ReachChanged` if others reach this peer in another way than at its start."""

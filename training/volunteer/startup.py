@@ -35,8 +35,7 @@ class Link:
     """Measurements of this peer's network link."""
 
     reach: Reach = "direct"
-    """How others connect to this peer."""
-
+    """How others connect to this peer; "client" also if the volunteer wants it so."""
     answer_seconds: tuple[float, ...] = ()
     """Seconds until each reachable initial peer accepted a TCP connection."""
     download_bytes: int = 0
