@@ -87,7 +87,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterGroup:
+class ShardedGroup:
     """Bytes of the parameters that are gathered together: those of a layer, or those outside of the layers."""
 
     whole: int = 0
@@ -136,7 +136,7 @@ def _shard(tensor: ParameterTensor, gpus: int) -> ParameterTensor:
 
 
 @lru_cache(maxsize=256)
-def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str], ParameterGroup]:
+def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str], ShardedGroup]:
     """The group of each kind of layer, by stack and attention; that outside of the layers under two empty names."""
     kinds: dict[tuple[str, str], list[_Piece]] = {("", ""): []}
     of_first: dict[str, list[_Piece]] = {}
@@ -187,10 +187,10 @@ def _last_trained(pieces: list[_Piece]) -> int:
     return next((piece.whole_values for piece in reversed(pieces) if piece.is_trained), 0)
 
 
-def _group(pieces: list[_Piece], last: int, course: Course) -> ParameterGroup:
+def _group(pieces: list[_Piece], last: int, course: Course) -> ShardedGroup:
     """Makes a group of pieces; `last` counts the last trained one's values on all GPUs together."""
     trained = sum(piece.values for piece in pieces if piece.is_trained)
-    return ParameterGroup(
+    return ShardedGroup(
         whole=sum(rounded(piece.values * course.gpus * piece.gathered) for piece in pieces),
         buffer=rounded(sum(piece.values * course.gpus * piece.gathered for piece in pieces)),
         cast=rounded(sum(piece.values * piece.gathered for piece in pieces if piece.gathered != piece.stored)),
@@ -263,11 +263,11 @@ class _Step:
         """The buffer into which parameters were gathered last, if it still exists."""
         self.summed = 0
         """The gradients that the last group sent."""
-        self.waiting: list[tuple[ParameterGroup, int, str]] = []
+        self.waiting: list[tuple[ShardedGroup, int, str]] = []
         """Groups whose gradients are summed at the end, with their whole gradients' bytes and their place."""
         self.instants: list[Instant] = []
 
-    def _group_of(self, stack: str, index: int) -> ParameterGroup:
+    def _group_of(self, stack: str, index: int) -> ShardedGroup:
         of_first = self.groups.get((stack, _FIRST)) if index == 0 else None
         return of_first or self.groups[stack, self.architecture.attention_kind(index)]
 
@@ -346,13 +346,13 @@ class _Step:
         self.level -= ones
         self.summed = 0
 
-    def _gather(self, group: ParameterGroup, place: str) -> None:
+    def _gather(self, group: ShardedGroup, place: str) -> None:
         """Gathers a group's parameters in forward, while the previous group's buffer still exists."""
         self._note("forward", place, "gathering of its weights", group.cast + group.buffer)
         self._copy_out(group, place, "forward", group.buffer)
         self.buffer = group.buffer
 
-    def _copy_out(self, group: ParameterGroup, place: str, phase: str, more: int = 0) -> None:
+    def _copy_out(self, group: ShardedGroup, place: str, phase: str, more: int = 0) -> None:
         self.whole += group.whole
         self._note(phase, place, "gathering of its weights", more)
 
@@ -366,7 +366,7 @@ class _Step:
         self._note(phase, place, None, 0, segment.peak)
         self.level += segment.change
 
-    def _reduce(self, group: ParameterGroup, gradients: int, place: str) -> None:
+    def _reduce(self, group: ShardedGroup, gradients: int, place: str) -> None:
         """Reduces the whole gradients of a group to this GPU's share."""
         self.whole -= group.whole
         self.summed = group.summed
