@@ -229,9 +229,9 @@ def measure_page(url: str, observed: dict[int, float]) -> dict[str, list[float]]
         page.wait_for_timeout(REST_SECONDS * 1000)
         browser.start_tracing(page=page, categories=list(TRACED))
         page.goto(url + "dashboard/", wait_until="commit")
-        page.wait_for_function("document.querySelectorAll('[data-slot=board] tr').length >= 100", timeout=60_000)
+        page.wait_for_function("() => document.querySelectorAll('[data-slot=board] tr').length >= 100", timeout=60_000)
         shown = page.evaluate("performance.now()")
-        page.wait_for_function("document.querySelectorAll('.chart[data-drawn]').length === 3", timeout=60_000)
+        page.wait_for_function("() => document.querySelectorAll('.chart[data-drawn]').length === 3", timeout=60_000)
         page.wait_for_timeout(2000)
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         began = [time.monotonic()]

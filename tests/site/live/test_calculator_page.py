@@ -347,7 +347,7 @@ def test_what_is_one_change_away_is_there_before_it_is_asked(open_page):
     page.evaluate(WATCH_WORKER)
 
     def works_ahead() -> None:
-        page.wait_for_function("window.ahead && !window.ahead.size")
+        page.wait_for_function("() => window.ahead && !window.ahead.size")
         page.evaluate("window.ahead = null")
 
     page.get_by_label("Micro-batch").first.fill("2")

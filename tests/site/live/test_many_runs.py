@@ -168,7 +168,7 @@ def test_the_first_live_run_of_the_list_is_shown_and_a_gone_one_by_its_record(pa
     expect(page.locator("[data-slot=status-label]")).to_have_text("Finished")
     expect(page.locator("[data-slot=board] tr")).to_have_count(3)
     expect(page.locator("[data-slot=loss-chart]")).to_have_attribute("data-drawn", "true")
-    page.wait_for_function("document.querySelector('.gallery img').naturalWidth === 2")
+    page.wait_for_function("() => document.querySelector('.gallery img').naturalWidth === 2")
     assert page.errors == []
 
 

@@ -258,10 +258,10 @@ def test_a_stopped_run_stands_complete_after_a_reload_without_any_server(monitor
     page = look(monitor.url)
     expect(page.locator("[data-slot=status-label]")).to_have_text("Live")
     page.evaluate("navigator.serviceWorker.ready")
-    page.wait_for_function("document.querySelector('[data-slot=loss-chart][data-drawn]')")
+    page.wait_for_function("() => document.querySelector('[data-slot=loss-chart][data-drawn]')")
     stopped(monitor)
     expect(page.locator("[data-slot=status-label]")).to_have_text("Stopped")
-    page.wait_for_function("caches.open('run').then((cache) => cache.match('/live/events.json')).then(Boolean)")
+    page.wait_for_function("() => caches.open('run').then((cache) => cache.match('/live/events.json')).then(Boolean)")
     page.wait_for_timeout(500)
     monitor.stop_server()
     page.reload()
@@ -281,7 +281,7 @@ def shown_complete(page):
     expect(rows).to_have_count(EPOCHS + 1)
     picture = page.get_by_alt_text("“a red circle” as drawn at epoch 10; shape right; colour wrong")
     picture.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('.gallery img').naturalWidth === 2")
+    page.wait_for_function("() => document.querySelector('.gallery img').naturalWidth === 2")
 
 
 @contextmanager
@@ -317,7 +317,9 @@ def test_an_exported_run_is_complete_with_the_monitor_gone_and_offline(monitor, 
         shown_complete(page)
         assert errors == []
         page.evaluate("navigator.serviceWorker.ready")
-        page.wait_for_function("caches.open('run').then((cache) => cache.match('/live/events.json')).then(Boolean)")
+        page.wait_for_function(
+            "() => caches.open('run').then((cache) => cache.match('/live/events.json')).then(Boolean)"
+        )
         page.wait_for_timeout(500)
         page.context.set_offline(True)
         reload_offline(page)
