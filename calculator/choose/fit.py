@@ -17,6 +17,7 @@ from calculator.step.estimate import estimate
 from calculator.step.resolve import resolve
 from calculator.step.setups import Setup
 from calculator.tape.eight_bit import tokens_at_once
+from calculator.units import show_bytes, show_time
 
 FP8_CAPABILITY = (8, 9)
 """NVIDIA's GPUs have units for FP8 from this compute capability on."""
@@ -94,13 +95,13 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Fit
     need = taken_bytes(result, device)
     margin = device.usable_bytes - need
     standing = "does not fit" if margin < 0 else "tight" if _is_tight(margin, device) else "fits"
-    figures = f"it needs {_in_words(result, device)}, and {_gib(device.usable_bytes)} can be used"
+    figures = f"it needs {_in_words(result, device)}, and {show_bytes(device.usable_bytes)} can be used"
     share = 100 * abs(margin) / device.usable_bytes
     sentence = {
-        "fits": f"It fits the {device.title}: {figures}; {_gib(margin)} ({share:.0f} %) are left.",
-        "tight": f"It is tight on the {device.title}: {figures}; fragmentation may take the {_gib(margin)} "
+        "fits": f"It fits the {device.title}: {figures}; {show_bytes(margin)} ({share:.0f} %) are left.",
+        "tight": f"It is tight on the {device.title}: {figures}; fragmentation may take the {show_bytes(margin)} "
         f"({share:.1f} %) that are left.",
-        "does not fit": f"It does not fit the {device.title}: {figures}; {_gib(-margin)} are missing.",
+        "does not fit": f"It does not fit the {device.title}: {figures}; {show_bytes(-margin)} are missing.",
     }[standing]
     return Fit(
         gpu=device.name,
@@ -131,7 +132,7 @@ def _in_words(result: Estimate, device: Device) -> str:
     """Describes in words the peak, which every answer shows first, and the bytes that are added to it."""
     on_top = taken_bytes(result, device) - result.gpu.total
     what = "the host" if device.unified else "CUDA itself"
-    return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
+    return show_bytes(result.gpu.total) + (f" and {show_bytes(on_top)} for {what}" if on_top else "")
 
 
 def roomy_bytes(device: Device) -> int:
@@ -374,7 +375,10 @@ def _suggestion(setup: Setup, device: Device, chosen: list[Technique]) -> Sugges
     moves = any(technique.rank in (BUS, BUS_IN_PASSES) for technique in chosen)
     seconds = result.transfer.seconds if moves else 0.0
     titles = tuple(technique.title for technique in chosen)
-    needs, costs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}", _costs(changed, chosen, seconds)
+    needs, costs = (
+        f"{_in_words(result, device)}, of {show_bytes(judged.usable_bytes)}",
+        _costs(changed, chosen, seconds),
+    )
     return Suggestion(
         techniques=titles,
         changes=changes,
@@ -393,7 +397,7 @@ def _costs(changed: Setup, chosen: Sequence[Technique], seconds: float) -> str:
     if extra:
         costs.append(f"about {100 * extra:.0f} % more computation")
     if seconds:
-        costs.append(f"{seconds:.2f} s over the bus for each update")
+        costs.append(f"{show_time(seconds)} over the bus for each update")
     if any(technique.rank == SMALLER_PASSES for technique in chosen):
         costs.append("smaller passes, which may use the GPU less efficiently")
     for technique in chosen:
@@ -441,7 +445,7 @@ def _among_more(setup: Setup, device: Device) -> str:
     if not tried:
         return ""
     gpus, least = min(tried.items(), key=lambda one: taken_bytes(one[1], device))
-    undivided = _gib(least.gpu.activations + least.gpu.temporary)
+    undivided = show_bytes(least.gpu.activations + least.gpu.temporary)
     return (
         f" More GPUs are not enough: divided among {gpus} of the {device.title}, it needs {_in_words(least, device)} "
         f"on each ({how}); {undivided} of it are activations and temporary buffers, which are not divided further."
@@ -506,7 +510,7 @@ def _notes(setup: Setup, device: Device) -> tuple[str, ...]:
     if setup.loss == "liger" and not device.bfloat16 and setup.lora_rank is None and setup.precision != "fp32":
         architecture = resolve(setup)
         # The gradient of a piece in 16 bits, and its copy in 32 (Liger 0.8.5, before compute capability 8.0).
-        more = _gib(6 * architecture.vocab_size * architecture.hidden_size)
+        more = show_bytes(6 * architecture.vocab_size * architecture.hidden_size)
         notes.append(f"On the {device.title}, a piece of the loss takes up to {more} more than is counted.")
     if device.unified:
         notes.append("Host and GPU share this memory: the host's part is counted too, and offloading saves nothing.")
@@ -521,7 +525,3 @@ def _is_tight(margin: int, device: Device) -> bool:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -10,7 +10,6 @@ from calculator.errors import BadSetup
 from calculator.figures.kit.controls import Choice, Range, Stops, Values
 from calculator.figures.kit.drawing import Canvas, wrapped
 from calculator.figures.kit.figure import Drawn, Figure, File, Source
-from calculator.reports.units import show_bytes, show_count, show_days
 from calculator.swarm.designed_models import (
     BATCHES,
     FAMILIES,
@@ -32,6 +31,7 @@ from calculator.swarm.designer import (
     memory_of,
     recipe,
 )
+from calculator.units import show_bytes, show_count, show_days, show_number, show_time
 
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -126,7 +126,7 @@ def _caption(wish: Wish, made: Design) -> str:
     if not reached.works:
         first = next(limit for limit in limits if limit.stops)
         return f"Not feasible. {first.sentence}"
-    pace = f"{_number(reached.samples_per_second)} samples per second"
+    pace = f"{show_number(reached.samples_per_second)} samples per second"
     took = f"{show_count(wish.samples)} samples{_tokens_words(wish)} take {show_days(made.days)} at {pace}"
     lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication if no link is slower"
     verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {show_days(wish.days)}"
@@ -148,7 +148,7 @@ def _tokens_words(wish: Wish) -> str:
     if tokens is None:
         return ""
     parameters = wish.model.parameters
-    return f" ({_large(tokens)} tokens, {_number(tokens / parameters)} for each of {_large(parameters)} parameters)"
+    return f" ({_large(tokens)} tokens, {show_number(tokens / parameters)} for each of {_large(parameters)} parameters)"
 
 
 def _tokens(wish: Wish) -> float | None:
@@ -160,7 +160,7 @@ def _large(number: float) -> str:
     """A number with three digits, in millions or more where it is that large."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
-            return f"{_number(number / size)} {word}"
+            return f"{show_number(number / size)} {word}"
     return show_count(round(number))
 
 
@@ -227,8 +227,11 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     micro = ", ".join(f"{size or 'none'} on {device_named(gpu).title}" for gpu, size in made.micro_batches.items())
     return [
         ("Feasible", "yes" if feasible else "no"),
-        ("Volunteers at the same time", _number(reached.peers)),
-        ("Samples per second", f"{_number(reached.samples_per_second)} of {_number(reached.ideal_samples_per_second)}"),
+        ("Volunteers at the same time", show_number(reached.peers)),
+        (
+            "Samples per second",
+            f"{show_number(reached.samples_per_second)} of {show_number(reached.ideal_samples_per_second)}",
+        ),
         ("Time needed", show_days(made.days) if reached.works else "never"),
         (f"Time with a single {first}", "it does not fit" if alone is None else show_days(alone)),
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
@@ -240,9 +243,9 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         ("Updates", show_count(made.epochs)),
         ("Compression", f"gradients {chosen.gradient_codec}, parameters {chosen.state_bits} bit"),
         ("Gradients", way),
-        ("An update takes", f"{_number(reached.epoch_seconds)} s, an average {_number(reached.all_reduce_seconds)} s"),
+        ("An update takes", f"{show_time(reached.epoch_seconds)}, an average {show_time(reached.all_reduce_seconds)}"),
         ("Each peer sends per update", show_bytes(reached.sent_bytes)),
-        ("A newcomer downloads", f"{show_bytes(exchange.newcomer_bytes)}, {_number(reached.newcomer_seconds)} s"),
+        ("A newcomer downloads", f"{show_bytes(exchange.newcomer_bytes)}, {show_time(reached.newcomer_seconds)}"),
         ("Micro-batch", micro),
         *[_memory_row(gpu, memory_of(wish, made, gpu)) for gpu, size in made.micro_batches.items() if size],
         *[(f"Note: {limit.name}", limit.sentence) for limit in reached.limits],
@@ -256,7 +259,7 @@ def _token_rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         return []
     per = "exchange" if chosen.local_updates else "update"
     return [
-        ("Tokens to train on", f"{_large(tokens)}, {_number(tokens / wish.model.parameters)} per parameter"),
+        ("Tokens to train on", f"{_large(tokens)}, {show_number(tokens / wish.model.parameters)} per parameter"),
         (f"Tokens per {per}", show_count(chosen.target_batch_size * length)),
     ]
 
@@ -268,13 +271,6 @@ def _memory_row(gpu: str, memory: Memory) -> tuple[str, str]:
         f"{show_bytes(memory.device_bytes)} of {show_bytes(device.usable_bytes)} if activations are recomputed, and "
         f"{show_bytes(memory.host_bytes)} of the computer's",
     )
-
-
-def _number(value: float) -> str:
-    """A number with three digits, without an exponent."""
-    if value >= 100:
-        return show_count(round(value))
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _picture_words(size: str) -> str:

@@ -13,7 +13,7 @@ from calculator.figures.kit.controls import Choice, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Handle, Source
 from calculator.figures.rules.eight_bit import Stored, stored
-from calculator.reports.units import show_count
+from calculator.units import show_count
 
 LENGTH = 1024
 """Number of values of the tensor."""

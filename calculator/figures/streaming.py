@@ -9,7 +9,7 @@ from calculator.figures.kit.controls import Choice, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Source
 from calculator.models.architectures import PRESETS
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_time
 
 PAIRS = 100_000_000
 """Picture-caption pairs of the 2021 run (paper, section 3.2)."""
@@ -73,7 +73,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     wide = canvas.width - 8
     row = 14
     for title, numbers, words in (
-        ("Until the first step, logarithmic", [way.first_step_seconds for way in ways], _duration),
+        ("Until the first step, logarithmic", [way.first_step_seconds for way in ways], show_time),
         ("Stored by the volunteer, logarithmic", [float(way.disk_bytes) for way in ways], _bytes),
     ):
         # From a third of the smallest, whose bar would otherwise have no length.
@@ -98,7 +98,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         height=row + 56,
         head=("Way", "Until the first step", "Stored", "Waits for data"),
         rows=[
-            (way.name, _duration(way.first_step_seconds), show_bytes(way.disk_bytes), _percent(way.waiting_share))
+            (way.name, show_time(way.first_step_seconds), show_bytes(way.disk_bytes), _percent(way.waiting_share))
             for way in ways
         ],
     )
@@ -114,17 +114,10 @@ def _caption(values: Values, ways: list[Way]) -> str:
         else f"needs only {need:.2g} Mbit/s and never waits"
     )
     return (
-        f"When {kind} are streamed at {link}, the first step starts after {_duration(stream.first_step_seconds)} with "
+        f"When {kind} are streamed at {link}, the first step starts after {show_time(stream.first_step_seconds)} with "
         f"{show_bytes(stream.disk_bytes)} stored; downloading all pictures first takes "
-        f"{_duration(whole.first_step_seconds)} and {show_bytes(whole.disk_bytes)}. At {speed} the device {waits}."
+        f"{show_time(whole.first_step_seconds)} and {show_bytes(whole.disk_bytes)}. At {speed} the device {waits}."
     )
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{show_count(round(seconds / length))} {unit}"
-    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
 def _bytes(size: float) -> str:

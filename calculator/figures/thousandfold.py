@@ -11,9 +11,9 @@ from calculator.figures.kit.figure import Drawn, Figure, Source
 from calculator.figures.rules.all_reduce import sent_share
 from calculator.models.architectures import PRESETS
 from calculator.parts.parameters import count_parameters, count_small_parameters
-from calculator.reports.units import show_bytes, show_count
 from calculator.swarm.exchange import vector_bytes
 from calculator.swarm.settings import COMPRESSION_THRESHOLD
+from calculator.units import show_bytes, show_count, show_number, show_time
 
 CLUSTER_MEGABITS = 10_000
 """The slowest link of a cluster (paper, section 2.1: 10-100 Gbit/s)."""
@@ -88,8 +88,10 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     canvas.text(0, 14, "Waiting per sample, logarithmic", "strong")
     for row, step in enumerate(steps):
         y = 40 + 44 * row
-        said = _seconds(step.waiting_seconds) if step.waiting_seconds else "nothing"
-        factor = "" if not row else " (all of it)" if step.factor == float("inf") else f" (÷ {_factor(step.factor)})"
+        said = show_time(step.waiting_seconds) if step.waiting_seconds else "nothing"
+        factor = (
+            "" if not row else " (all of it)" if step.factor == float("inf") else f" (÷ {show_number(step.factor)})"
+        )
         canvas.text(4, y, f"{step.name}{factor}", "ink")
         canvas.text(canvas.width - 4, y, said, "soft", anchor="end")
         canvas.rect(4, y + 6, canvas.width - 8, 16, "shade")
@@ -98,7 +100,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     bottom = 40 + 44 * len(steps) - 10
     place = axis.at(computing)
     canvas.line(place, 46, place, bottom, "dashed")
-    canvas.text(4, bottom + 16, f"dashed: computing takes {_seconds(computing)}", "soft")
+    canvas.text(4, bottom + 16, f"dashed: computing takes {show_time(computing)}", "soft")
     first, last = (computing / (computing + step.waiting_seconds) for step in (steps[0], steps[-1]))
     for row, (name, share) in enumerate((("Before", first), ("After", last))):
         y = bottom + 50 + 40 * row
@@ -114,8 +116,8 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         rows=[
             (
                 step.name,
-                "–" if not row else "all of it" if step.factor == float("inf") else _factor(step.factor),
-                _seconds(step.waiting_seconds),
+                "–" if not row else "all of it" if step.factor == float("inf") else show_number(step.factor),
+                show_time(step.waiting_seconds),
                 _percent(computing / (computing + step.waiting_seconds)),
             )
             for row, step in enumerate(steps)
@@ -127,15 +129,15 @@ def _caption(values: Values, steps: list[Step], first: float, last: float) -> st
     peers, batch, speed = int(values["peers"]), max(values["batch"], values["peers"]), float(values["speed"])
     megabits = min(values["up"], values["down"])
     slower = CLUSTER_MEGABITS / megabits
-    gap = f"{_factor(slower)} times slower than a cluster's 10 Gbit/s" if slower > 1 else "as fast as a cluster's"
+    gap = f"{show_number(slower)} times slower than a cluster's 10 Gbit/s" if slower > 1 else "as fast as a cluster's"
     size = gradient_bytes(str(values["model"]), shared=values["sharing"] == "groups", bits=int(values["bits"]))
     sent, seconds = show_bytes(round(size * sent_share(peers))), exchange_seconds(size, peers, megabits)
-    product = _factor(steps[0].waiting_seconds / steps[3].waiting_seconds)
+    product = show_number(steps[0].waiting_seconds / steps[3].waiting_seconds)
     return (
         f"A link of {show_count(megabits)} Mbit/s is {gap}: with an exchange after each sample, {peers} peers would "
         f"spend {_percent(first)} of the time computing. Batch, sharing and {values['bits']} bit divide the waiting by "
         f"{product}. {_overlap(values, steps)} Now they spend {_percent(last)} of the time computing. One epoch takes "
-        f"{_seconds(batch / peers / speed)} to compute and {_seconds(seconds)} to exchange; each peer "
+        f"{show_time(batch / peers / speed)} to compute and {show_time(seconds)} to exchange; each peer "
         f"sends {sent}."
     )
 
@@ -147,22 +149,6 @@ def _overlap(values: Values, steps: list[Step]) -> str:
     if not after:
         return "Overlap hides the rest."
     return f"Overlap hides {_percent((before - after) / before)} of the rest."
-
-
-def _seconds(seconds: float) -> str:
-    if not seconds:
-        return "nothing"
-    if seconds < 0.1:
-        return f"{1000 * seconds:.2g} ms" if seconds >= 1e-4 else "under 0.1 ms"
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{show_count(round(seconds / 86_400))} days"
-
-
-def _factor(factor: float) -> str:
-    return show_count(round(factor)) if factor >= 99.5 else f"{factor:.3g}"
 
 
 def _percent(share: float) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from calculator.choose import fit
 from calculator.choose.devices import Device
-from calculator.reports.units import show_bytes, show_count
 from calculator.step.resolve import resolve
 from calculator.step.setups import Setup
+from calculator.units import show_bytes, show_count
 
 FREE = f"leaves {fit.TIGHT_PERCENT}\u00a0% free for fragmentation"
 """The margin of the largest setups, in words."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from calculator.choose.devices import Device
 from calculator.parts.optimizers import chosen
-from calculator.reports.units import show_bytes, show_count
 from calculator.step.answer import Estimate
 from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import DEEPSPEED, DIVIDED, PCIE_BYTES_PER_SECOND, Setup
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
+from calculator.units import show_bytes, show_count
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: the tensors that each operation saves for backward in PyTorch, tools/autograd/derivatives.yaml."

@@ -10,7 +10,7 @@ from calculator.choose.stored import unpacked_bytes
 from calculator.errors import BadSetup
 from calculator.families.lengths import beyond_training, most_tokens
 from calculator.models.architecture import Architecture
-from calculator.reports.units import show_bytes, show_count, show_left
+from calculator.units import show_bytes, show_count, show_left
 
 DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
 """The fields of the page; the length is the model's own if it is None."""

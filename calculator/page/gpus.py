@@ -10,13 +10,12 @@ from calculator.choose.devices import Device, smallest_first
 from calculator.choose.fit import verdict
 from calculator.choose.flops import samples_per_second
 from calculator.errors import BadSetup
-from calculator.reports.units import show_count, show_left
 from calculator.step.answer import Estimate
 from calculator.step.resolve import resolve
 from calculator.step.setups import Setup
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
+from calculator.units import show_count, show_left, show_time
 
-UNITS = (("years", 365 * 86_400), ("days", 86_400), ("hours", 3600), ("minutes", 60))
 MOST_BILLIONS, MOST_PRICE = 1e6, 1e9
 
 
@@ -125,13 +124,3 @@ def _show_cost(amount: float) -> str:
     ('0.12', '12', '12\u202f000')
     """
     return f"{amount:.2f}" if amount < 10 else show_count(float(f"{amount:.2g}"))
-
-
-def show_time(seconds: float) -> str:
-    """Formats a time in a fitting unit.
-
-    >>> show_time(5000), show_time(200_000), show_time(1e9)
-    ('1.4 hours', '2.3 days', '32 years')
-    """
-    name, unit = next(((name, unit) for name, unit in UNITS if seconds >= unit), UNITS[-1])
-    return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {name}"

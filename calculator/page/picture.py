@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from calculator.page.shown import PARTS
-from calculator.reports.units import show_bytes
 from calculator.step.answer import Estimate
+from calculator.units import show_bytes
 
 WIDTH, HEIGHT, MARGIN, COLUMN = 640, 132, 16, 206
 COLOURS = ("#14727c", "#d97b24", "#8459b8", "#4d9b55", "#c44a68")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from calculator.choose.devices import device_named
 from calculator.choose.fit import Fit
 from calculator.page.words import command, judgement
-from calculator.reports.units import show_bytes, show_count, show_share
 from calculator.step.answer import Estimate, GpuMemory, StepInstant
 from calculator.step.setups import Setup
+from calculator.units import show_bytes, show_count, show_share, show_time
 
 PARTS = {
     "weights": "Weights",
@@ -142,7 +142,7 @@ def _transfer(result: Estimate) -> str:
     if not transfer.bytes_per_step:
         return "nothing"
     moved = show_bytes(transfer.bytes_per_step)
-    return f"{moved}, {transfer.seconds:.2g} s"
+    return f"{moved}, {show_time(transfer.seconds)}"
 
 
 def _facts(result: Estimate) -> str:

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from calculator.choose.devices import Device
 from calculator.choose.fit import verdict
 from calculator.errors import BadSetup
-from calculator.reports.units import show_bytes
 from calculator.step.estimate import estimate
 from calculator.step.resolve import plain, resolve
 from calculator.step.setups import Setup
+from calculator.units import show_bytes
 
 POINTS = 16
 """The most points of a sweep."""

@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from calculator.choose.devices import device_named
 from calculator.choose.fit import Fit
 from calculator.models.names import preset_of
-from calculator.reports.units import show_bytes
 from calculator.step.answer import Estimate
 from calculator.step.setups import Setup
+from calculator.units import show_bytes
 
 
 def judgement(verdict: Fit, result: Estimate) -> tuple[str, str]:

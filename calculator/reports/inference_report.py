@@ -16,8 +16,8 @@ from calculator.families.lengths import beyond_training
 from calculator.models.architecture import Architecture
 from calculator.models.architectures import quantization_of
 from calculator.models.names import Named, named
-from calculator.reports.units import show_bytes
 from calculator.step.setups import Setup, sees_pictures
+from calculator.units import show_bytes
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from calculator.choose.names import gpu_of
 from calculator.errors import BadSetup
 from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.reports.units import show_bytes
 from calculator.swarm.collaboration import Collaboration, answer, collaboration_from
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import Forecast
+from calculator.units import show_bytes, show_days, show_number, show_time
 
 EXAMPLE = "30:t4:20/100"
 SHARE_WORDS = {
@@ -117,16 +117,17 @@ def kind_of(text: str) -> dict:
 def report(collaboration: Collaboration, made: Forecast) -> str:
     """Formats a forecast as a table for people."""
     exchange = collaboration.exchange()
+    reached, ideal = show_number(made.samples_per_second), show_number(made.ideal_samples_per_second)
     lines = [
-        f"{made.peers:,.1f} peers at a time, {made.groups} group{'s' * (made.groups > 1)}; "
+        f"{show_number(made.peers)} peers at a time, {made.groups} group{'s' * (made.groups > 1)}; "
         f"{exchange.parameters:,} parameters, {exchange.target_batch_size:,} samples an epoch",
         "",
-        f"{'Samples per second':<44}{made.samples_per_second:>12,.2f} of {made.ideal_samples_per_second:,.2f}",
-        f"{'An epoch':<44}{made.epoch_seconds:>12,.1f} s, of which {made.computing_seconds:,.1f} s computing",
-        f"{'An average of gradients':<44}{made.all_reduce_seconds:>12,.1f} s",
+        f"{'Samples per second':<44}{reached:>12} of {ideal}",
+        f"{'An epoch':<44}{show_time(made.epoch_seconds):>12}, of which {show_time(made.computing_seconds)} computing",
+        f"{'An average of gradients':<44}{show_time(made.all_reduce_seconds):>12}",
         f"{'Each peer sends an epoch, at most':<44}{show_bytes(made.sent_bytes):>12}",
-        f"{'A newcomer trains after':<44}{made.newcomer_seconds:>12,.1f} s, {show_bytes(exchange.newcomer_bytes)}",
-        f"{f'{collaboration.epochs:,} epochs':<44}{made.days(collaboration.epochs):>12,.1f} days",
+        f"{'A newcomer trains after':<44}{show_time(made.newcomer_seconds):>12}, {show_bytes(exchange.newcomer_bytes)}",
+        f"{f'{collaboration.epochs:,} epochs':<44}{show_days(made.days(collaboration.epochs)):>12}",
         "",
         "Where a volunteer's time goes",
         *[f"  {SHARE_WORDS[name]:<42}{share:>12.1%}" for name, share in asdict(made.shares).items()],

@@ -16,6 +16,7 @@ from calculator.step.timeline import Instant
 from calculator.tape.autograd import allocated_bytes
 from calculator.tape.recording import Levels
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
+from calculator.units import show_bytes
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
 """The driver's own memory, which no figure of PyTorch includes: 300 MiB to 1 GiB, depending on GPU and driver. Other
@@ -150,7 +151,7 @@ def overhead(fixed: FixedSizes) -> dict[str, int]:
 
 def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:
     parts = sorted(as_plain(gpu).items(), key=lambda part: -part[1])
-    largest = " and ".join(f"{name.replace('_', ' ')} ({size / 2**30:.2f} GiB)" for name, size in parts[:2])
+    largest = " and ".join(f"{name.replace('_', ' ')} ({show_bytes(size)})" for name, size in parts[:2])
     if instant.phase == "optimizer":
         when = "In the optimizer's update"
     else:

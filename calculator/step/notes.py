@@ -14,6 +14,7 @@ from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.step.resolve import Training, itemsize_of
 from calculator.step.setups import DEEPSPEED, DIVIDED, Setup, sees_pictures
 from calculator.tape.tensor_parallel import TENSOR_SHARDINGS
+from calculator.units import show_bytes
 
 FUSED_4BIT_TOKENS = 1536
 """Rows up to which a kernel may read 4-bit weights as they are (bitsandbytes 0.50, backends/cuda/ops.py,
@@ -167,7 +168,7 @@ def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iter
         return
     if setup.sharding in ("none", "zero-1"):
         yield (
-            f"Each GPU has the whole model. Of its gradients, {buckets / 2**30:.2f} GiB are the buckets in which "
+            f"Each GPU has the whole model. Of its gradients, {show_bytes(buckets)} are the buckets in which "
             "DistributedDataParallel sends them; gradient_as_bucket_view=True would save these."
         )
     if setup.sharding == "zero-1":

@@ -22,6 +22,7 @@ from calculator.step.setups import Setup
 from calculator.swarm.exchange import CODECS, Link
 from calculator.swarm.forecast import ExchangedVectors, Forecast, Volunteers, forecast
 from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
+from calculator.units import show_bytes, show_number, show_rate
 
 MOST_KINDS = 20
 LARGEST_NUMBER = 1e300
@@ -48,6 +49,25 @@ class Kind:
     session_hours: float | None = None
     """Mean time from joining to leaving, in hours; None: the volunteers stay."""
     micro_batch_size: int = 1
+
+    def in_words(self, utilisation: float = UTILISATION) -> str:
+        """Number of the volunteers, and the hardware that a forecast assumes of each.
+
+        >>> Kind(count=2, gpu="cpu").in_words()
+        '2 × computer without a GPU: 114 GFLOP/s (30 % of its peak), 4.00 GiB usable, 50 Mbit/s up, 100 Mbit/s down'
+        >>> Kind(count=3, samples_per_second=0.5, up_megabits=1000).in_words()
+        '3 × 0.5 samples/s: 1 Gbit/s up, 100 Mbit/s down'
+        """
+        up, down = (show_rate(1e6 * megabits, "bit") for megabits in (self.up_megabits, self.down_megabits))
+        link = f"{up} up, {down} down"
+        if self.samples_per_second is not None:
+            return f"{self.count:,} × {show_number(self.samples_per_second)} samples/s: {link}"
+        device = device_named(self.gpu)
+        speed = show_rate(1e12 * utilisation * device.teraflops, "FLOP")
+        return (
+            f"{self.count:,} × {device.title}: {speed} ({100 * utilisation:.3g} % of its peak), "
+            f"{show_bytes(device.usable_bytes)} usable, {link}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

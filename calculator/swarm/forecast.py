@@ -25,6 +25,7 @@ from calculator.swarm.exchange import (
     vector_bytes,
 )
 from calculator.swarm.settings import ExchangeSettings
+from calculator.units import show_bytes, show_rate, show_time
 
 DAY_SECONDS = 86_400
 MOST_VOLUNTEERS = 1_000_000
@@ -489,8 +490,8 @@ def _progress_limits(made: Forecast, group: list[Link]) -> Iterator[Limit]:
             name="progress traffic",
             stops=record * made.peers / up > made.epoch_seconds,
             sentence=f"Each of the few peers that hold the progress record sends it to {made.peers:,.0f} others, "
-            f"{traffic * 8 / 1e6:,.0f} Mbit/s in total; a typical one of them has {up * 8 / 1e6:,.0f}. Peers learn too "
-            "late that an epoch is over.",
+            f"{show_rate(8 * traffic, 'bit')} in total; a typical one of them has {show_rate(8 * up, 'bit')}. Peers "
+            "learn too late that an epoch is over.",
         )
 
 
@@ -504,14 +505,14 @@ def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link
         yield Limit(
             name="links too slow for the group",
             stops=late > len(group) // 2,
-            sentence=f"In a group of {len(group)}, {late} peers need up to {max(waits):,.3g} s from one part to the "
-            f"next, but are dropped after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
+            sentence=f"In a group of {len(group)}, {late} peers need up to {show_time(max(waits))} from one part to "
+            f"the next, but are dropped after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
         )
     if made.all_reduce_seconds > exchange.allreduce_timeout_seconds:
         yield Limit(
             name="average times out",
             stops=True,
-            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s, but is aborted after "
+            sentence=f"One average takes {show_time(made.all_reduce_seconds)}, but is aborted after "
             f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): every peer would train alone.",
         )
     if made.shares.joining > 0.5:
@@ -519,7 +520,7 @@ def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link
             name="state download",
             stops=made.shares.joining > 0.99,
             sentence=f"Volunteers spend {made.shares.joining:.0%} of their time on starting and on downloading "
-            f"{exchange.newcomer_bytes / 1e6:,.0f} MB of state: sessions are too short for the links.",
+            f"{show_bytes(exchange.newcomer_bytes)} of state: sessions are too short for the links.",
         )
 
 
@@ -530,16 +531,17 @@ def _pace_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link], 
         yield Limit(
             name="short epochs",
             stops=False,
-            sentence=f"Peers compute an epoch in {made.computing_seconds:,.3g} s; it should last {windows:g} s, "
+            sentence=f"Peers compute an epoch in {show_time(made.computing_seconds)}; it should last {windows:g} s, "
             f"{ADVISED_WINDOWS} windows of matchmaking. A larger target batch helps.",
         )
     if made.all_reduce_seconds > made.computing_seconds:
-        slowest = min(link.slower_bytes_per_second for link in group) * 8 / 1e6
+        slowest = min(link.slower_bytes_per_second for link in group)
         yield Limit(
             name="averages longer than epochs",
             stops=False,
-            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s, computing {made.computing_seconds:,.3g} s. "
-            f"The slowest link of a group, {slowest:,.3g} Mbit/s, sets the pace; a larger batch or local updates help.",
+            sentence=f"One average takes {show_time(made.all_reduce_seconds)}, computing "
+            f"{show_time(made.computing_seconds)}. The slowest link of a group, {show_rate(8 * slowest, 'bit')}, sets "
+            "the pace; a larger batch or local updates help.",
         )
     if made.groups > 1:
         yield Limit(

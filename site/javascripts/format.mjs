@@ -11,13 +11,15 @@ export function showNumber(value, digits = 3) {
   return Math.abs(value) >= 1000 ? showCount(value) : Number(value.toPrecision(digits)).toString();
 }
 
-/** 3725 -> "1 h 2 min". */
+/** 3725 -> "1 h 2 min", as show_time in calculator/units.py has it. */
 export function showDuration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min`;
-  if (whole < 48 * 3600) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86400)} days`;
+  if (whole < 120) return `${whole} s`;
+  const days = whole / 86400;
+  if (days >= 2) return days < 730 ? `${showNumber(days, days < 99.5 ? 2 : 3)} days` : `${showNumber(days / 365, 2)} years`;
+  const minutes = Math.round(whole / 60);
+  const parts = [[Math.floor(minutes / 60), "h"], [minutes % 60, "min"]];
+  return parts.filter(([count]) => count).map((part) => part.join(" ")).join(" ");
 }
 
 /** 1400000 -> "1.3 MiB". */

@@ -103,7 +103,7 @@ def _facts(config: RunConfig, choices: Choices, plan: Plan) -> dict[str, object]
 
 
 def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool) -> None:
-    from calculator.reports.units import show_bytes
+    from calculator.units import show_bytes
 
     print(f"{config.title} ({config.run_id})")
     shared = plan.computing_parameters != plan.parameters
@@ -115,10 +115,10 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
     for setting in choices.settings:
         print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")
     samples = plan.setup.micro_batch_size
-    print(f"\nMemory for a micro-batch of {samples} sample{'s' * (samples > 1)}, {plan.setup.precision}:")
+    print(f"\nMemory at the peak of a step with {samples} sample{'s' * (samples > 1)}, {plan.setup.precision}:")
     for name, size in _parts(config, plan).items():
         if size:
-            print(f"  {name:<44}{show_bytes(size):>12}")
+            print(f"  {name:<52}{show_bytes(size):>12}")
     print(f"  Peak: {plan.estimate.peak.instant}")
     verdict = "fits" if plan.fits else "does not fit"
     print(
@@ -135,10 +135,15 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
 
 def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
     """Bytes that training takes, by their use."""
+    from calculator.units import show_bytes
+
     gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
+    gradients = "gradients" if plan.trained_parameters == plan.parameters else "gradients of the adapters"
+    if gpu_memory.gradients < plan.estimate.gradient_bytes:
+        gradients += f", made so far of {show_bytes(plan.estimate.gradient_bytes)}"
     return {
         "weights": gpu_memory.weights,
-        "gradients": gpu_memory.gradients,
+        gradients: gpu_memory.gradients,
         "activations": gpu_memory.activations,
         f"activations kept of {plan.stored_layers} layers": plan.stored_bytes,
         "temporary": gpu_memory.temporary,

@@ -15,7 +15,7 @@ import torch
 from calculator.choose.advice import MOST_SAMPLES, sizes_to_advise
 from calculator.choose.devices import Device
 from calculator.choose.largest import Choice, largest_that_fits
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes, show_number, show_rate, show_time
 from training.compute.machine import this_machine, torch_device
 from training.compute.plan import PRECISIONS, Precision, known_models, peer_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
@@ -203,7 +203,7 @@ def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tu
         taken = ", and this one is assumed to be Ampere (2020) or newer" if machine.assumed else ""
         return lower, f"GPUs are faster in 16 bits{taken}; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
-    rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
+    rates = f"matrices multiply at {_flops(timer, lower)} in {lower}, {_flops(timer, 'float32')} in float32"
     # 16 bits speed up large products the most: if they gain little there, a whole step gains even less.
     if faster < WORTH_LOWER:
         return "float32", rates
@@ -212,7 +212,8 @@ def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tu
     plain, low = timer.step(samples, "float32"), timer.step(samples, lower)
     if plain and low:
         steps = (
-            f"a step of {samples} sample{'s' * (samples > 1)} takes {low:.3f} s in {lower}, {plain:.3f} s in float32"
+            f"a step of {samples} sample{'s' * (samples > 1)} takes {show_time(low)} in {lower}, "
+            f"{show_time(plain)} in float32"
         )
         return (lower if plain / low >= WORTH_LOWER else "float32"), steps
     return lower, rates
@@ -253,7 +254,7 @@ def _micro_batch(
             break
     if speeds:
         chosen = min(size for size, speed in speeds.items() if speed >= AS_GOOD * max(speeds.values()))
-        timed = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
+        timed = ", ".join(f"{size}: {show_number(speed)}" for size, speed in speeds.items())
         return (
             chosen,
             f"the smallest of those timed that nearly reaches the best speed, in samples per second ({timed})",
@@ -264,12 +265,12 @@ def _micro_batch(
         bound = f"more would take longer than the {window:g} s in which peers form a group"
     else:
         bound = "it fits"
-    time_of_it = f"; a sample should take about {a_sample:.2g} s" if a_sample else ""
+    time_of_it = f"; a sample should take about {show_time(a_sample)}" if a_sample else ""
     return fitting[-1], f"{bound}; no step was timed{time_of_it}"
 
 
-def _tera(flops_per_second: float) -> str:
-    return f"{flops_per_second / 1e12:.3g} TFLOP/s"
+def _flops(timer: _Timer, precision: Precision) -> str:
+    return show_rate(timer.rate(precision), "FLOP")
 
 
 def _setting(name: str, value: str, wish: object, reason: str) -> Setting:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 
-from calculator.reports.units import show_bytes
 from calculator.swarm.exchange import part_bytes, vector_bytes
+from calculator.units import show_bytes, show_rate
 from training.compute.machine import usable_cores
 from training.optim.eight_bit.kernels import kernels
 from training.processes.notices import Setting
@@ -34,7 +34,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     local = swarm.mode == "diloco"
     delayed = " and the average of gradients" * (swarm.mode == "delayed")
     sent = all_reduce_bytes(swarm.gradient_codec, parameters)
-    mbits = sent * 8 / swarm.allreduce_timeout_seconds / 1e6
+    link = show_rate(8 * sent / swarm.allreduce_timeout_seconds, "bit", digits=2)
     return (
         Setting(
             name="threads",
@@ -66,7 +66,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
             reason=f"set by the recipe; an average sends about {show_bytes(sent)}, in parts of "
-            f"{show_bytes(part_bytes(parameters))}, so it needs a link of at least {mbits:.2g} Mbit/s",
+            f"{show_bytes(part_bytes(parameters))}, so it needs a link of at least {link}",
         ),
         Setting(
             name="files",

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from calculator.units import show_time
+
 LINE_SECONDS = 10.0
 """Interval at which a status line is printed if there is no terminal."""
 
@@ -38,7 +40,7 @@ def _figures(state: dict, seconds: float, epochs: int) -> dict[str, str]:
         "active": str(state["active_peers"]),
         "samples/s": formatted(state["samples_per_second"], ".1f"),
         "samples": f"{state['total_samples']:,}",
-        "time": f"{seconds // 60:.0f}:{seconds % 60:02.0f}",
+        "time": show_time(round(seconds)),
     }
 
 

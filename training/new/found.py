@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count
 from training.data.sources.documents import TEXT_KINDS
 from training.data.sources.folders import PICTURE, PICTURE_SUFFIXES, is_archive
 from training.data.sources.hub import HubSet, is_hub

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculator.choose.devices import device_named
-from calculator.reports.units import show_bytes, show_count, show_days
+from calculator.swarm.collaboration import Kind
 from calculator.swarm.designed_models import AdaptedModel, DesignedModel, LanguageModel, PictureModel
 from calculator.swarm.designer import Design, Wish, memory_of, recipe_tables
 from calculator.swarm.recipe_file import Tables, recipe_text
+from calculator.units import show_bytes, show_count, show_days, show_time
 from training.data.sources.hub import is_hub
 from training.data.sources.work import Progress
 from training.data.store.shards import Manifest, TextManifest, check_text_fit
@@ -210,17 +211,18 @@ def _head(new: NewRun) -> list[str]:
 def forecast_lines(wish: Wish, made: Design) -> list[str]:
     """Lines of the designer's forecast."""
     reached, chosen, model = made.forecast, made.collaboration, wish.model
-    many = " and ".join(f"{people.count} × {device_named(people.gpu).title}" for people in wish.people)
+    kinds = [Kind(**asdict(people)).in_words(wish.utilisation) for people in wish.people]
     sample = "samples" if model.sequence_length is None else f"blocks of {model.sequence_length} tokens"
     late = "" if made.days <= wish.days else f", more than the {show_days(wish.days)} that you gave"
     trained = chosen.exchange().parameters
     beside = f" of adapters, beside {show_count(model.parameters)} frozen ones" if model.adapters else ""
     lines = [
         "",
-        f"Forecast for {many}:",
+        "Forecast for these volunteers:",
+        *[f"  {kind}" for kind in kinds],
         f"  model    {show_count(trained)} weights{beside}",
         f"  epoch    {show_count(chosen.target_batch_size)} {sample} of all together, in "
-        f"{_seconds(reached.epoch_seconds)}; each volunteer sends {show_bytes(reached.sent_bytes)} an epoch",
+        f"{show_time(reached.epoch_seconds)}; each volunteer sends {show_bytes(reached.sent_bytes)} an epoch",
         f"  whole    {show_count(made.epochs)} epochs, {show_days(made.days)}{late}",
     ]
     for gpu, size in made.micro_batches.items():
@@ -232,14 +234,3 @@ def forecast_lines(wish: Wish, made: Design) -> list[str]:
         lines.append(f"  memory   {show_bytes(memory.device_bytes)} of a {title}, {size} samples at once")
     lines += [f"  stops    {limit.sentence}" for limit in reached.limits if limit.stops]
     return [*lines, ""]
-
-
-def _seconds(seconds: float) -> str:
-    """A time in words.
-
-    >>> [_seconds(one) for one in (0.71, 14.2, 600, 9000)]
-    ['0.7 seconds', '14 seconds', '10 minutes', '2.5 hours']
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} seconds"
-    return f"{seconds:.0f} seconds" if seconds < 120 else show_days(seconds / 86_400)

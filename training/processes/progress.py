@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TextIO
+
+from calculator.units import show_number, show_time
 
 LINE_SECONDS = 5.0
 PACE_SECONDS, LOOK_SECONDS = 30.0, 0.5
@@ -72,13 +73,13 @@ class _Pace:
             looks.popleft()
 
     def told(self, total: int | None) -> str:
-        """Text on speed and remaining time, such as `41.3/s, 0:06:52 left`; empty until the pace is known."""
+        """Text on speed and remaining time, such as `41.3/s, 7 min left`; empty until the pace is known."""
         (first, before), (now, done) = self._looks[0], self._looks[-1]
         if now - first < LOOK_SECONDS or done <= before:
             return ""
         rate = (done - before) / (now - first)
-        left = f", {timedelta(seconds=round((total - done) / rate))} left" if total and done < total else ""
-        return f"{rate:,.{0 if rate >= 100 else 1}f}/s{left}"
+        left = f", {show_time((total - done) / rate)} left" if total and done < total else ""
+        return f"{show_number(rate)}/s{left}"
 
 
 class _Lines:

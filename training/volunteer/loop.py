@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
+from calculator.units import show_time
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.errors import TrainingError
@@ -193,9 +193,7 @@ class TrainingLoop:
     def _catch_up_after_sleep(self) -> None:
         """If the machine has slept, connects to the run again, and catches up with the others."""
         if slept := self.sleep.noticed():
-            self.notices.tell(
-                f"This machine has slept for {timedelta(seconds=round(slept))}; this peer catches up with the others."
-            )
+            self.notices.tell(f"This machine has slept for {show_time(slept)}; this peer catches up with the others.")
             self.reconnect()
             self.optimizer.catch_up()
 

@@ -10,8 +10,8 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calculator.reports.units import show_bytes
 from calculator.swarm.settings import MIN_GROUP_SIZE
+from calculator.units import show_bytes, show_rate, show_time
 from training.compute.in_use import all_reduce_bytes
 from training.compute.machine import usable_cores
 from training.errors import BadInput
@@ -124,12 +124,12 @@ def check_files(swarm: SwarmConfig) -> str | None:
 def link_in_use(link: Link) -> Setting:
     """Describes the measured network link, and how large a part of the average it makes this peer compute."""
     seconds = min(link.answer_seconds, default=None)
-    latency = "latency not known" if seconds is None else f"an initial peer answers in {1000 * seconds:.3g} ms"
+    latency = "latency not known" if seconds is None else f"an initial peer answers in {show_time(seconds)}"
     parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"
     if link.download_seconds:
-        rate = 8 * link.download_bytes / link.download_seconds / 1e6
+        rate = show_rate(8 * link.download_bytes / link.download_seconds, "bit")
         size = show_bytes(link.download_bytes)
-        reason = f"the state's {size} were downloaded at {rate:.3g} Mbit/s; your upload is not measured"
+        reason = f"the state's {size} were downloaded at {rate}; your upload is not measured"
     else:
         reason = "no state was downloaded, so upload and download are not measured"
     reason += f"; you average {parts}" + (", as you said" if link.told_mbits else "")
@@ -145,6 +145,6 @@ def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
     if seconds <= limit:
         return None
     return (
-        f"At the speed of the download an average takes {seconds:.0f} s, and the run gives up after {limit:g} s, so "
-        "you may be left out of averages. A wired connection, or less other traffic, may help."
+        f"At the speed of the download an average takes {show_time(seconds)}, and the run gives up after {limit:g} s, "
+        "so you may be left out of averages. A wired connection, or less other traffic, may help."
     )

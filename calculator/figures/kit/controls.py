@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calculator.reports.units import show_count
+from calculator.units import show_count
 
 LONGEST_QUOTE = 40
 """The most characters of a refused text that a sentence quotes."""

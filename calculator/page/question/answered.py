@@ -17,10 +17,10 @@ from calculator.page.fitting import largest_in_words, models_on, with_applicable
 from calculator.page.question.kinds import BATCH, COUNT, GPUS, LENGTH, MODELS, SAVING
 from calculator.page.question.said import assumed, in_words, said
 from calculator.page.question.understood import Question, understood
-from calculator.reports.units import show_bytes, show_count
 from calculator.step.answer import Estimate
 from calculator.step.estimate import estimate
 from calculator.step.setups import DEFAULTS, Setup
+from calculator.units import show_bytes, show_count
 
 OFF: dict[str, object] = {"attention": "eager", "precision": "fp32"}
 """Values with which a technique is off, where that is not the calculator's default."""

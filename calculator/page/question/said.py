@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from calculator.page.question.kinds import BATCH, COUNT, GPUS, LENGTH, MODELS, SAVING
 from calculator.page.question.understood import Question
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.reports.units import show_count
 from calculator.step.resolve import resolve
 from calculator.step.setups import NOT_COUNTED, Setup
+from calculator.units import show_count
 
 WORDS_OF_VALUES = {
     "precision": {

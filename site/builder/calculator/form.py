@@ -14,7 +14,7 @@ from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.parts.low_rank import DEFAULT_RANKS
 from calculator.parts.optimizers import OPTIMIZERS
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes
 
 DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
 """The setup of the first answer: the paper's tutorial (section 2.3)."""

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from builder.dashboard.curves import loss_svg, spark_svg
-from calculator.reports.units import show_count
+from calculator.units import show_count, show_time
 from training.publish.config import LEAST_SECONDS
 
 EMPTY = {"live/run.json": "{}\n"}
@@ -79,7 +79,7 @@ def load_recorded(docs: Path) -> dict | None:
                 "name": one["name"],
                 "samples": show_count(one["samples"]),
                 "share": _share(one["share"]),
-                "time": _duration(one["seconds"]),
+                "time": show_time(one["seconds"]),
             }
             for one, place in zip(volunteers, _places(volunteers), strict=True)
         ],
@@ -138,12 +138,3 @@ def _share(share: float | None) -> str:
     if share is None:
         return "–"
     return f"{100 * share:.1g} %" if share < 0.01 else f"{100 * share:.0f} %"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -16,7 +16,7 @@ from calculator import estimate
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.choose.devices import DEVICES, GIB, Device
 from calculator.choose.fit import ADVISED_SHARE
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.data.store.cache import CACHE_GB
 from training.publish.invitation import MEMBERS_FLAGS

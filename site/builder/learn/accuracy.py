@@ -20,6 +20,7 @@ from calculator.step.estimate import estimate
 from calculator.step.gpus.deepspeed import Zero, play_with_deepspeed
 from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import setup_from
+from calculator.units import show_bytes
 
 STEPS = RESULTS.parent / "memory" / "steps"
 """Recorded training steps: files of {kind: steps}. Each kind was drawn after its rules had been written."""
@@ -153,16 +154,16 @@ def reports_table() -> str:
     """HTML table: memory that public bug reports state for other tools, and this calculator's results."""
     qlora = {"lora_rank": 16, "base_bits": 4, "optimizer": "adamw8bit", "checkpointing": True, "sequence_length": 2048}
     total = estimate(setup_from({"model": "llama-3.1-8b", **qlora})).gpu.total
-    rows = [("unsloth #10815", "QLoRA of llama-3.1-8b", f"{ANOTHER_8B_GB} GB", _gib(total))]
+    rows = [("unsloth #10815", "QLoRA of llama-3.1-8b", f"{ANOTHER_8B_GB} GB", show_bytes(total))]
     for name, architecture, length, other in CACHES:
         ours = cache_bytes(architecture, batch=1, length=length)
         wrong = f"{other:.2f} GiB ({100 * (other * 2**30 / ours - 1):+.0f}\u00a0%)"
-        rows.append(("unsloth #4757", f"cache of {name}, {length:,} tokens", wrong, _gib(ours)))
+        rows.append(("unsloth #4757", f"cache of {name}, {length:,} tokens", wrong, show_bytes(ours)))
     for chosen in (1, 2):
         setup = setup_from({"config": {"model_type": "mixtral", "num_experts_per_tok": chosen}, "precision": "bf16"})
-        other = _gib(megatron_activations(PRESETS["mixtral-8x7b"], USUAL_LENGTH))
+        other = show_bytes(megatron_activations(PRESETS["mixtral-8x7b"], USUAL_LENGTH))
         words = f"activations of mixtral-8x7b, {USUAL_LENGTH:,} tokens, with {chosen} of its experts for each"
-        rows.append(("Megatron-LM #1784", words, other, _gib(estimate(setup).saved_activations)))
+        rows.append(("Megatron-LM #1784", words, other, show_bytes(estimate(setup).saved_activations)))
     logits = large_logits()
     words = f"logits and loss at the peak of LoRA, qwen3-8b, {logits['tokens']:,} tokens"
     rows.append(("NeMo Automodel #2603", words, "not counted", f"{logits['saved']} GiB"))
@@ -193,10 +194,6 @@ def large_logits() -> dict[str, str | int]:
 def linear_states() -> str:
     """MiB of the state that layers of linear attention in Qwen3.5-27B keep for a sequence."""
     return f"{cache_bytes(from_config(QWEN3_5_27B), batch=1, length=0) / 2**20:.0f}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 def accuracy_counts() -> dict[str, int | str]:

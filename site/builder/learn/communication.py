@@ -6,7 +6,7 @@ from builder.markup.tables import table
 from calculator import Setup, estimate
 from calculator.figures.rules.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count, show_time
 from training.recipe import load_recipe
 
 PEERS = 16
@@ -29,7 +29,7 @@ def communication_table() -> str:
     for what, values, size in rows:
         sent = round(size * sent_share(PEERS))
         cells = [f"{show_count(round(values / 1e6))}\u00a0M", show_bytes(sent)]
-        cells += [_seconds(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
+        cells += [show_time(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
         lines.append((what, *cells))
     shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each volunteer", *dict(LINKS)), lines)
     note = f"{PEERS} volunteers exchange gradients once, in a ring, and use their links fully and for nothing else."
@@ -43,13 +43,3 @@ def stored_parameters(name: str) -> str:
 
 def _parameters(setup: dict) -> int:
     return estimate(Setup(**setup)).parameters
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds:.2g} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

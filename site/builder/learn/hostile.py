@@ -6,7 +6,7 @@ import html
 
 from builder.benchmark_records import record, recorded
 from builder.markup.tables import stacked
-from calculator.reports.units import show_count
+from calculator.units import show_count
 from training.swarm.config import SwarmConfig
 
 RECORD = "byzantine"

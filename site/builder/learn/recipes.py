@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from builder.markup.tables import code, stacked
 from calculator.models.architectures import from_config
 from calculator.parts.parameters import count_parameters
-from calculator.reports.units import show_bytes, show_count
 from calculator.swarm.exchange import load
 from calculator.swarm.forecast import ExchangedVectors
+from calculator.units import show_bytes, show_count
 from training.recipe import NOT_IN_DIGEST, RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 

@@ -10,7 +10,7 @@ from html import escape
 
 from builder.benchmark_records import record
 from calculator.figures.kit.drawing import Canvas, Scale
-from calculator.reports.units import show_count
+from calculator.units import show_count
 
 RECORD = "attacked_runs"
 TITLE = "One attack, three runs"

@@ -11,7 +11,7 @@ from builder.dashboard.recorded_run import is_recorded, load_recorded
 from builder.folders import PAGES, ROOT
 from builder.markup.links import site_link
 from builder.markup.tables import table
-from calculator.reports.units import show_count
+from calculator.units import show_count
 from training.recipe import load_recipe
 
 README = ROOT / "README.md"

@@ -6,8 +6,8 @@ from html import escape
 
 from builder.benchmark_records import record
 from builder.markup.tables import table
-from calculator.reports.units import show_count
 from calculator.swarm.forecast import MESSAGE_BYTES, PROGRESS_RECORD_BYTES
+from calculator.units import show_count
 
 STACKS = {
     "2021": "plain hivemind, the settings of 2021",

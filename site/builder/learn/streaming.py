@@ -6,7 +6,7 @@ from html import escape
 
 from builder.benchmark_records import record
 from builder.markup.tables import stacked
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count
 
 
 def stream_table() -> str:

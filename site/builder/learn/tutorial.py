@@ -19,9 +19,9 @@ from calculator import Setup, estimate
 from calculator.choose.advice import advised_micro_batch, sizes_to_advise
 from calculator.choose.devices import DEVICES, Device
 from calculator.choose.fit import verdict
-from calculator.reports.units import show_bytes, show_count
 from calculator.step.resolve import plain
 from calculator.swarm.forecast import ExchangedVectors
+from calculator.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.recipe import LanguageRun, load_recipe, read_recipe, run_of
 from training.simulate.forecast import collaboration_of

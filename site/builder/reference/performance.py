@@ -8,7 +8,7 @@ import re
 from builder.benchmark_records import record
 from builder.folders import RESULTS
 from builder.markup.tables import stacked
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count
 
 OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the page [Accuracy](../accuracy.md)."}
 """Records that another page shows, and the sentence that replaces the table."""

@@ -33,7 +33,7 @@ from builder.learn import (
 )
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
-from calculator.reports.units import show_count
+from calculator.units import show_count
 from training.data.config import SHUFFLED_SAMPLES
 from training.data.store.cache import CACHE_GB
 from training.publish import notebook

@@ -10,7 +10,7 @@ from calculator.choose.devices import device_named
 from calculator.choose.fit import need_bytes, suggestions, verdict
 from calculator.choose.techniques import choices
 from calculator.models.architectures import PRESETS
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes
 
 BF16, FP16 = "weights and gradients in 16 bits (bf16)", "weights and gradients in 16 bits (fp16)"
 HOST, EIGHT, AGAIN = "optimizer on the host", "8-bit optimizer state", "checkpointing"

@@ -12,7 +12,7 @@ from calculator.choose.fit import verdict
 from calculator.choose.flops import UTILISATION, forward_flops
 from calculator.choose.inference import inference_memory, largest_batch, longest_context
 from calculator.page.models import own_values
-from calculator.reports.units import show_bytes, show_count
+from calculator.units import show_bytes, show_count
 
 SVG = "{http://www.w3.org/2000/svg}"
 

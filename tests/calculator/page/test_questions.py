@@ -13,7 +13,7 @@ from calculator.browser import search
 from calculator.choose.devices import device_named
 from calculator.choose.fit import need_bytes, roomy_bytes, verdict
 from calculator.page.question.understood import understood
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes
 
 DEFAULTS = {"optimizer": "adamw8bit", "checkpointing": True}
 """The setup with which the page begins, as its script sends it."""

@@ -18,7 +18,7 @@ from builder.calculator.measured_errors import measured_errors
 from calculator.browser import advise, answer, generate, gpus, read_config, sweep
 from calculator.choose.devices import DEVICES
 from calculator.models.architectures import PRESETS
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes
 from tests.programs import run_program
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import ROOT, violations

@@ -11,7 +11,7 @@ import pytest
 from builder.dashboard.recorded_run import load_recorded, still_pictures
 from builder.folders import PAGES
 from builder.learn import results
-from calculator.reports.units import show_count
+from calculator.units import show_count
 
 DOCUMENTS = ("run", "state", "history", "losses", "leaderboard", "pictures")
 TEXT = "She opens\n\nthe <b>door</b>."

@@ -170,7 +170,7 @@ def test_the_command_prints_both_counts_and_json(machine):
     shown = CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--gpu", "t4"])
     assert shown.exit_code == 0, shown.output
     assert "125,894,244 different weights" in shown.output and "It fits" in shown.output
-    facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--gpu", "t4", "--json"]).output)
+    facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--gpu", "t4", "--json"]).stdout)
     assert facts["run_id"] == "demo" and facts["fits"] and facts["need_bytes"] > facts["estimate"]["gpu"]["total"]
     assert facts["precision"] == "float16" and facts["stored_layers"] == load_recipe("demo").model.num_layers
     refused = CliRunner().invoke(build_app(), ["plan", "--gpu", "voodoo2"])

@@ -71,8 +71,8 @@ def test_each_value_that_a_person_may_change_has_a_comment(made):
 
 def test_what_is_printed_names_data_forecast_and_the_next_command(made):
     folder, printed = made
-    assert "60 files of text" in printed and "Forecast for 2 × computer without a GPU" in printed
-    assert re.search(r"whole .* epochs, .* minutes", printed)
+    assert "60 files of text" in printed and "  2 × computer without a GPU: 114 GFLOP/s" in printed
+    assert re.search(r"whole .* epochs, \d+ min", printed)
     assert f"new {folder}" in printed
 
 

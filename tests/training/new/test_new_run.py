@@ -126,6 +126,6 @@ def test_a_terminal_is_asked_three_questions(programs, tmp_path):
     os.close(ours)
     assert process.wait(60) == 0, printed.decode()
     said = " ".join(printed.decode().split())
-    assert "'two' names no volunteers" in said and "Forecast for 3 ×" in said
+    assert "'two' names no volunteers" in said and "3 × computer without a GPU: " in said
     assert [said.count(question.split("?")[0]) for question in (WHO, HOW_LONG, WHERE)] == [2, 1, 1]
     assert read_servers(tmp_path / "runs" / "texts").announce_host == "run.example"

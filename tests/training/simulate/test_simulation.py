@@ -171,8 +171,10 @@ def test_the_command_simulates_a_recipe():
     assert printed["epochs"] == 5 and printed["volunteers"] == 3 and 0 < printed["days"] < 1
     report = runner.invoke(app, words).stdout
     assert "3 volunteers" in report and "computing samples that count" in report
-    hours = re.search(r"^[\d,]+ epochs +([\d.,]+) hours$", report, re.MULTILINE)
-    assert float(hours[1]) == pytest.approx(24 * printed["days"], abs=0.06)
+    minutes = re.search(r"^[\d,]+ epochs +(\d+) min$", report, re.MULTILINE)
+    assert int(minutes[1]) == pytest.approx(24 * 60 * printed["days"], abs=0.51)
+    assert "3 × 8 samples/s: 100 Mbit/s up" in report and "assumed" not in report
+    assert "(assumed;" in runner.invoke(app, ["simulate", "--volunteers", "2", "--epochs", "1"]).stdout
     for volunteers, sentence in {
         "3:none-such:1/1": "gpu is one of",
         "3": "",

@@ -312,7 +312,7 @@ def test_a_peer_whose_machine_has_slept_connects_anew_and_catches_up(tmp_path):
     ada.loop.reconnect = lambda: ada.note("reconnect")
     done = ada.train(1)
     assert done == ["hold", "step", "step", "reconnect", "catch up", "step", "release"]
-    assert "has slept for 0:10:00; this peer catches up" in (tmp_path / "events.jsonl").read_text()
+    assert "has slept for 10 min; this peer catches up" in (tmp_path / "events.jsonl").read_text()
 
 
 def test_a_peer_that_sleeps_while_it_rests_connects_anew(tmp_path):

@@ -70,7 +70,7 @@ def test_the_screen_tells_what_a_volunteer_wants_to_know(ada):
         ada.end_epoch(epoch, loss=4.0 - epoch / 10)
     ada.now += 2
     ada.notices.warn("The clock is wrong. Set it.")
-    assert ada.shown()[0].startswith("Shapes, drawn together (demo)") and ada.shown()[0].endswith("0:01:42")
+    assert ada.shown()[0].startswith("Shapes, drawn together (demo)") and ada.shown()[0].endswith("102 s")
     assert ada.fact("now") == "training with 2 others"
     assert ada.fact("epoch") == "30 of 400"
     assert ada.fact("loss") == "1.000, falling (-1.000 in 10 epochs)"
@@ -195,7 +195,7 @@ def test_the_farewell_has_the_sum(ada):
     for epoch in (11, 12):
         ada.end_epoch(epoch, 3.0, seconds=1800)
     assert ada.view.farewell() == (
-        "You took part for 1:00:00: 2 epochs, 192 samples. Your credit in demo is now 1,192 samples. Thank you!"
+        "You took part for 1 h: 2 epochs, 192 samples. Your credit in demo is now 1,192 samples. Thank you!"
     )
     ada.join(epoch=12)  # in another lineage of the run
     assert "Your credit in demo is now 1,000 samples" in ada.view.farewell()

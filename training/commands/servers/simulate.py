@@ -59,11 +59,11 @@ def run(
     from calculator import BadSetup
     from training.recipe import load_recipe
 
-    config = load_recipe(recipe)
+    config, volunteers = load_recipe(recipe), volunteers or ["100"]
     everyone = {"micro_batch_size": micro_batch_size, "present": present, "session_hours": session_hours}
     links = {"up_megabits": up, "down_megabits": down}
     try:
-        collaboration = _collaboration(config, volunteers or ["100"], everyone, links, declared_links)
+        collaboration = _collaboration(config, volunteers, everyone, links, declared_links)
     except BadSetup as error:
         raise BadInput(str(error)) from None
     outcome = _play(
@@ -81,7 +81,8 @@ def run(
     else:
         from training.simulate.report import report
 
-        print(report(config, outcome))
+        assumed = any(text.isdecimal() for text in volunteers)
+        print(report(config, collaboration, outcome, assumed=assumed))
 
 
 def _collaboration(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculator.choose.devices import Device
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes, show_rate
 from training.doctor.checks.machine import first_existing, free_bytes, unwritable
 from training.doctor.examination import Answer
 from training.doctor.facts import Facts
@@ -361,7 +361,7 @@ def check_link(facts: Facts, plan: Plan | None) -> Finding:
     if source is None or not source.startswith(("http://", "https://")) or plan is None or run is None:
         return skipped("Not measured: this needs a readable --recipe, and shards that come from a web server.")
     sent = all_reduce_bytes(run.swarm.gradient_codec, plan.trained_parameters)
-    needed = sent * 8 / run.swarm.allreduce_timeout_seconds / 1e6
+    needed = 8 * sent / run.swarm.allreduce_timeout_seconds
     try:
         files = facts.manifest().files
         largest = max(files, key=lambda name: files[name].bytes)
@@ -369,9 +369,13 @@ def check_link(facts: Facts, plan: Plan | None) -> Finding:
     except (TrainingError, OSError, ValueError) as error:
         return skipped(f"Not measured: {source} cannot be read ({error}).")
     if came < LEAST_PROBE_BYTES and seconds < PROBE_SECONDS:
-        return skipped(f"Not measured: the shards are too small. An average needs {needed:.2g} Mbit/s each way.")
-    rate = 8 * came / max(seconds, 1e-3) / 1e6
-    told = f"{rate:.3g} Mbit/s come from {source}; an average needs {needed:.2g} Mbit/s in each direction"
+        return skipped(
+            f"Not measured: the shards are too small. An average needs {show_rate(needed, 'bit', 2)} each way."
+        )
+    rate = 8 * came / max(seconds, 1e-3)
+    told = (
+        f"{show_rate(rate, 'bit')} come from {source}; an average needs {show_rate(needed, 'bit', 2)} in each direction"
+    )
     return SLOW_LINK.found(f"{told}.") if rate < needed else fine(f"{told}; your upload is not measured.")
 
 

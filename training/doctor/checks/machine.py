@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from calculator.reports.units import show_bytes
+from calculator.units import show_bytes
 from training.doctor.facts import Facts
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.errors import reason_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from calculator.reports.units import show_count
+from calculator.units import show_number, show_time
 
 if TYPE_CHECKING:  # pages read a history where hivemind is not installed
     from training.swarm.node.metrics import PeerRecord
@@ -223,7 +223,7 @@ def _fault(facts: Facts, sight: Sight) -> RunState | None:
     if silent >= SILENT_SECONDS:
         return RunState(
             status="failed",
-            cause=f"The monitor's own DHT node has not answered for {_duration(silent)}, so this page cannot say who "
+            cause=f"The monitor's own DHT node has not answered for {show_time(silent)}, so this page cannot say who "
             "trains.",
             remedy="Look at the monitor's terminal. If this lasts, start the monitor again.",
         )
@@ -236,7 +236,7 @@ def _fault(facts: Facts, sight: Sight) -> RunState | None:
         )
         return RunState(
             status="failed",
-            cause=f"{none} answered the monitor for {_duration(sight.servers_silent_seconds)}, and it sees no "
+            cause=f"{none} answered the monitor for {show_time(sight.servers_silent_seconds)}, and it sees no "
             "volunteer. Volunteers who know each other may train on.",
             remedy="Start the bootstrap peer again with the same --state-dir and port; the monitor calls it again and "
             "again.",
@@ -384,10 +384,10 @@ def _slow(facts: Facts) -> RunState | None:
         quiet, usual = facts.now - rows[-1]["time"], seconds_per_epoch(rows)
         longest = FIRST_OVERDUE_SECONDS if usual is None else max(OVERDUE_SECONDS, OVERDUE_TIMES * usual)
         if quiet > longest:
-            normal = f"; usually one takes {_duration(usual)}" if usual is not None else ""
+            normal = f"; usually one takes {show_time(usual)}" if usual is not None else ""
             return RunState(
                 status="slow",
-                cause=f"No epoch was finished for {_duration(quiet)}{normal}.",
+                cause=f"No epoch was finished for {show_time(quiet)}{normal}.",
                 remedy="Volunteers may be leaving or joining, and their averages failing: that passes when they have "
                 "met again. If it lasts, a volunteer's terminal says why.",
             )
@@ -402,15 +402,10 @@ def _slow(facts: Facts) -> RunState | None:
     people = round(statistics.median(row["active_peers"] for row in rows))
     return RunState(
         status="slow",
-        cause=f"The run computes {_rate(now)} samples per second, {100 * now / usual:.0f} % of its usual "
-        f"{_rate(usual)}; {_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
+        cause=f"The run computes {show_number(now)} samples per second, {100 * now / usual:.0f} % of its usual "
+        f"{show_number(usual)}; {_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
         remedy=f"More volunteers make it faster. {_JOIN}",
     )
-
-
-def _rate(per_second: float) -> str:
-    """Formats a rate with three significant digits; from 1000 on with all digits and no exponent."""
-    return show_count(round(per_second)) if per_second >= 1000 else f"{per_second:.3g}"
 
 
 def _names(volunteers: Sequence[PeerRecord]) -> str:
@@ -437,10 +432,3 @@ def _when(seconds: float) -> str:
     """Formats a time for a sentence, such as "22 November 2026 at 19:40 UTC"; readers live in all time zones."""
     time = datetime.fromtimestamp(seconds, UTC)
     return f"{time.day} {time:%B %Y at %H:%M UTC}"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"

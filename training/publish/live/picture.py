@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from html import escape
 
+from calculator.units import show_time
+
 WIDTH, HEIGHT = 1200, 630
 """Pixels; the size that sites recommend for the picture beside a link."""
 LEFT, RIGHT = 72, 1128
@@ -30,7 +32,7 @@ def picture_of(document: dict) -> str:
     figures = [
         (f"{document['samples']:,}", "samples that averages show"),
         (share, "of the run"),
-        (_duration(document["seconds"]), "of computing"),
+        (show_time(document["seconds"]), "of computing"),
         (rank, "place in the run"),
     ]
     columns = [LEFT, LEFT + 400, LEFT + 600, LEFT + 840]
@@ -73,14 +75,3 @@ def _width(text: str) -> float:
     """Estimated width of a text, as a multiple of its size; at least that of a short name."""
     wide = [unicodedata.east_asian_width(one) in "WF" for one in text]
     return max(sum(WIDE if one else NARROW for one in wide), 1.0)
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(45), _duration(3725), _duration(400_000)
-    ('45 s', '1 h 2 min', '111 h')
-    """
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole} s" if whole < 60 else f"{whole // 60} min"
-    return f"{whole // 3600} h" if whole >= 360_000 else f"{whole // 3600} h {whole % 3600 // 60} min"

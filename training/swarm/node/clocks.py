@@ -17,6 +17,7 @@ from hivemind.dht.protocol import MAX_DHT_TIME_DISCREPANCY_SECONDS
 from hivemind.dht.routing import get_dht_time
 from hivemind.p2p import PeerID
 
+from calculator.units import show_time
 from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
@@ -38,7 +39,7 @@ class WrongClock(TrainingError):
 
     def __init__(self, ahead_seconds: float):
         super().__init__(
-            f"The clock of this machine is {abs(ahead_seconds):.0f} s "
+            f"The clock of this machine is {show_time(abs(ahead_seconds))} "
             f"{'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of the run's peers: to them, what this peer "
             "announces would have expired, or would stay for too long.",
             cure=f"{HOW_TO_SET}, and try again.",

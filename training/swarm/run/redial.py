@@ -25,6 +25,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_s
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from calculator.units import show_time
 from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
@@ -309,8 +310,8 @@ class Redial:
             self._alarmed = True
             met = f"{now.peers} other peers" if now.peers > 1 else "one other peer" if now.peers else "nobody"
             self._tell(
-                f"No server of the run has answered for {now.silent_seconds:.0f} s. This peer still reaches {met}, and "
-                "goes on calling the servers."
+                f"No server of the run has answered for {show_time(now.silent_seconds)}. This peer still reaches "
+                f"{met}, and goes on calling the servers."
             )
         elif now.answering and self._alarmed:
             self._alarmed = False

@@ -11,8 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from calculator.units import show_time
 from training.volunteer.manners import keys
-from training.volunteer.terminal.view import View, duration
+from training.volunteer.terminal.view import View
 
 ROWS, COLUMNS = 16, 80
 """Largest size of the screen; a terminal of 80 x 24 shows it whole."""
@@ -54,7 +55,7 @@ def screen(view: View, width: int = COLUMNS) -> list[Text]:
     """
     width = max(min(width, COLUMNS), LABEL_COLUMNS + 20)
     sign = SPINNER[int(DRAWN_PER_SECOND * view.seconds) % len(SPINNER)]
-    time = duration(view.seconds)
+    time = show_time(round(view.seconds))
     heading = textwrap.shorten(f"{view.title} ({view.run_id})", width - 12)
     rows = [_row((f"{heading:<{width - 12}}{sign}{time:>11}", "bold"))]
     facts = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
 from statistics import fmean
 
+from calculator.units import show_number, show_rate, show_time
 from training.recipe import RunConfig
 from training.volunteer.manners.manners import Manners
 
@@ -160,7 +160,7 @@ class View:
         seconds = self._last["step_seconds"]
         rate = self._last["samples"] / seconds if seconds else 0.0
         share = self._last["own_share"]
-        return f"{rate:.1f} samples/s" + ("" if share is None else f", {share:.0%} of the last update")
+        return f"{show_number(rate)} samples/s" + ("" if share is None else f", {share:.0%} of the last update")
 
     def credit(self) -> str:
         """Samples since the start, and in all."""
@@ -182,19 +182,19 @@ class View:
         if not self._last:
             return "as soon as the volunteers have computed an epoch together"
         left = self._last["step_seconds"] - (self._clock() - self._last_at)
-        return f"in about {left:.0f} s" if left >= 1 else "due now"
+        return f"in about {show_time(round(left))}" if left >= 1 else "due now"
 
     def recent_problem(self) -> tuple[str, str] | None:
         """The last problem and how long ago it was; None if there was none lately."""
         ago = self._clock() - self._problem_at
         if not self.problem or ago > SHOWN_SECONDS:
             return None
-        return self.problem, "now" if ago < 10 else f"{ago:.0f} s ago" if ago < 90 else f"{ago / 60:.0f} min ago"
+        return self.problem, "now" if ago < 10 else f"{show_time(ago)} ago"
 
     def summary(self) -> str:
         """The state in one line."""
         if not self._last:
-            return f"{self.run_id}: {self.stage}; {duration(self.seconds)} since the start."
+            return f"{self.run_id}: {self.stage}; {show_time(round(self.seconds))} since the start."
         return (
             f"Epoch {self.progress()}, loss {self.loss()}; you: {self.own_part()}; credit: {self.credit()}; "
             f"{self.stage}."
@@ -202,10 +202,11 @@ class View:
 
     def farewell(self) -> str:
         """The sum, when the peer has left."""
+        took = show_time(round(self.seconds))
         if not self.epochs:
-            return f"You left after {duration(self.seconds)}, before an epoch ended. Thank you for coming!"
+            return f"You left after {took}, before an epoch ended. Thank you for coming!"
         return (
-            f"You took part for {duration(self.seconds)}: {_counted(self.epochs, 'epoch')}, {self.samples:,} samples. "
+            f"You took part for {took}: {_counted(self.epochs, 'epoch')}, {self.samples:,} samples. "
             f"Your credit in {self.run_id} is now {self._credit_before + self.samples:,} samples. Thank you!"
         )
 
@@ -218,20 +219,11 @@ def link_words(link: dict) -> str:
     'a peer answers in 12 ms, 20 Mbit/s down, at most 2 Mbit/s up'
     """
     answers = link["answer_seconds"]
-    words = [f"a peer answers in {1000 * min(answers):.3g} ms"] if answers else []
+    words = [f"a peer answers in {show_time(min(answers))}"] if answers else []
     if link["download_seconds"]:
-        words.append(f"{8e-6 * link['download_bytes'] / link['download_seconds']:.3g} Mbit/s down")
+        words.append(f"{show_rate(8 * link['download_bytes'] / link['download_seconds'], 'bit')} down")
     words.append("up not measured" if link["told_mbits"] is None else f"at most {link['told_mbits']:g} Mbit/s up")
     return ", ".join(words)
-
-
-def duration(seconds: float) -> str:
-    """A time span for people.
-
-    >>> duration(3725.6)
-    '1:02:05'
-    """
-    return str(timedelta(seconds=int(seconds)))
 
 
 def _counted(count: int, noun: str) -> str:

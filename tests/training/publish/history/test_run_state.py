@@ -232,7 +232,7 @@ CASES = {
     "servers silent": (
         replace(EMPTY, sight=replace(SIGHT, volunteers=(), servers=2, servers_silent_seconds=90)),
         "failed",
-        "None of the run's 2 servers has answered the monitor for 1 min",
+        "None of the run's 2 servers has answered the monitor for 90 s",
         "Start the bootstrap peer again",
     ),
     "servers silent, volunteers there": (

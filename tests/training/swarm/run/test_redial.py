@@ -359,7 +359,7 @@ def test_who_comes_back_with_a_wrong_clock_is_told(peers, server_answers, ahead_
     peers.kill("grace", *([] if server_answers else ["server"]))
     peers.set_clock("grace", ahead_seconds)
     peers.begin("grace", server)
-    said = f"Error: The clock of this machine is 300 s {'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of "
+    said = f"Error: The clock of this machine is 5 min {'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of "
     until(lambda: said in peers.log("grace"), within=60)
     assert not peers.seen("grace")
 
