@@ -147,6 +147,15 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Compare eight figures with the recorded ones (Linux, root, quiet machine, 20 minutes); `-- --only page` some."""
+    _install(session, *ALL)
+    _build_site(session)
+    environment = {"CHROMIUM": _browser(session)} | END_WITH_NOX
+    session.run("python", "benchmarks/regression.py", *session.posargs, env=environment, interrupt_timeout=10)
+
+
+@nox.session
 def sbom(session: nox.Session) -> None:
     """Write a list of the trainer's packages, with versions and licences, to build/sbom.json (CycloneDX)."""
     _install(session, "training")
