@@ -104,7 +104,7 @@ def role(stop):
     dht.join()
     facts = dict(alignment=AlignmentState(), local_epoch=7, waits_for_others=True, keep_waiting=lambda: None)
     optimizer = SimpleNamespace(dht=dht, **facts)
-    reporter = SimpleNamespace(update=lambda **facts: None)
+    reporter = SimpleNamespace(update=lambda **facts: None, wait=lambda: None)
     notices = Notices(events=EventLog(None), console=Console(quiet=True))
     facts = dict(schedule=run.schedule, swarm=run.swarm, choices=None, model=None, optimizer=optimizer, samples=None)
     loop = TrainingLoop(**facts, reporter=reporter, notices=notices)
