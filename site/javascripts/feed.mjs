@@ -91,6 +91,18 @@ export function isOver({ state }) {
   return state?.status === "finished" || state?.status === "stopped" || (state?.status === "failed" && state.stream === false);
 }
 
+/** Whether what is shown is a record in files, and no monitor that still answers. */
+function isRecording({ state }) {
+  return state.status === "finished" && !state.stream;
+}
+
+/** What a recorded run was, in words. */
+function describeRecording({ run, total, volunteers }) {
+  if (!run.one_machine) return "";
+  const where = run.cores ? `one computer with ${run.cores} cores` : "one computer";
+  return ` Its ${showCount(total || volunteers.length)} volunteers were programs on ${where}.`;
+}
+
 /** The run's status, {kind, label, text, remedy}; the remedy is empty if there is nothing to do. */
 export function describe(feed) {
   if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …", remedy: "" };
@@ -105,10 +117,19 @@ export function describe(feed) {
   if (feed.lost) return describeLost(feed);
   const { status } = feed.state;
   const { kind, text } = describeOwn(feed);
+  if (isRecording(feed)) {
+    return { kind, label: "Recorded", text: `A recording. ${text}${describeRecording(feed)}${kept(feed)}`, remedy: START_ONE };
+  }
   const told = status === "running" ? `${text} ${feed.state.cause ?? ""}`.trim() : feed.state.cause || text;
-  const copy = feed.kept ? ` ${feed.offline ? "You are offline" : "The server does not answer"}: this is the copy that your browser has kept.` : "";
-  return { kind, label: LABELS[kind] ?? status, text: told + copy, remedy: feed.state.remedy ?? "" };
+  return { kind, label: LABELS[kind] ?? status, text: told + kept(feed), remedy: feed.state.remedy ?? "" };
 }
+
+/** Says where it is so that the page shows a copy that the browser has kept. */
+function kept(feed) {
+  return feed.kept ? ` ${feed.offline ? "You are offline" : "The server does not answer"}: this is the copy that your browser has kept.` : "";
+}
+
+const START_ONE = "To see a run live, start one on your machine: .venv/bin/nox -s demo";
 
 const LABELS = {
   waiting: "Waiting", running: "Live", slow: "Slow", split: "Split", stopped: "Stopped", failed: "Fault", finished: "Finished",

@@ -42,7 +42,7 @@ def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
             f"---\n{yaml}---\n",
             f"# {_plain(run.title)}\n",
             f"{_plain(run.description)}\n" if run.description else "",
-            f"Weights of {words.weights} that volunteers train together over the Internet.",
+            f"Weights of {words.weights} that {_trainers(history)}.",
             "This card was written by a program when the checkpoint was copied here.\n",
             _table(facts, run, history, words),
             "## Volunteers\n",
@@ -54,6 +54,13 @@ def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
             _limits(run, facts, words),
         ]
     )
+
+
+def _trainers(history: HistoryReader) -> str:
+    document = json.loads(history.run_value("document") or "{}")
+    if document.get("one_machine"):
+        return "volunteers' programs on one computer train together"
+    return "volunteers train together over the Internet"
 
 
 def _table(facts: dict, run: RunConfig, history: HistoryReader, words: CardWords) -> str:

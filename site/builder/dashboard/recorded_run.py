@@ -7,6 +7,7 @@ that the dashboard's first request does not fail.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
@@ -46,7 +47,7 @@ def load_recorded(docs: Path) -> dict | None:
     volunteers = documents["leaderboard"]["volunteers"]
     people = f"{len(volunteers)} volunteers"
     if run.get("one_machine"):
-        people += ", all of them programs on one machine"
+        people = f"{len(volunteers)} volunteers’ programs on {_computer(run)}"
     ended = datetime.fromtimestamp(state["last_epoch_at"], UTC)
     each = {name: [(x, y) for x, y in pairs if y is not None] for name, pairs in documents["losses"]["peers"].items()}
     (first_epoch, first_loss), (last_epoch, last_loss) = points[0], points[-1]
@@ -61,8 +62,8 @@ def load_recorded(docs: Path) -> dict | None:
         "tiles": {
             "epoch": f"{show_count(state['epoch'])} of {show_count(run['total_epochs'])}",
             "loss": f"{last_loss:.3g}",
-            "active": show_count(state["active_peers"]),
-            "speed": "–",
+            "active": show_count(len(volunteers)),
+            "speed": _median_speed(documents["history"]["epochs"]),
             "samples": show_count(state["total_samples"]),
             "parameters": show_count(run["parameters"]) if run.get("parameters") else "–",
         },
@@ -80,10 +81,29 @@ def load_recorded(docs: Path) -> dict | None:
                 "samples": show_count(one["samples"]),
                 "share": _share(one["share"]),
                 "time": show_time(one["seconds"]),
+                "until": _until(one["last_seen"], documents["history"]["epochs"]),
             }
             for one, place in zip(volunteers, _places(volunteers), strict=True)
         ],
     }
+
+
+def _computer(run: dict) -> str:
+    return f"one computer with {run['cores']} cores" if run.get("cores") else "one computer"
+
+
+def _median_speed(epochs: list[dict]) -> str:
+    """Median of the epochs' samples per second, as javascripts/dashboard/page.mjs shows it of a run that is over."""
+    speeds = [row["samples_per_second"] for row in epochs if row["samples_per_second"] is not None]
+    return f"{statistics.median(speeds):.3g}" if speeds else "–"
+
+
+def _until(last_seen: float, epochs: list[dict]) -> str:
+    """How long a volunteer took part, as javascripts/dashboard/people.mjs says it of a run that is over."""
+    seen = [row["epoch"] for row in epochs if row["time"] <= last_seen]
+    if len(seen) == len(epochs):
+        return "to the end"
+    return f"until epoch {show_count(seen[-1])}" if seen else "before the first epoch"
 
 
 def _places(volunteers: list[dict]) -> Iterator[str]:

@@ -158,22 +158,35 @@ function showSummary(chart, feed) {
   if (summary) chart.setAttribute("aria-label", summary);
 }
 
-function showTiles(slot, { run, state, at }) {
-  for (const [name, text] of Object.entries(tilesOf(run, state))) slot(name).textContent = text;
+function showTiles(slot, feed) {
+  const { run, state, at } = feed;
+  for (const [name, text] of Object.entries(tilesOf(feed))) slot(name).textContent = text;
   for (const link of slot("sources").querySelectorAll("[data-live]")) link.href = new URL(`live/${link.dataset.live}.json`, at.base);
   slot("progress").max = run.total_epochs;
   slot("progress").value = state.epoch ?? 0;
 }
 
-/** Tile -> text. */
-export function tilesOf(run, state) {
+/** Tile -> text. Of a run that is over: how many took part, and how fast it was, in place of what is so now. */
+export function tilesOf(feed) {
+  const { run, state } = feed;
+  const over = isOver(feed);
   return {
+    "active-label": over ? "Volunteers in all" : "Volunteers now",
+    "speed-label": over ? "Samples per second (median)" : "Samples per second",
+    "board-now": over ? "Took part" : "Now",
     title: run.title,
     epoch: state.epoch === null ? "–" : `${showCount(state.epoch)} of ${showCount(run.total_epochs)}`,
     loss: showNumber(state.loss),
-    active: showCount(state.active_peers),
-    speed: showNumber(state.samples_per_second),
+    active: showCount(over ? feed.total || feed.volunteers.length : state.active_peers),
+    speed: showNumber(over ? medianOf(feed.epochs.map((row) => row.samples_per_second)) : state.samples_per_second),
     samples: showCount(state.total_samples),
     parameters: run.parameters ? showCount(run.parameters) : "–",
   };
+}
+
+/** The median of the numbers among the values; null if there are none. */
+function medianOf(values) {
+  const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
+  const middle = sorted.length / 2;
+  return sorted.length ? (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2 : null;
 }

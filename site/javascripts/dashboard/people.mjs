@@ -54,7 +54,7 @@ function volunteerRow(volunteer, cells, series, run) {
   return element("tr", [who, ...Array.from({ length: cells }, () => element("td", []))]);
 }
 
-/** A volunteer's cells: samples, share, time, and its speed or when it left. */
+/** A volunteer's cells: samples, share, time, and its speed or how long it took part. */
 export function volunteerTexts(volunteer, feed) {
   const { samples, share, seconds } = volunteer;
   return [showCount(samples), showShare(share), showDuration(seconds), nowOf(volunteer, feed)];
@@ -68,7 +68,14 @@ export function showShare(share) {
 
 function nowOf({ active, samples_per_second, last_seen }, feed) {
   if (active) return samples_per_second === null ? "active" : `${showNumber(samples_per_second)} samples/s`;
-  return isOver(feed) ? "gone" : `gone ${showDuration(feed.now - last_seen)} ago`;
+  return isOver(feed) ? untilOf(last_seen, feed.epochs) : `gone ${showDuration(feed.now - last_seen)} ago`;
+}
+
+/** How long a volunteer took part in a run that is over. */
+function untilOf(lastSeen, epochs) {
+  const seen = epochs.filter(({ time }) => time <= lastSeen);
+  if (seen.length === epochs.length) return "to the end";
+  return seen.length ? `until epoch ${showCount(seen.at(-1).epoch)}` : "before the first epoch";
 }
 
 /** Fills the list of events if there are new ones. Filling it again would scroll the reader back to its top. */

@@ -106,7 +106,8 @@ def test_scripts_show_the_same_run_as_stopped(open_page):
     expect(page.locator("[data-slot=status-label]")).to_have_text("Stopped")
     expect(page.locator("[data-slot=loss-chart]")).to_have_attribute("data-drawn", "true")
     expect(page.locator("[data-slot=epoch]")).to_have_text(f"12 of {RUN.schedule.total_epochs}")
-    expect(page.locator("[data-slot=board] tr").first).to_contain_text("gone")
+    expect(page.locator("[data-slot=active]")).to_have_text("3")
+    expect(page.locator("[data-slot=board] tr").first).to_contain_text("to the end")
     assert violations(page) == []
 
 

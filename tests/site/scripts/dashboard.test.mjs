@@ -53,9 +53,20 @@ test("the losses in words name the first, the last, and the number of volunteers
 
 test("tiles show dashes before the first epoch", () => {
   const state = { epoch: null, loss: null, active_peers: 0, samples_per_second: null, total_samples: 0 };
-  const tiles = tilesOf({ title: "Shapes", total_epochs: 40, parameters: 1e6 }, state);
+  const run = { title: "Shapes", total_epochs: 40, parameters: 1e6 };
+  const tiles = tilesOf({ ...FEED, run, state });
   assert.deepEqual([tiles.epoch, tiles.loss, tiles.speed, tiles.parameters], ["–", "–", "–", "1\u202f000\u202f000"]);
-  assert.equal(tilesOf({ total_epochs: 40 }, { ...state, epoch: 3 }).epoch, "3 of 40");
+  assert.equal(tilesOf({ ...FEED, run, state: { ...state, epoch: 3 } }).epoch, "3 of 40");
+});
+
+test("tiles of a run that is over say how many took part, and its median speed", () => {
+  const state = { status: "finished", epoch: 3, loss: 2, active_peers: 0, samples_per_second: null, total_samples: 9 };
+  const speeds = [null, 30, 10, 14].map((samples_per_second) => ({ ...FEED.epochs[0], samples_per_second }));
+  const tiles = tilesOf({ ...FEED, run: { total_epochs: 3 }, state, epochs: speeds });
+  assert.deepEqual([tiles.active, tiles["active-label"], tiles.speed], ["2", "Volunteers in all", "14"]);
+  const even = tilesOf({ ...FEED, run: { total_epochs: 3 }, state, epochs: speeds.slice(0, 3) });
+  assert.equal(even.speed, "20");
+  assert.equal(tilesOf({ ...FEED, run: { total_epochs: 3 }, state, epochs: [] }).speed, "–");
 });
 
 test("as many pictures as fit are shown: the newest first, the oldest last, evenly spread", () => {
@@ -82,7 +93,9 @@ test("a volunteer's cells show its speed, or when it left", () => {
   assert.deepEqual([0.00097, 0.0062, 0.0151, 0].map((share) => texts({ share })[1]), ["0.1 %", "0.6 %", "2 %", "0 %"]);
   const gone = { active: false, last_seen: 940 };
   assert.equal(texts(gone)[3], "gone 1 min ago");
-  assert.equal(texts(gone, { ...FEED, state: { status: "finished" } })[3], "gone");
+  const over = { ...FEED, state: { status: "finished" }, epochs: [930, 940, 950].map((time, place) => ({ epoch: place + 1, time })) };
+  const until = (last_seen) => texts({ active: false, last_seen }, over)[3];
+  assert.deepEqual([until(940), until(950), until(929)], ["until epoch 2", "to the end", "before the first epoch"]);
 });
 
 test("volunteers have places by samples once they have computed for ten minutes", () => {

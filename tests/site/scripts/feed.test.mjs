@@ -22,6 +22,14 @@ test("a run's status", () => {
   assert.equal(kind({ status: "finished" }, { lost: true, age: 60 }), "lost");
 });
 
+test("a recording says that it is one, on which machine, and how to see a live run", () => {
+  const told = describe(known({ status: "finished", stream: false }, { run: { total_epochs: 4, one_machine: true, cores: 2 }, total: 3 }));
+  assert.deepEqual([told.kind, told.label], ["finished", "Recorded"]);
+  assert.match(told.text, /^A recording\..*3 volunteers were programs on one computer with 2 cores\.$/);
+  assert.match(told.remedy, /nox -s demo/);
+  assert.equal(describe(known({ status: "finished", stream: true })).label, "Finished", "its monitor still answers");
+});
+
 test("the server's cause and remedy stand in place of the page's own words", () => {
   for (const status of ["waiting", "slow", "split", "stopped", "failed"]) {
     const told = describe(known({ status, cause: "It is so.", remedy: "Do that." }));

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import os
 import re
 import shutil
 import time
@@ -65,7 +66,7 @@ def store_run(
         least_memory_bytes: Memory with which a computer without a GPU can take part; None: not known.
         sent_bytes: Most bytes that a volunteer sends for an epoch; None: not known.
         servers: Ids of the peers that volunteers trust on the run's lineage and checkpoints.
-        one_machine: Whether all volunteers are programs on one machine.
+        one_machine: Whether all volunteers are programs on this machine, whose cores are then stored as well.
     """
     document = {
         "run_id": run.run_id,
@@ -82,6 +83,7 @@ def store_run(
         "sent_bytes": sent_bytes,
         "prompts": list(run.monitor.prompts),
         "one_machine": one_machine,
+        "cores": os.cpu_count() if one_machine else None,
     }
     history.set_run_value("document", json.dumps(document))
     history.set_run_value("recipe.toml", recipe_toml)
