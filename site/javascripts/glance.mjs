@@ -9,10 +9,12 @@ const MOST_PICTURES = 4;
 
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
-  return followRun((feed) => show(slot, feed), { documents: ["leaderboard", "pictures"] });
+  const quiet = { kind: "none", label: slot("now-label").textContent, text: slot("now-text").textContent };
+  return followRun((feed) => show(slot, feed, quiet), { documents: ["leaderboard", "pictures"] });
 }
 
-function show(slot, feed) {
+/** Brings the page up to date; `quiet` is what it says while no run is live. */
+function show(slot, feed, quiet) {
   if (feed.at?.key && feed.phase !== "known") showUnknown(slot, feed.at);
   if (feed.phase === "loading" || (!feed.changed && !feed.lost)) return;
   const { kind, label, text } = describe(feed);
@@ -23,7 +25,20 @@ function show(slot, feed) {
   // While nobody answers, a recorded run that stands in the page itself stays.
   if (feed.phase !== "unreachable") for (const name of ["numbers", "key"]) slot(name).classList.toggle("hidden", !known);
   slot("hint").classList.toggle("hidden", feed.phase !== "none");
+  showNow(slot, feed, quiet);
   if (known) showRun(slot, feed);
+}
+
+/** Says at the top of the page whether a run is live; if one is, the first door leads to it. */
+function showNow(slot, feed, quiet) {
+  const isQuiet = (feed.phase === "none" && !feed.at?.key) || (feed.phase === "known" && isOver(feed));
+  const isLive = feed.phase === "known" && !isOver(feed);
+  slot("door-demo").hidden = isLive;
+  slot("door-join").hidden = !isLive;
+  const { kind, label, text } = isQuiet ? quiet : describe(feed);
+  slot("now").dataset.kind = kind;
+  slot("now-label").textContent = label;
+  slot("now-text").textContent = isLive ? `${feed.run.title}. ${text}` : text;
 }
 
 /** Shows the name of another run, of which nothing is known yet, in place of the recorded run in the page. */

@@ -17,6 +17,7 @@ from builder.assets.browser_files import load_assets
 from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
 from builder.folders import PAGES
+from builder.home import past
 from builder.join import choices
 from builder.learn import (
     accuracy,
@@ -128,6 +129,7 @@ def _calls() -> dict:
         "membership_policy": Policy(),
         "most_peers": simulations.most_peers,
         "paper_prompts": results.paper_prompts,
+        "past": past,
         "performance_sections": performance.performance_sections,
         "performance_summary": performance.performance_summary,
         "quality_table": results.quality_table,

@@ -176,7 +176,7 @@ def test_silence_is_said_and_never_filled(open_page, live):
     [
         ("waiting", "Waiting", "No volunteer is active now"),
         ("stopped", "Stopped", "after epoch 20"),
-        ("finished", "Finished", "after epoch 20"),
+        ("finished", "Recorded", "after epoch 20"),
     ],
 )
 def test_a_run_that_does_not_move_says_why(open_page, live, status, label, text):
@@ -348,9 +348,20 @@ def test_home_shows_the_run_at_a_glance(open_page, live):
     glance = page.get_by_role("region", name="Shapes & co")
     expect(glance.get_by_role("img", name=re.compile("^Loss from 4.9 at epoch 1 to 3 at epoch 20"))).to_be_visible()
     expect(glance.get_by_role("img", name="Drawn by the model: “a red circle”")).to_be_visible()
+    expect(page.locator("[data-slot=now]")).to_contain_text("Shapes & co. Training now: epoch 20")
+    expect(page.get_by_role("link", name=re.compile("Run the demo"))).to_be_hidden()
     for door in ("Join a run", "Try the calculator"):
         box = page.get_by_role("link", name=re.compile(door)).bounding_box()
         assert box["y"] + box["height"] <= 800
+
+
+def test_without_a_live_run_home_leads_to_the_demo(open_page, live):
+    live.live = live_run(epochs=20, status="finished")
+    page = open_page()
+    expect(page.locator("[data-slot=status-label]")).to_have_text("Recorded")
+    expect(page.locator("[data-slot=now]")).to_contain_text("Nobody trains here now")
+    page.locator(".door:visible").first.click()
+    expect(page.get_by_text("nox -s demo").last).to_be_in_viewport()
 
 
 def test_join_command_is_the_runs_own(open_page, live):

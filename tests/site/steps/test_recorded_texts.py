@@ -10,6 +10,7 @@ import pytest
 
 from builder.dashboard.recorded_run import load_recorded, still_pictures
 from builder.folders import PAGES
+from builder.home import past
 from builder.learn import results
 from calculator.units import show_count
 
@@ -37,6 +38,7 @@ def test_the_pages_show_the_texts_of_a_run_that_writes(recorded, monkeypatch):
     loader = jinja2.FileSystemLoader(PAGES / "includes")
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
     environment.filters.update(thousands=show_count, url=str)
+    environment.globals.update(past=past, run_replay=str)
     for page in ("dashboard.html", "home.html"):
         html = environment.get_template(page).render(made={"recorded": data})
         assert "the &lt;b&gt;door&lt;/b&gt;." in html and "<b>door" not in html and " as drawn at epoch" not in html
