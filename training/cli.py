@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperCommand
 
+from training.commands.alive import alive
 from training.errors import BadInput, TrainingError, reason_of
 from training.storage.whole import DISK_FAULTS
 
@@ -43,7 +44,12 @@ COMMANDS = {
 
 
 class _Command(TyperCommand):
-    """A command whose help shows the options of each help panel below the panel's name, in plain text."""
+    """A command that tells at once that it runs, and whose help shows the options of each panel in plain text."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs the command, whose modules import only what its help needs: the others are loaded from here on."""
+        with alive(self.name):
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a section for each panel, in the order in which the panels are first named."""

@@ -90,7 +90,6 @@ def run(
     log_json: LogJson = None,
 ) -> None:
     """Make a run of your own data, and start its servers; given a run's folder, start its servers again."""
-    print("Looking at the data ...", flush=True)  # the imports take seconds
     from training.new.begin import Given, begin, serve, start_command
 
     servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
