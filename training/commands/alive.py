@@ -39,7 +39,8 @@ def moving(words: str, stream: TextIO) -> Iterator[None]:
     """
     print(words, end="\r", file=stream, flush=True)  # to be drawn over; importing rich takes a while, too
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from training.processes.progress import moving_sign
 
     ends, streams, process = ExitStack(), (sys.stdout, sys.stderr), os.getpid()
 
@@ -51,10 +52,7 @@ def moving(words: str, stream: TextIO) -> Iterator[None]:
 
     terminal = ends.enter_context(os.fdopen(os.dup(stream.fileno()), "w", encoding="utf-8"))
     console = Console(file=terminal)
-    columns = SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    signs = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-    signs.add_task(words)
-    ends.enter_context(signs)
+    ends.enter_context(moving_sign(console)).add_task(words)
     console.show_cursor(True)  # a role may end by `os._exit`, and nobody would show it again
     # Named, so that they live on while `print`, which has no reference of its own, calls the first `write` of one.
     watched = [_Watched(one, end) for one in streams]

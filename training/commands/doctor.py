@@ -71,12 +71,16 @@ def run(
         device=device,
     )
     began = time.monotonic()
-    findings = run_checks(CHECKS, asked, limit_seconds=seconds)
-    took = time.monotonic() - began
+    findings = []
     if as_json:
-        print(show.as_json(findings, took))
+        findings += run_checks(CHECKS, asked, limit_seconds=seconds)
+        print(show.as_json(findings, time.monotonic() - began))
     else:
-        show.show(findings, took)
+        with show.rows() as (wait, add):
+            for finding in run_checks(CHECKS, asked, limit_seconds=seconds, waits=wait):
+                add(finding)
+                findings.append(finding)
+        show.show_remedies(findings, time.monotonic() - began)
     sys.stdout.flush()
     os._exit(0 if show.can_join(findings) else 1)  # a check that hangs, such as for a name, must not hold it up
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -32,9 +32,8 @@ END_SECONDS = 1.0
 TOO_SLOW = Fault(
     name="check-too-slow",
     level="warning",
-    why="Something that it asks does not answer: a disk, a network, a driver, or this machine is very busy.",
-    remedy="Close other programs, or give it more time with --seconds 60. If it stays so, look at what this line "
-    "names: `nvidia-smi` must answer at once, and the run's site must open in a browser of this machine.",
+    why="`join` does the same, and would wait as long.",
+    remedy="Close programs that use the processor or the disk, or give the doctor more time with --seconds 60.",
 )
 CHECK_FAILED = Fault(
     name="check-failed",
@@ -59,11 +58,28 @@ class Check:
     """Name of the child that answers; see `training.doctor.child`."""
     broken: Fault = CHECK_FAILED
     """Fault to report if the child ends before it has answered."""
+    doing: str = "looking at this machine"
+    """What the check does, in case that takes too long."""
+    advice: str = ""
+    """What else helps in that case, as a sentence."""
 
 
-def run_checks(checks: Sequence[Check], asked: Asked, *, limit_seconds: float = LIMIT_SECONDS) -> list[Finding]:
-    """Runs all checks at once; returns their findings in the checks' order after at most about `limit_seconds`."""
-    began = time.monotonic()
+def run_checks(
+    checks: Sequence[Check],
+    asked: Asked,
+    *,
+    limit_seconds: float = LIMIT_SECONDS,
+    waits: Callable[[str], None] = lambda name: None,
+) -> Iterator[Finding]:
+    """Runs all checks at once; yields their findings in the checks' order, for at most about `limit_seconds`.
+
+    Args:
+        checks: What to check.
+        asked: Flags that the volunteer gave.
+        limit_seconds: Longest time.
+        waits: Called with the name of the check whose findings come next.
+    """
+    deadline = time.monotonic() + limit_seconds
     answers: dict[str, list[Finding]] = {}
     news = threading.Condition()
 
@@ -87,11 +103,28 @@ def run_checks(checks: Sequence[Check], asked: Asked, *, limit_seconds: float = 
                 continue
             ends.callback(child.end)
             threading.Thread(target=child.pass_on, args=(theirs, answer), daemon=True).start()
-        with news:
-            news.wait_for(lambda: len(answers) == len(checks), began + limit_seconds - time.monotonic())
-            known = dict(answers)
-    late = [TOO_SLOW.found(f"There was no answer within {limit_seconds:.0f} s.")]
-    return [replace(one, check=check.name) for check in checks for one in known.get(check.name, late)]
+        late: dict[str, Check] = {}
+        for check in checks:
+            waits(check.name)
+            with news:
+                news.wait_for(lambda check=check: check.name in answers, deadline - time.monotonic())
+                found = answers.get(check.name) or [_late(check, late, limit_seconds)]
+            yield from (replace(one, check=check.name) for one in found)
+
+
+def _late(check: Check, late: dict[str, Check], limit_seconds: float) -> Finding:
+    """Finding for a check without an answer: too slow, or held up by another one of the same child.
+
+    Args:
+        check: The check.
+        late: Child -> its first check without an answer; a new one is entered.
+        limit_seconds: Time that it had.
+    """
+    first = late.setdefault(check.child, check) if check.child else check
+    if first is not check:
+        return skipped(f"Not checked: this comes after the check of {first.name}, which took too long.")
+    told = f"After {limit_seconds:.0f} s the doctor was still {check.doing}. {check.advice}"
+    return TOO_SLOW.found(told.strip())
 
 
 def _findings(check: Check, facts: Facts) -> list[Finding]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
+from calculator.units import show_time
 from training.doctor.finding import Finding, Level
 
 MARKS: dict[Level, tuple[str, str]] = {
@@ -33,25 +35,44 @@ def as_json(findings: Sequence[Finding], seconds: float) -> str:
     )
 
 
-def show(findings: Sequence[Finding], seconds: float) -> None:
-    """Prints a line for each finding, then the remedies of faults and warnings."""
+@contextmanager
+def rows() -> Iterator[tuple[Callable[[str], None], Callable[[Finding], None]]]:
+    """Prints a row for each finding as it comes, and on a terminal what is checked now.
+
+    Yields:
+        A function that takes the name of the check that is waited for, and one that takes the next finding.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from training.processes.progress import moving_sign
+
     console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column()
-    for finding in findings:
-        word, colour = MARKS[finding.level]
-        table.add_row(
-            f"[{colour}]{word}[/]",
-            finding.check,
-            f"{finding.name}, see below" if finding.name else Text(finding.found),
-        )
-    console.print(table)
+    with moving_sign(console) as sign:
+        now = sign.add_task("Checking this machine")
+
+        def wait(name: str) -> None:
+            sign.update(now, description=f"Checking: {name}")
+
+        def add(finding: Finding) -> None:
+            word, colour = MARKS[finding.level]
+            row = Table.grid(padding=(0, 2))
+            row.add_column(width=7)
+            row.add_column(width=15)
+            row.add_column()
+            more = f" See {finding.name} below." if finding.name else ""
+            row.add_row(f"[{colour}]{word}[/]", finding.check, Text(finding.found + more))
+            console.print(row)
+
+        yield wait, add
+
+
+def show_remedies(findings: Sequence[Finding], seconds: float) -> None:
+    """Prints why faults and warnings matter and what to do about them, and a summary."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
     # What several checks have found, such as that there was no answer in time, is told once.
     alike: dict[tuple[str, ...], list[Finding]] = {}
     for finding in sorted((one for one in findings if one.name), key=lambda one: one.level != "fault"):
@@ -61,7 +82,7 @@ def show(findings: Sequence[Finding], seconds: float) -> None:
         console.print(f"\n[bold {colour}]{word}: {name}[/] ({', '.join(one.check for one in those)})", soft_wrap=True)
         for line in (*dict.fromkeys(one.found for one in those), f"Why it matters: {why}", f"What to do: {remedy}"):
             console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print(f"\n{summary(findings)} It took {seconds:.0f} s.", soft_wrap=True)
+    console.print(f"\n{summary(findings)} It took {show_time(seconds)}.", soft_wrap=True)
 
 
 def summary(findings: Sequence[Finding]) -> str:

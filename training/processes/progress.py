@@ -8,13 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from calculator.units import show_number, show_time
 
 LINE_SECONDS = 5.0
 PACE_SECONDS, LOOK_SECONDS = 30.0, 0.5
 """Seconds over which the pace is measured, and between two looks at it."""
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 Show = Callable[[str, int, int | None], None]
 """Function called with the stage, the amount done, and the total amount, or None while it is unknown."""
@@ -54,6 +58,25 @@ def show_progress(stream: TextIO | None = None, *, clock: Callable[[], float] = 
             bars.update(tasks[stage], completed=done, total=total, pace=paces[stage].told(total))
 
         yield show
+
+
+def moving_sign(console: Console) -> Progress:
+    """A line at the bottom of a terminal for what takes place now, with a sign that moves and the time.
+
+    It vanishes at its end, and is not shown where there is no terminal.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        SpinnerColumn("line"),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    )
 
 
 class _Pace:

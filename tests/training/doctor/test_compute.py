@@ -134,7 +134,7 @@ def test_what_the_system_says_of_its_gpus(tmp_path, monkeypatch):
     [
         ("raise ImportError('libcudart.so.12: cannot open shared object file')", "torch-broken", "libcudart.so.12"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "torch-broken", "SIGSEGV"),
-        ("import time; time.sleep(100)", "check-too-slow", "within 3 s"),
+        ("import time; time.sleep(100)", "check-too-slow", "After 3 s the doctor was still loading PyTorch"),
     ],
     ids=["library", "crash", "hang"],
 )
@@ -148,7 +148,7 @@ def test_a_pytorch_that_does_not_load(tmp_path, monkeypatch, source, name, words
     slow = name == "check-too-slow"
     assert found["averaging"].name == ("check-too-slow" if slow else "averaging-broken")
     for check in ("GPU", "compiler", "network node"):
-        assert (found[check].name, found[check].level) == (("check-too-slow", "warning") if slow else ("", "skipped"))
+        assert (found[check].name, found[check].level) == ("", "skipped")
 
 
 @pytest.mark.programs

@@ -67,7 +67,7 @@ def test_checks_run_at_once_and_are_given_up():
         Check("several", lambda given: [fine(given.asked.recipe), skipped("Not checked.")]),
     ]
     began = time.monotonic()
-    findings = run_checks(checks, Asked(recipe="demo"), limit_seconds=1.0)
+    findings = list(run_checks(checks, Asked(recipe="demo"), limit_seconds=1.0))
     took = time.monotonic() - began
     hang.set()
     assert took < 1.5
@@ -101,10 +101,15 @@ def test_the_list_for_people_names_faults_first_and_in_full(capsys):
     warning = Fault(name="a-warning", level="warning", why="It is slow.", remedy="Wait [a bit].")
     fault = Fault(name="a-fault", why="It fails.", remedy="Repair it.")
     findings = [warning.found("Seen once."), fine("All [well]."), fault.found("Seen twice.")]
-    show.show([dataclasses.replace(one, check="check") for one in findings], 3.2)
+    findings = [dataclasses.replace(one, check="check") for one in findings]
+    with show.rows() as (wait, add):
+        wait("check")
+        for one in findings:
+            add(one)
+    show.show_remedies(findings, 3.2)
     shown = capsys.readouterr().out
     assert shown.index("Repair it.") < shown.index("Wait [a bit].") and "All [well]." in shown
-    assert shown.count("Seen twice.") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
+    assert shown.count("  Seen twice.\n") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
 
 
 @pytest.mark.programs
