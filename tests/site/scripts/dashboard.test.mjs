@@ -92,7 +92,7 @@ test("a volunteer's cells show its speed, or when it left", () => {
   assert.deepEqual([texts({ samples_per_second: null })[3], texts({ share: null })[1]], ["active", "–"]);
   assert.deepEqual([0.00097, 0.0062, 0.0151, 0].map((share) => texts({ share })[1]), ["0.1 %", "0.6 %", "2 %", "0 %"]);
   const gone = { active: false, last_seen: 940 };
-  assert.equal(texts(gone)[3], "gone 1 min ago");
+  assert.equal(texts(gone)[3], "gone 60 s ago");
   const over = { ...FEED, state: { status: "finished" }, epochs: [930, 940, 950].map((time, place) => ({ epoch: place + 1, time })) };
   const until = (last_seen) => texts({ active: false, last_seen }, over)[3];
   assert.deepEqual([until(940), until(950), until(929)], ["until epoch 2", "to the end", "before the first epoch"]);
@@ -119,7 +119,7 @@ test("a volunteer's page says when it was there, its place, and why it missed ep
   const volunteer = { active: true, first_seen: 0, last_seen: 0, machines: 2, title: "Shapes", samples: 1000, share: 0.5, seconds: 61, periods: [{ hours: 24, rank: 1 }, { hours: null, rank: 3 }] };
   assert.equal(sentenceOf(volunteer), "Training now; takes part in Shapes since 1 January 1970, with 2 machines in all.");
   assert.match(sentenceOf({ ...volunteer, active: false, machines: 1 }), /^Not there now; last seen on 1 January 1970 at .*\. First seen on 1 January 1970\.$/);
-  assert.deepEqual(volunteerTiles(volunteer), { samples: "1\u202f000", share: "50 %", time: "1 min", rank: "3" });
+  assert.deepEqual(volunteerTiles(volunteer), { samples: "1\u202f000", share: "50 %", time: "61 s", rank: "3" });
   assert.equal(volunteerTiles({ ...volunteer, periods: [] }).rank, "–");
   assert.deepEqual(missedTexts({ late: 1, paused: 20 }), [["paused", "20"], ["late", "1"]]);
 });
