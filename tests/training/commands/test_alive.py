@@ -6,8 +6,10 @@ import select
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
-import click
 import pytest
 import typer
 
@@ -15,6 +17,7 @@ from tests.programs import run_program
 from training.cli import COMMANDS, build_app
 from training.commands.alive import moving
 
+APP = build_app()
 LOADS = """
 import subprocess, sys
 
@@ -37,31 +40,30 @@ main()
 LONGEST_WAIT = 60.0
 
 
-def needed(command: click.Command, folder) -> list[str]:
-    """Values of all that a command needs: a folder, the first choice, a number or a word."""
-    words = []
-    for one in command.params:
+def needed(name: str, folder: Path) -> list[str]:
+    """Values of all that a command needs: a word of its own, a number or a folder."""
+    types, words = get_type_hints(import_module(COMMANDS[name]).run), []
+    for one in typer.main.get_command(APP).commands[name].params:
         if one.required:
-            choices = getattr(one.type, "choices", None)
-            is_number = isinstance(one.type, click.types.IntParamType | click.types.FloatParamType)
-            value = choices[0] if choices else "1" if is_number else str(folder)
+            kind = types[one.name]
+            word = get_args(kind)[0] if get_origin(kind) is Literal else str(folder)
+            value = "1" if kind in (int, float) else word
             words += [value] if one.param_type_name == "argument" else [one.opts[0], value]
     return words
 
 
 @pytest.mark.programs
 def test_every_command_speaks_before_it_loads_anything_slow(tmp_path):
-    commands = typer.main.get_command(build_app()).commands
-    recipe = {name: ["--recipe", "demo"] for name in ("bootstrap", "membership")}
+    given = {name: ["--recipe", "demo"] for name in ("bootstrap", "membership", "serve")}
+    given |= {name: ["--out", str(tmp_path / name), "--count", "10"] for name in ("draw", "stories")}
 
     def said(name: str) -> list[str]:
-        words = recipe.get(name) or needed(commands[name], tmp_path)
+        words = given.get(name) or needed(name, tmp_path)
         done = run_program([sys.executable, "-c", LOADS, name, *words], cwd=tmp_path)
         return done.stderr.splitlines()
 
     with ThreadPoolExecutor(2) as pool:
-        every = dict(zip(commands, pool.map(said, commands), strict=True))
-    assert every.keys() == COMMANDS.keys()
+        every = dict(zip(COMMANDS, pool.map(said, COMMANDS), strict=True))
     assert {name: lines for name, lines in every.items() if not lines or lines[0].startswith("loads ")} == {}
     loaders = {name for name, lines in every.items() if any(line.startswith("loads ") for line in lines)}
     assert {"bootstrap", "convert", "prepare", "plan", "new", "generate"} <= loaders, every
