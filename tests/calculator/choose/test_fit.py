@@ -22,6 +22,7 @@ from calculator.choose.fit import (
     verdict,
 )
 from calculator.step.resolve import plain
+from calculator.units import show_bytes
 
 T4 = device_named("t4")
 
@@ -63,7 +64,7 @@ def test_verdict_follows_from_need_and_usable_memory(model, name, size):
     if judged.fits:
         tight = judged.margin_bytes / device.usable_bytes < TIGHT_PERCENT / 100
         assert tight == (judged.standing == "tight")
-    assert f"{abs(judged.margin_bytes) / GIB:.2f} GiB" in judged.sentence
+    assert show_bytes(abs(judged.margin_bytes)) in judged.sentence
 
 
 @pytest.mark.parametrize("model", ["gpt2", "bert-large", "t5-base", "gpt-j-6b", "dalle-2021"])

@@ -355,11 +355,11 @@ def check_cache(facts: Facts) -> Finding:
 
 def check_link(facts: Facts, plan: Plan | None) -> Finding:
     """Checks that the link is fast enough for averages, by the download of a part of a shard."""
-    from training.volunteer.startup import all_reduce_bytes
-
     source, run = facts.source(), facts.run_or_none()
     if source is None or not source.startswith(("http://", "https://")) or plan is None or run is None:
         return skipped("Not measured: this needs a readable --recipe, and shards that come from a web server.")
+    from training.volunteer.startup import all_reduce_bytes  # here, since it loads hivemind
+
     sent = all_reduce_bytes(run.swarm.gradient_codec, plan.trained_parameters)
     needed = 8 * sent / run.swarm.allreduce_timeout_seconds
     try:
