@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tests.training.publish.history.test_history import Report
 from training.doctor.finding import Finding
-from training.doctor.show import show
+from training.doctor.show import rows, show_remedies
 from training.processes.events import EventLog
 from training.processes.notices import Notices, Setting
 from training.publish.card import _volunteers
@@ -123,10 +123,14 @@ def test_notices_and_settings_are_shown_as_they_are_and_logged_in_one_line(tmp_p
 @pytest.mark.parametrize("name", NAMES)
 def test_the_doctor_shows_what_it_has_found_as_it_is(capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "1000")
-    show([Finding(level="fault", name="other-recipe", found=name, why=name, remedy=name, check="recipe")], 1.0)
-    show([Finding(level="ok", found=name, check="recipe")], 1.0)
+    bad = Finding(level="fault", name="other-recipe", found=name, why=name, remedy=name, check="recipe")
+    with rows() as (_, add):
+        add(bad)
+        add(Finding(level="ok", found=name, check="recipe"))
+    show_remedies([bad], 1.0)
     told = capsys.readouterr().out
-    assert f"  {name}\n  Why it matters: {name}\n  What to do: {name}\n" in told and f"recipe  {name}" in told
+    assert f"  {name}\n  Why it matters: {name}\n  What to do: {name}\n" in told
+    assert told.count(f"recipe           {name}") == 2
 
 
 def is_harmless(call):
