@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from training.processes.servers.ports import SITE_PORT
+
 
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")] = "demo",
@@ -14,7 +16,7 @@ def run(
         int | None, typer.Option(min=1, help="Stop with exit code 0 once the run has done this many epochs.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the site. Default: 8000, or a free one.")
+        int | None, typer.Option(min=1, max=65535, help=f"Port of the site. Default: {SITE_PORT}, or a free one.")
     ] = None,
     run_dir: Annotated[
         Path | None,

@@ -12,6 +12,7 @@ import typer
 
 from training.commands.options import Invitation, writable
 from training.errors import BadInput
+from training.processes.servers.ports import listens_at
 from training.volunteer.manners.hours import Hours
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def run(
         "max_upload_mbits": max_upload,
         "normal_priority": normal_priority,
         "client_mode": client_mode,
-        "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
+        "host_maddrs": tuple(host_maddrs or [listens_at()]),
         "announce_maddrs": tuple(announce_maddrs or ()),
         "credentials": Credentials(invitation=invitation, hub_token=_hub_token if hugging_face else None),
         "seed": seed,

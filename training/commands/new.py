@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from training.commands.options import LogJson, PushTo
+from training.processes.servers.ports import DHT_PORT, SITE_PORT
 
 Data = Annotated[
     str,
@@ -56,14 +57,16 @@ Site = Annotated[
 Host = Annotated[
     str | None, typer.Option(help="Address at which the site is served; 127.0.0.1: only this machine. Default: all.")
 ]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the site. Default: 8000, or a free one.")]
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help=f"Port of the site. Default: {SITE_PORT}, or a free one.")
+]
 DhtHost = Annotated[str | None, typer.Option(help="IP address at which the servers listen for peers. Default: all.")]
 DhtPort = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=65534,
-        help="TCP port of the bootstrap peer; the monitor takes the next. Default: 31337, or free ones.",
+        help=f"TCP port of the bootstrap peer; the monitor takes the next. Default: {DHT_PORT}, or free ones.",
     ),
 ]
 

@@ -19,7 +19,7 @@ class DemoConfig:
     site: Path | None = None
     """Built site to serve."""
     port: int | None = None
-    """Port of the site; None: 8000, or a free one if that is taken."""
+    """Port of the site; None: the usual one, or a free one if that is taken."""
     volunteers: int = 3
     epochs: int | None = None
     """Number of epochs after which the demo stops; None: it continues until Ctrl-C."""

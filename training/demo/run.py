@@ -29,11 +29,11 @@ from training.errors import BadInput, TrainingError
 from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
+from training.processes.servers.ports import SITE_PORT
 from training.publish.invitation import INITIAL_PEERS, join_command
 from training.recipe import RunConfig, load_recipe
 from training.storage.remote import read_document
 
-DEFAULT_PORT = 8000
 LOOPBACK_HOST = "127.0.0.1"
 LOOPBACK = f"/ip4/{LOOPBACK_HOST}/tcp/0"
 """Address on which the demo's peers listen: only on this machine, each on a free port."""
@@ -293,7 +293,7 @@ def _fetch_json(url: str) -> dict | None:
 
 
 def _free_port(wanted: int | None) -> int:
-    for port in [wanted] if wanted is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + 20), 0]:
+    for port in [wanted] if wanted is not None else [*range(SITE_PORT, SITE_PORT + 20), 0]:
         with socket.socket() as probe:
             # Without this, the system keeps the port of a demo that has just ended for a minute.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.errors import TrainingError
+from training.processes.servers.ports import listens_at
 from training.recipe import RunConfig
 from training.volunteer.address import find_run
 
@@ -32,7 +33,7 @@ class Asked:
     shards: str | None = None
     """Folder or URL; None: the recipe's."""
     state_dir: Path | None = None
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    host_maddrs: tuple[str, ...] = (listens_at(),)
     """Addresses to listen on."""
     client_mode: bool = False
     device: str | None = None

@@ -15,11 +15,8 @@ from typing import Any
 
 from training.demo.config import short_command
 from training.new.folder import (
-    ANYWHERE,
-    DHT_PORT,
     LOGS,
     RECIPE,
-    SITE_PORT,
     Servers,
     free_ports,
     name_of,
@@ -33,6 +30,7 @@ from training.new.plan import Wanted, people_of
 from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_of, usual_volunteers
 from training.processes.events import EventLog
 from training.processes.progress import show_progress
+from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
 from training.recipe import load_recipe
 from training.roles.serve import ServeSettings, print_text, run_serve
 

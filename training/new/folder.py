@@ -22,12 +22,12 @@ from typing import Any
 from calculator.swarm.recipe_file import toml
 from training.data.sources.hub import ADDRESS
 from training.errors import BadInput
+from training.processes.servers.ports import ANYWHERE
 from training.storage.whole import write_whole
 
 RECIPE, SERVERS, README, SHARDS, LOGS = "recipe.toml", "servers.toml", "README.md", "shards", "logs"
-SITE_PORT, DHT_PORT, PORTS_TRIED = 8000, 31337, 50
-"""First ports to try for the site and for the peers, and the number of ports to try."""
-ANYWHERE = "0.0.0.0"
+PORTS_TRIED = 50
+"""Number of ports to try, from the usual one on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,6 +31,7 @@ from training.errors import BadInput, BeginsAnew, RefusedByRun, TrainingError, r
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
+from training.processes.servers.ports import LOOPBACK, SITE_PORT, listens_at
 from training.processes.servers.web import listen_at, serve_in_thread
 from training.publish.card import model_card
 from training.publish.copies.push import Pusher, Target, open_target
@@ -55,8 +56,6 @@ from training.swarm.run.server_lineage import ServerLineage
 from training.trust.client import Credentials
 from training.trust.member import Member, MemberStop
 
-ANY_HOST = ("0.0.0.0", "::")
-"""Addresses that mean all addresses of a machine; nobody can be reached at them."""
 ALONE_SECONDS = 5.0
 """Time for which a monitor that comes back before all others looks for volunteers who announce another recipe."""
 POLL_SECONDS = 1.0
@@ -75,12 +74,12 @@ class MonitorFlags:
     """Prepared shards to serve to volunteers; the served recipe then points to them."""
     site: Path | None = None
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = SITE_PORT
     public_url: str | None = None
     """Address under which others reach this monitor; None: http://host:port."""
     join_command: str | None = None
     """Command that the join page shows, with `{initial_peers}` for the addresses; None: the usual command."""
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    host_maddrs: tuple[str, ...] = (listens_at(),)
     """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which peers reach this monitor, if they differ from `host_maddrs`."""
@@ -100,7 +99,7 @@ class MonitorFlags:
     @property
     def announced_url(self) -> str | None:
         """Address of the site for volunteers; None if this monitor knows no address at which they reach it."""
-        return None if self.public_url is None and self.host in ANY_HOST else self.url
+        return None if self.public_url is None and self.host in LOOPBACK else self.url
 
 
 def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: CheckpointSite) -> None:

@@ -20,6 +20,7 @@ from training.processes.events import EventLog
 from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
+from training.processes.servers.ports import ANYWHERE, DHT_PORT, LOOPBACK, SITE_PORT
 from training.processes.servers.service import Pace, Service
 from training.publish.invitation import MEMBERS_FLAGS
 from training.recipe import load_recipe
@@ -44,14 +45,14 @@ class ServeSettings:
     """Folder of prepared shards to serve; None: volunteers take those that the recipe names."""
     site: Path | None = None
     """Folder of the built site to serve; None: no site."""
-    host: str = "0.0.0.0"
-    port: int = 8000
+    host: str = ANYWHERE
+    port: int = SITE_PORT
     """Port of the site."""
     public_url: str | None = None
     """Address of the site for others; None: made from the address of the bootstrap peer and `port`."""
-    dht_host: str = "0.0.0.0"
+    dht_host: str = ANYWHERE
     """IP address at which both servers listen for peers."""
-    dht_port: int = 31337
+    dht_port: int = DHT_PORT
     """TCP port of the bootstrap peer; the monitor takes the next one. 0: free ports, which stay after a restart."""
     announce_host: str | None = None
     """IP address or DNS name at which peers reach this machine; None: its own addresses."""
@@ -153,7 +154,7 @@ class _Servers:
         """Address of the site for others, without a trailing slash."""
         if self.settings.public_url is not None:
             return self.settings.public_url.rstrip("/")
-        everywhere = self.settings.host in _LOOPBACK
+        everywhere = self.settings.host in LOOPBACK
         return _url(self._address.split("/")[2] if everywhere else self.settings.host, self.settings.port)
 
     @property
@@ -227,12 +228,10 @@ _INVITE = (
     "It asks for a code: `moderate invite NAME` prints one for each. Members of an organization on the Hugging Face "
     "Hub give --hugging-face instead.\n"
 )
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Address at which this machine reaches a server that listens at all its addresses, by that server's host."""
 
 
 def _reachable(host: str) -> str:
-    return _LOOPBACK.get(host, host)
+    return LOOPBACK.get(host, host)
 
 
 def _url(host: str, port: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from training.compute.choices import Wishes
 from training.data.store.cache import CACHE_GB
+from training.processes.servers.ports import listens_at
 from training.trust.client import Credentials
 
 
@@ -40,7 +41,7 @@ class PeerSettings:
     """True to compute with the priority of other programs, and not with a lower one."""
     client_mode: bool = False
     """True to accept no incoming connections."""
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    host_maddrs: tuple[str, ...] = (listens_at(),)
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which others reach this peer, if they differ from `host_maddrs`."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from training.commands.options import Invitation, LogJson
+from training.processes.servers.ports import DHT_PORT, listens_at
 
 
 def run(
@@ -19,7 +20,8 @@ def run(
         int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0: a free one, the same after a restart.")
     ] = 0,
     host_maddrs: Annotated[
-        list[str] | None, typer.Option(help="Address to listen on, such as /ip4/0.0.0.0/tcp/31337; replaces --port.")
+        list[str] | None,
+        typer.Option(help=f"Address to listen on, such as {listens_at(DHT_PORT)}; replaces --port."),
     ] = None,
     announce_maddrs: Annotated[
         list[str] | None,
@@ -52,7 +54,7 @@ def run(
 
         settings = BootstrapSettings(
             state_dir=state_dir or Path("runs") / config.run_id / "bootstrap",
-            host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{port}"]),
+            host_maddrs=tuple(host_maddrs or [listens_at(port)]),
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
             recipe=recipe,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from training.commands.options import Invitation, LogJson
+from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT, listens_at
 
 if TYPE_CHECKING:
     from training.processes.role import StopRequest
@@ -33,7 +34,7 @@ DhtPort = Annotated[
 ]
 HostMaddrs = Annotated[
     list[str] | None,
-    typer.Option(help="Address to listen on for peers, such as /ip4/0.0.0.0/tcp/31338; replaces --dht-port."),
+    typer.Option(help=f"Address to listen on for peers, such as {listens_at(DHT_PORT + 1)}; replaces --dht-port."),
 ]
 AnnounceMaddrs = Annotated[
     list[str] | None,
@@ -86,8 +87,10 @@ def run(
     run_dir: RunDir = None,
     shards: Shards = None,
     site: Site = None,
-    host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 serves to other machines too.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help=f"Address to serve at; {ANYWHERE} serves to other machines too.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = SITE_PORT,
     public_url: PublicUrl = None,
     join_command: JoinCommand = None,
     dht_port: DhtPort = 0,
@@ -125,7 +128,7 @@ def run(
         "port": port,
         "public_url": public_url,
         "join_command": join_command,
-        "host_maddrs": tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
+        "host_maddrs": tuple(host_maddrs or [listens_at(dht_port)]),
         "announce_maddrs": tuple(announce_maddrs or ()),
         "push_to": push_to,
         "log_json": log_json,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from training.commands.options import Invitation, LogJson, PushTo
+from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
 
 RunDir = Annotated[
     Path | None,
@@ -58,11 +59,11 @@ def run(
     site: Site = None,
     host: Annotated[
         str, typer.Option(help="Address at which the site is served; 127.0.0.1: only this machine, or a proxy on it.")
-    ] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the site.")] = 8000,
+    ] = ANYWHERE,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the site.")] = SITE_PORT,
     public_url: PublicUrl = None,
-    dht_port: DhtPort = 31337,
-    dht_host: DhtHost = "0.0.0.0",
+    dht_port: DhtPort = DHT_PORT,
+    dht_host: DhtHost = ANYWHERE,
     announce_host: AnnounceHost = None,
     initial_peers: InitialPeers = None,
     push_to: PushTo = None,

@@ -17,6 +17,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, constr
 
 from training.errors import ProcessEnded, RefusedByRun, TrainingError
+from training.processes.servers.ports import listens_at
 from training.recipe import RunConfig
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
@@ -80,7 +81,7 @@ def start_dht(
     identity: Identity,
     *,
     initial_peers: Sequence[str] = (),
-    host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    host_maddrs: Sequence[str] = (listens_at(),),
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
     is_server: bool = False,
