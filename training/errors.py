@@ -48,7 +48,7 @@ class RefusedByRun(TrainingError):
     """The run does not accept this peer, which has another recipe or other tokens. Exit code 3."""
 
     exit_code = 3
-    usual_cure = "Copy the recipe and the addresses from the run's join page again."
+    usual_cure = "Copy the command from the run's join page again."
 
 
 def reason_of(error: Exception) -> str:

@@ -95,7 +95,7 @@ def _check_address(given: str) -> None:
     if not re.fullmatch(r"https?://.+|/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d{1,5}/p2p/\w+", given):
         raise BadInput(
             f"{given!r} is not the full address of a peer, such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
-            cure="Copy the whole address from the bootstrap peer's output or the join page.",
+            cure="Copy the whole address from the bootstrap peer's output, or give that of the run's site.",
         )
 
 

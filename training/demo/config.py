@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ def command_again(config: DemoConfig) -> str:
 
 
 def short_command(command: Sequence[str]) -> list[str]:
-    """Returns a command with its program's path shortened to the form that people type."""
+    """Returns a command with its program's path shortened to the form that people type here."""
     program = Path(command[0])
-    return [str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program.name), *command[1:]]
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    elif shutil.which(program.name) == str(program):
+        program = Path(program.name)
+    return [str(program), *command[1:]]

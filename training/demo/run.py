@@ -30,7 +30,7 @@ from training.processes.interruption import Interrupted, Stop
 from training.processes.programs import ending
 from training.processes.servers.only_one import only_one
 from training.processes.servers.ports import SITE_PORT
-from training.publish.invitation import INITIAL_PEERS, join_command
+from training.publish.invitation import join_command
 from training.recipe import RunConfig, load_recipe
 from training.storage.remote import read_document
 
@@ -129,7 +129,7 @@ class _Demo:
         port = _free_port(config.port)
         address = self._ready(self.bootstrap)["addresses"][0]
         self.url = f"http://{LOOPBACK_HOST}:{port}"
-        command = join_command(self.url, [], python=config.python)
+        command = join_command(self.url, program=short_command(config.python))
         site = ("--site", str(config.site)) if config.site is not None else ()
         self.monitor = self._start(
             "monitor",
@@ -137,17 +137,15 @@ class _Demo:
             *("monitor", "--recipe", config.recipe, "--initial-peers", address, *site),
             *("--run-dir", str(config.run_dir), "--shards", str(self._path("shards"))),
             *("--host-maddrs", LOOPBACK, "--one-machine"),
-            *("--port", str(port), "--join-command", f"{command} {INITIAL_PEERS}"),
+            *("--port", str(port), "--join-command", command),
         )
-        ready = self._ready(self.monitor)
-        self.join_command = ready["join_command"]
-        known = [word for peer in ready["initial_peers"] for word in ("--initial-peers", peer)]
+        self.join_command = self._ready(self.monitor)["join_command"]
         for name in volunteer_names(config.volunteers):
             self.volunteers.append(
                 self._start(
                     name,
                     f"Volunteer {name}",
-                    *("join", "--recipe", f"{self.url}/recipe.toml", *known, "--name", name),
+                    *("join", self.url, "--name", name),
                     *("--threads", "1", "--micro-batch-size", str(MICRO_BATCH_SIZE), "--precision", "float32"),
                     *("--verbose", "--host-maddrs", LOOPBACK, "--state-dir", str(self._path("peers", name))),
                     *("--pause-when", "never"),  # somebody waits for the demo, also on battery

@@ -31,6 +31,7 @@ from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_o
 from training.processes.events import EventLog
 from training.processes.progress import show_progress
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
+from training.publish.invitation import PROGRAM
 from training.recipe import load_recipe
 from training.roles.serve import ServeSettings, print_text, run_serve
 
@@ -162,8 +163,9 @@ def start_command(folder: Path) -> str:
 def _commands(folder: Path, join: str) -> list[tuple[str, str]]:
     program = shlex.join(short_command((sys.executable, "-m", "training")))
     where = shlex.quote(str(folder))
+    join = join.replace(PROGRAM, program, 1)  # of this environment, which need not be on the PATH
     return [
         ("Start the servers; Ctrl-C ends them, and the next start goes on:", start_command(folder)),
-        ("Take part, on any computer that has the project:", join),
+        ("Take part, here or on any computer that has the project:", join),
         ("Use what it has learned so far:", f'{program} generate "How it begins" --checkpoint {where}'),
     ]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from training.publish.invitation import PROGRAM
 from training.recipe import RunConfig
 
-PROGRAM = "training-transformers-together"
 STATE_FOLDER = "training-together"
 """Folder beside the notebook that keeps the volunteer's identity and the run's weights."""
 INSTALL = "install"

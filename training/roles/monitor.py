@@ -36,7 +36,7 @@ from training.processes.servers.web import listen_at, serve_in_thread
 from training.publish.card import model_card
 from training.publish.copies.push import Pusher, Target, open_target
 from training.publish.history.history import History
-from training.publish.invitation import INITIAL_PEERS, initial_peers_flags, join_command
+from training.publish.invitation import join_command
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.live import live
 from training.publish.live.watch import Watch
@@ -78,7 +78,7 @@ class MonitorFlags:
     public_url: str | None = None
     """Address under which others reach this monitor; None: http://host:port."""
     join_command: str | None = None
-    """Command that the join page shows, with `{initial_peers}` for the addresses; None: the usual command."""
+    """Command that the join page shows; None: the usual command."""
     host_maddrs: tuple[str, ...] = (listens_at(),)
     """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
@@ -238,10 +238,7 @@ def _invitation(flags: MonitorFlags, redial: Redial, *, members_only: bool) -> d
             "--announce-maddrs names one at which they can reach it."
         )
     initial_peers = [*others, *([told] if told is not None else [])]
-    if flags.join_command is None:
-        command = join_command(flags.url, initial_peers, members_only=members_only)
-    else:
-        command = flags.join_command.replace(INITIAL_PEERS, initial_peers_flags(initial_peers))
+    command = flags.join_command or join_command(flags.url, members_only=members_only)
     return {"initial_peers": initial_peers, "join_command": command}
 
 

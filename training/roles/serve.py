@@ -23,6 +23,7 @@ from training.processes.servers.only_one import only_one
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, LOOPBACK, SITE_PORT
 from training.processes.servers.service import Pace, Service
 from training.publish.invitation import MEMBERS_FLAGS
+from training.publish.notebook import repository
 from training.recipe import load_recipe
 from training.storage.remote import read_document
 
@@ -126,7 +127,8 @@ class _Servers:
         self.events.write("ready", **told)
         page = f"Send volunteers this address:\n    {self.url}/join/\nOr" if self.settings.site else "Send volunteers"
         invite = _INVITE if MEMBERS_FLAGS in told["join_command"] else ""
-        command = f"this command:\n    {told['join_command']}\n{invite}"
+        install = f"`pip install git+{repository()}` installs the program"
+        command = f"this command ({install}):\n    {told['join_command']}\n{invite}"
         self.show(f"\n{run_id} is served. {page} {command}Ctrl-C stops both servers.\n")
         while True:
             self.bootstrap.look()

@@ -71,7 +71,7 @@ const machineOf = ({ device, gpu, ram }) => `${device}-${device === "nvidia" ? g
  * @param {Run} at see runs/address.mjs
  */
 export function commandOf(choices, run, { key }) {
-  if (!key) return run.join_command.includes("/127.0.0.1/") ? run.join_command : run.join_command.replace(/^python -m training(?= )/, choices.program);
+  if (!key) return run.join_command.replace(/^training-transformers-together(?= )/, choices.program);
   const members = isForMembers(choices, run) ? ` ${choices.members}` : "";
   return choices.join.replaceAll(choices.run, key) + members;
 }
@@ -83,7 +83,7 @@ export function isForMembers(choices, run) {
 
 /** Whether a run can only be reached from its own computer. */
 export function isLocal({ command }) {
-  return command.includes("/127.0.0.1/") || command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
+  return command.split(" ").some((word) => URL.canParse(word) && isLoopback(new URL(word).hostname));
 }
 
 /** The text of the notebook's cell that names the run and the flags, from the one that names no run. */

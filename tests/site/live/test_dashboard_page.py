@@ -12,13 +12,11 @@ from playwright.sync_api import expect
 
 from builder.join.choices import DEMOS
 from tests.site.pages.test_every_page import violations
-from training.publish.invitation import MEMBERS_FLAGS
+from training.publish.invitation import MEMBERS_FLAGS, join_command
 
 pytestmark = pytest.mark.browser
 
-JOIN = (
-    "python -m training join --recipe http://127.0.0.1:9/recipe.toml --initial-peers /ip4/127.0.0.1/tcp/9/p2p/12D3KooW"
-)
+JOIN = join_command("http://127.0.0.1:9", program=["python", "-m", "training"])
 PROMPTS = ["a red circle", "a blue square"]
 
 

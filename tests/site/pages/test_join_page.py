@@ -16,15 +16,14 @@ from builder.steps.fill import repository
 from tests.programs import run_program
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import violations
+from training.publish.invitation import PROGRAM, join_command
 from training.publish.notebook import notebook
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser
 
-LIVE = (
-    "python -m training join --recipe https://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Q"
-)
-SHOWN = LIVE.replace("python -m training", choices.PROGRAM)
+LIVE = join_command("https://run.example")
+SHOWN = LIVE.replace(PROGRAM, choices.PROGRAM)
 
 READ_ALL = """() => {
   const form = document.querySelector("[data-slot=form]");
@@ -165,7 +164,7 @@ def test_the_notebook_names_the_run_and_the_chosen_flags(open_page, live, tmp_pa
     assert [cell for cell in cells if cell["id"] != "run"] == [cell for cell in general if cell["id"] != "run"]
     names: dict[str, str] = {}
     exec(next(cell["source"] for cell in cells if cell["id"] == "run"), names)
-    assert names["RUN"] == "https://run.example/recipe.toml"
+    assert names["RUN"] == "https://run.example"
     assert f"{SHOWN} {names['FLAGS']}" == page.locator("[data-slot=command]").inner_text()
     page.get_by_role("radio", name="Demo: ").first.check()
     expect(page.get_by_role("link", name="Open as a notebook")).to_be_hidden()

@@ -21,7 +21,7 @@ const CHOICES = {
     large: { digest: "d2", machines: { "cpu-8": { samples: 0, refusal: "too small" } } },
   },
 };
-const LIVE = { recipe_digest: "d1", command: "nox -- join --recipe https://run.example/recipe.toml" };
+const LIVE = { recipe_digest: "d1", command: "nox -- join https://run.example" };
 const answer = (chosen, live = LIVE) => answerTo(CHOICES, { ...DEFAULTS, recipe: "live", batch: "", name: "", ...chosen }, live);
 
 test("without a run the command starts a demo, whatever the machine", () => {
@@ -69,9 +69,9 @@ test("of another monitor only the address goes into the command", () => {
   assert.equal(commandOf(CHOICES, { join_command: "x --invitation - ; y" }, at), `${joined} --invitation -`);
 });
 
-test("the site's own run has its own words, for the program of this page unless it runs on this computer", () => {
-  assert.equal(commandOf(CHOICES, { join_command: "python -m training join --recipe r" }, { key: "" }), "nox -- join --recipe r");
-  const local = "python -m training join --recipe r --initial-peers /ip4/127.0.0.1/tcp/9";
+test("the site's own run has its own words, for the program of this page unless they name another", () => {
+  assert.equal(commandOf(CHOICES, { join_command: "training-transformers-together join https://a.example" }, { key: "" }), "nox -- join https://a.example");
+  const local = "python -m training join http://127.0.0.1:8000";
   assert.equal(commandOf(CHOICES, { join_command: local }, { key: "" }), local);
 });
 
@@ -83,10 +83,7 @@ test("a notebook names the run's address, and the flags as the shell reads them"
 });
 
 test("a run on its own computer is known by its address", () => {
-  for (const end of ["/ip4/127.0.0.1/tcp/9", "http://127.0.0.1:8000"]) {
-    const local = { ...LIVE, command: `${LIVE.command} --initial-peers ${end}` };
-    assert.ok(isLocal(local));
-  }
+  assert.ok(isLocal({ command: "nox -- join http://127.0.0.1:8000" }));
   assert.ok(!isLocal(LIVE));
 });
 

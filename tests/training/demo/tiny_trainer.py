@@ -87,8 +87,7 @@ else:
         log("ready", addresses=["/ip4/127.0.0.1/tcp/1/p2p/Q"])
     elif COMMAND == "monitor":
         server = http.server.ThreadingHTTPServer(("127.0.0.1", int(FLAGS["--port"])), State)
-        peers = [FLAGS["--initial-peers"], "/ip4/127.0.0.1/tcp/2/p2p/R"]
-        command = FLAGS["--join-command"].replace("{initial_peers}", " ".join(peers))
+        peers, command = [FLAGS["--initial-peers"], "/ip4/127.0.0.1/tcp/2/p2p/R"], FLAGS["--join-command"]
         log("ready", url=f"http://127.0.0.1:{server.server_port}", initial_peers=peers, join_command=command)
         server.serve_forever()
     else:

@@ -20,6 +20,7 @@ from tests.site.guide import environment
 from training.demo.children import read_events
 from training.new.folder import read_servers
 from training.new.questions import HOW_LONG, WHERE, WHO
+from training.publish.invitation import PROGRAM
 
 TRAINER = [sys.executable, "-m", "training"]
 
@@ -27,7 +28,7 @@ TRAINER = [sys.executable, "-m", "training"]
 def here(command: str) -> list[str]:
     """A command that a person would type, for this environment."""
     words = shlex.split(command)
-    return [*TRAINER, *words[words.index("training") + 1 :]]
+    return [*TRAINER, *(words[1:] if words[0] == PROGRAM else words[words.index("training") + 1 :])]
 
 
 class Run:
@@ -95,7 +96,7 @@ def test_one_command_makes_a_run_that_goes_on_after_a_stop(programs, tmp_path):
     run.until_epoch(1)
     readme = (run.run_dir / "README.md").read_text()
     start, join, use = re.findall(r"^    (.+)$", readme, re.MULTILINE)
-    assert join == first["join_command"] and join in run.log.read_text()
+    assert here(join) == here(first["join_command"]) and f"    {first['join_command']}\n" in run.log.read_text()
     run.end()
 
     prepared = (run.run_dir / "shards" / "manifest.json").stat().st_mtime_ns

@@ -25,6 +25,7 @@ from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.history.backup import backups
+from training.publish.invitation import join_command
 from training.recipe import RECIPES, load_recipe
 from training.roles import monitor as role
 from training.roles.monitor import with_shards
@@ -269,7 +270,7 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     second = start("monitor", *watching)
     known = ready(second, run_dir / "monitor.jsonl", 1)["initial_peers"]
     assert known[0] == address and document(port, "run")["initial_peers"] == known
-    assert f"--initial-peers {known[0]} --initial-peers {known[1]}" in document(port, "run")["join_command"]
+    assert document(port, "run")["join_command"] == join_command(f"http://127.0.0.1:{port}")
     until(lambda: (run_dir / "monitor" / "address_book.json").is_file(), within=60)
     for process, _ in (first, second):
         process.kill()

@@ -24,7 +24,7 @@ InitialPeers = Annotated[
 ]
 JoinCommand = Annotated[
     str | None,
-    typer.Option(help="Command that the join page shows; {initial_peers} in it becomes the flags with the addresses."),
+    typer.Option(help="Command that the join page shows. Default: the one that needs only the site's address."),
 ]
 DhtPort = Annotated[
     int,

@@ -46,20 +46,20 @@ NODE = Fault(
 UNREACHABLE = Fault(
     name="peers-unreachable",
     why="This machine finds nobody to train with.",
-    remedy="Copy the addresses from the join page again. If a connection is refused, the run's bootstrap peer is off. "
-    "If there is no answer, a firewall may be in the way: try another network, such as a phone's; if it works there, "
-    "ask for outgoing TCP connections to the ports in the addresses. Peers do not connect through a proxy.",
+    remedy="Give the address of the run's site rather than those of peers: it names the servers that are on. If a "
+    "connection is refused, the run's bootstrap peer is off. If there is no answer, a firewall may be in the way: "
+    "try another network, such as a phone's; if it works there, ask for outgoing TCP connections to the ports in the addresses. Peers do not connect through a proxy.",
 )
 OTHER_ID = Fault(
     name="peer-of-another-id",
     why="The peer id names the server that volunteers trust. Another one there is not believed.",
-    remedy="Copy the addresses from the join page again: the bootstrap peer may have a new identity.",
+    remedy="Give the address of the run's site instead, which names it anew: it may have a new identity.",
 )
 SOME_FAIL = Fault(
     name="some-peers-fail",
     level="warning",
     why="One peer is enough to join, but with fewer of them the run is found less surely.",
-    remedy="Copy the addresses from the join page again; it lists those that are on.",
+    remedy="Give the address of the run's site instead, which names those that are on.",
 )
 CLOCK = Fault(
     name="clock-off",
@@ -77,12 +77,12 @@ NOT_REACHED = Fault(
 DIFFERS = Fault(
     name="recipe-differs",
     why="Peers with different recipes would spoil each other's weights, so `join` ends.",
-    remedy="Take the recipe from the run's join page.",
+    remedy="Give the address of the run's site, which has the recipe.",
 )
 UNKNOWN_RUN = Fault(
     name="run-unknown",
     why="These peers do not train the run that the recipe names.",
-    remedy="Copy recipe and addresses from the same join page. If they belong together, the run has ended.",
+    remedy="Give the address of the run's site, which has both. If they belong together, the run has ended.",
 )
 RUN_SILENT = Fault(
     name="run-silent",

@@ -23,7 +23,7 @@ AWAY = Fault(
 OTHER = Fault(
     name="membership-of-another-run",
     why="Tickets from there do not hold in this run, so `join` ends.",
-    remedy="Take the recipe from the run's join page again.",
+    remedy="Give the address of the run's site, which has the recipe.",
 )
 FAULTS = (UNREADABLE, AWAY, OTHER)
 

@@ -39,7 +39,7 @@ def parse(address: str) -> Multiaddr:
             return Multiaddr(address)
     raise BadInput(
         f"{address[:MOST_CHARACTERS]!r} is not a network address such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
-        cure="Copy the whole address from the bootstrap peer's output or the join page.",
+        cure="Copy the whole address from the bootstrap peer's output, or give that of the run's site.",
     )
 
 
@@ -52,7 +52,7 @@ def check_full(address: str) -> str:
     if "p2p" not in parse(address):
         raise BadInput(
             f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.",
-            cure="Copy the whole address from the bootstrap peer's output or the join page.",
+            cure="Copy the whole address from the bootstrap peer's output, or give that of the run's site.",
         )
     return address
 

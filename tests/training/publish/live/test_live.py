@@ -39,7 +39,7 @@ def history(tmp_path, clock):
         run,
         'run_id = "demo"\n',
         initial_peers=["/ip4/127.0.0.1/tcp/1/p2p/Q"],
-        join_command="python -m training join",
+        join_command="training-transformers-together join https://run.example",
         parameters=123,
     )
     history.observe([Report(), Report(name="al & <b>", peer_id="B")])
@@ -83,7 +83,7 @@ def test_documents_say_what_was_observed(address):
     documents = {name: get(address, f"/live/{name}.json").json() for name in live.DOCUMENTS}
     run, state = documents["run"], documents["state"]
     assert run["run_id"] == "demo"
-    assert run["join_command"] == "python -m training join"
+    assert run["join_command"] == "training-transformers-together join https://run.example"
     assert run["total_epochs"] == load_recipe("demo").schedule.total_epochs
     assert run["parameters"] == 123
     assert run["started_at"] == 1000.0
