@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 import yaml
@@ -102,7 +103,8 @@ def test_compose_starts_a_command_that_is_understood(services, tmp_path):
     command = [re.sub(r"\$\{PUBLIC_HOST[^}]*\}", "run.example", word) for word in run["command"]]
     inside = {volume.split(":")[1] for volume in run["volumes"]}
     for flag in ("--recipe=", "--shards=", "--site="):
-        assert next(word for word in command if word.startswith(flag)).removeprefix(flag) in inside
+        named = Path(next(word for word in command if word.startswith(flag)).removeprefix(flag))
+        assert inside & {str(named), str(named.parent)}, named
     here = [re.sub(r"^(--shards|--site)=.*", rf"\1={tmp_path}", word) for word in command]
     parsed = parse_command(here)
     assert (parsed["public_url"], parsed["announce_host"]) == ("https://run.example", "run.example")
@@ -113,7 +115,7 @@ def test_compose_starts_a_membership_server_that_is_understood(services):
     service, usual = services["membership"], parse_command(["membership", "--recipe=demo"])
     parsed = parse_command(service["command"])
     inside = {volume.split(":")[1] for volume in service["volumes"]}
-    assert parsed["recipe"] in inside and str(parsed["state_dir"].parent) in inside
+    assert str(Path(parsed["recipe"]).parent) in inside and str(parsed["state_dir"].parent) in inside
     assert "ports" not in service and parsed["trusted_proxy"] == ["*"]  # nobody else reaches it
     assert services["proxy"]["environment"]["MEMBERSHIP"] == f"membership:{usual['port']}"
 
@@ -129,7 +131,7 @@ def test_compose_names_files_that_exist(services):
     build = services["run"]["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]) == CONTAINERFILE
     sources = {volume.split(":")[0] for service in services.values() for volume in service["volumes"]}
-    made_by_the_maintainer = {"../my-run.toml", "../shards", "../public"}
+    made_by_the_maintainer = {"../${RUN}", "../public"}
     for source in {source for source in sources if source.startswith(".")} - made_by_the_maintainer:
         assert (DEPLOY / source).is_file(), source
 

@@ -29,7 +29,7 @@ pytestmark = [
     ),
 ]
 SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yml").read_text())["services"]
-HOST = "localhost"
+HOST, RUN = "localhost", "runs/my-run"
 VOLUME = f"training-together-test-{os.getpid()}"
 """Name of the volume and of the container."""
 SITE_PORT = 8000
@@ -56,7 +56,8 @@ def hardening(service: dict) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a maintainer has at the root of the project: a recipe, a site, and shards that the image has prepared."""
     root = tmp_path_factory.mktemp("project")
-    (root / "my-run.toml").write_text((ROOT / "training" / "recipes" / "demo.toml").read_text())
+    (root / RUN).mkdir(parents=True)
+    (root / RUN / "recipe.toml").write_text((ROOT / "training" / "recipes" / "demo.toml").read_text())
     (root / "public").mkdir()
     (root / "public" / "index.html").write_text("<!doctype html><title>A run</title>")
     run = ["run", f"--volume={VOLUME}:/run-dir", *hardening(SERVICES["run"])]
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         engine(*run, "--rm", IMAGE, "draw", "--count=40", f"--out={pictures}")
         made = (f"--images={pictures}", f"--captions={pictures}/captions.jsonl", "--codec-steps=2")
         engine(*run, f"--name={VOLUME}", IMAGE, "prepare", *made, "--out=/run-dir/shards")
-        engine("cp", f"{VOLUME}:/run-dir/shards", root / "shards")
+        engine("cp", f"{VOLUME}:/run-dir/shards", root / RUN / "shards")
         engine("rm", "--force", VOLUME)
         yield root
     finally:
@@ -109,6 +110,7 @@ def served(folder: Path) -> Iterator[Container]:
     service = SERVICES["run"]
     command = [re.sub(r"\$\{PUBLIC_HOST[^}]*\}", HOST, word) for word in service["command"]]
     volumes = [re.sub(r"^run:", f"{VOLUME}:", volume).replace("../", f"{folder}/") for volume in service["volumes"]]
+    volumes = [volume.replace("${RUN}", RUN) for volume in volumes]
     ports = [int(port.split(":")[1]) for port in service["ports"]] + [SITE_PORT]
     flags = [*(f"--volume={volume}" for volume in volumes), *(f"--publish=127.0.0.1::{port}" for port in ports)]
     engine("run", "--detach", f"--name={VOLUME}", *flags, *hardening(service), IMAGE, *command)

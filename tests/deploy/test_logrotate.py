@@ -24,7 +24,8 @@ def test_logrotate_understands_the_file():
 
 def test_an_event_log_is_rotated_while_it_is_written(tmp_path):
     logs, run = tmp_path / "logs", tmp_path / "run"
-    run.mkdir()
+    (run / "logs").mkdir(parents=True)
+    printed = (run / "logs" / "servers.log").open("a")  # as `new` opens it
     log = EventLog(logs / "events.jsonl")
     drawn = (run / "pictures.log").open("ab")  # as the monitor opens it
     configuration = tmp_path / "logrotate.conf"
@@ -37,6 +38,7 @@ def test_an_event_log_is_rotated_while_it_is_written(tmp_path):
         log.write("warning", text=f"event {number}")
         drawn.write(b"a line\n")
         drawn.flush()
+        print("a line", file=printed, flush=True)
         command = [tool("logrotate", "logrotate"), "--force", "--state", tmp_path / "state", configuration]
         rotated = run_program(command)
         assert rotated.returncode == 0, rotated.stderr
@@ -47,4 +49,5 @@ def test_an_event_log_is_rotated_while_it_is_written(tmp_path):
         "events.jsonl",
         *(f"events.jsonl.{n}" for n in ("1", "2.gz", "3.gz")),
     }
-    assert (run / "pictures.log").read_bytes() == b"" and (run / "pictures.log.1").read_bytes() == b"a line\n"
+    for log in (run / "pictures.log", run / "logs" / "servers.log"):
+        assert log.read_bytes() == b"" and log.with_name(f"{log.name}.1").read_bytes() == b"a line\n"

@@ -15,11 +15,11 @@ from training.processes.role import GRACE_SECONDS
 from training.roles.serve import STOP_SECONDS
 
 UNITS = {
-    "training-run.service": "run.env",
+    "training-run.service": None,
     "training-bootstrap.service": "bootstrap.env",
     "training-membership.service": "membership.env",
 }
-"""Each with its environment file."""
+"""Each with its environment file; None: its settings are in the run's folder."""
 PYTHON = "/opt/training-transformers-together/.nox/training/bin/python"
 MOST_EXPOSURE = 20
 """Tenths of systemd's measure, from 0 to 10.0. A service that opens sockets to the Internet cannot have much less."""
@@ -55,20 +55,18 @@ def test_systemd_calls_it_well_protected(unit):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_its_command_is_understood_with_the_settings_of_its_environment_file(unit, tmp_path):
-    values = read_environment(DEPLOY / UNITS[unit.name])
-    for name in ("SHARDS", "SITE"):
-        if name in values:
-            values[name] = str(tmp_path)  # the folders of a server are not there
+def test_its_command_is_understood_with_the_settings_of_its_environment_file(unit):
+    values = read_environment(DEPLOY / UNITS[unit.name]) if UNITS[unit.name] else {}
     values |= {"STATE_DIRECTORY": "/var/lib/x", "LOGS_DIRECTORY": "/var/log/x"}
     line = re.sub(r"\$\{(\w+)\}|\$(\w+)", lambda found: values[found[1] or found[2]], settings_of(unit)["ExecStart"])
     words = shlex.split(line)
     assert words[:3] == [PYTHON, "-m", "training"]
     parsed = parse_command(words[3:])
-    assert parsed["recipe"] == values["RECIPE"]
-    assert "/var/lib/x" in str(parsed.get("run_dir") or parsed.get("state_dir"))
+    assert parsed.get("recipe") == values.get("RECIPE", values.get("RUN"))
+    assert str(parsed.get("state_dir") or parsed["data"]).startswith("/var/lib/x")
 
 
+@pytest.mark.parametrize("unit", [name for name in UNITS if UNITS[name]], indirect=True)
 def test_its_environment_file_holds_no_secrets(unit):
     names = read_environment(DEPLOY / UNITS[unit.name])
     assert names and not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name)]

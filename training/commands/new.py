@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import LogJson, PushTo
+from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, pass_on
 from training.processes.servers.ports import DHT_PORT, SITE_PORT
 
 Data = Annotated[
@@ -90,6 +90,8 @@ def run(
     dht_host: DhtHost = None,
     dht_port: DhtPort = None,
     push_to: PushTo = None,
+    initial_peers: InitialPeers = None,
+    invitation: Invitation = None,
     log_json: LogJson = None,
 ) -> None:
     """Make a run of your own data, and start its servers; given a run's folder, start its servers again."""
@@ -97,6 +99,7 @@ def run(
 
     servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
     servers |= {"site": None if site is None else str(site), "push_to": push_to}
+    servers["initial_peers"] = initial_peers
     given = Given(
         data=data,
         run_dir=run_dir,
@@ -111,4 +114,5 @@ def run(
     if no_serve:
         print(f"Start the servers with:\n    {start_command(folder)}")
     else:
+        pass_on(invitation)
         serve(folder, started, log_json=log_json)

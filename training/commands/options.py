@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -28,10 +29,12 @@ def _read_invitation(given: str) -> str:
         raise BadInput(f"{given[1:]} of --invitation cannot be read: {reason_of(error)}.") from None
 
 
+INVITATION = "TRAINING_INVITATION"
+"""Variable of the environment that may hold the code of an invitation."""
 Invitation = Annotated[
     str | None,
     typer.Option(
-        envvar="TRAINING_INVITATION",
+        envvar=INVITATION,
         show_envvar=False,
         parser=_read_invitation,
         metavar="CODE|@FILE|-",
@@ -40,6 +43,15 @@ Invitation = Annotated[
         "environment does the same. Later starts in the same folder need none.",
     ),
 ]
+
+
+def pass_on(invitation: str | None) -> None:
+    """Hands an invitation to the servers that this program starts.
+
+    They read it in their environment, which other users of the machine do not see, as they would see their commands.
+    """
+    if invitation is not None:
+        os.environ[INVITATION] = invitation
 
 
 def writable(log: Path | None) -> Path | None:
@@ -60,6 +72,13 @@ PushTo = Annotated[
     typer.Option(
         help="Copy each checkpoint, with a model card, to this place as well: a folder, s3://BUCKET/PATH or "
         "hf://OWNER/NAME. Keys come from the environment (AWS_..., HF_TOKEN)."
+    ),
+]
+InitialPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Another server of the same run, on another machine: /ip4/ADDRESS/tcp/PORT/p2p/ID. May be given several "
+        "times."
     ),
 ]
 Checkpoint = Annotated[

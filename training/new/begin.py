@@ -80,7 +80,7 @@ def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
     say(f"{given.data}: {found.words}.")
     new, chosen = _asked(given, found, folder)
     shards = make_run(new, say, partial(show_progress, sys.stdout))
-    servers = _first(shards, chosen)
+    servers = _first(_named_in(folder, Path(shards)), chosen)
     write_servers(folder, servers)
     say(f"{folder / RECIPE} says what is trained, with a comment beside each value that you may change.")
     return folder, servers
@@ -98,6 +98,11 @@ def _asked(given: Given, found: Found, folder: Path) -> tuple[NewRun, dict[str, 
     run_id = name_of(str(folder))
     title = given.title or run_id.replace("-", " ").capitalize()
     return NewRun(found=found, run_dir=folder, run_id=run_id, title=title, wanted=wanted, **given.reading), servers
+
+
+def _named_in(folder: Path, shards: Path) -> str:
+    """Names shards as a run's folder does: those in it by a path that stays right when the folder moves."""
+    return str(shards.relative_to(folder) if shards.is_relative_to(folder) else shards.absolute())
 
 
 def _first(shards: str, chosen: dict[str, Any]) -> Servers:
@@ -126,7 +131,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
     settings = ServeSettings(
         recipe=str(folder / RECIPE),
         run_dir=folder,
-        shards=Path(servers.shards),
+        shards=folder / servers.shards,
         site=site if site.is_dir() else None,
         host=servers.host,
         port=servers.port,
@@ -135,6 +140,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
         dht_port=servers.dht_port,
         announce_host=servers.announce_host,
         push_to=servers.push_to,
+        initial_peers=tuple(servers.initial_peers),
     )
 
     def note(event: dict) -> None:

@@ -35,7 +35,7 @@ class Servers:
     """How a run's servers are started; kept in the run's folder."""
 
     shards: str
-    """Folder of the prepared data."""
+    """Folder of the prepared data, within the run's folder or anywhere."""
     host: str = ANYWHERE
     """Address at which the site is served."""
     port: int
@@ -50,6 +50,8 @@ class Servers:
     """Folder of the built site; None: `public`, if there is one."""
     push_to: str | None = None
     """Place to which the monitor also copies each checkpoint; None: it copies none."""
+    initial_peers: Sequence[str] = ()
+    """Addresses of the run's servers on other machines."""
 
     @property
     def public_url(self) -> str | None:
@@ -83,7 +85,7 @@ def read_servers(run_dir: Path) -> Servers:
 
 def write_servers(run_dir: Path, servers: Servers) -> None:
     """Writes how a run's servers are started, for the next start."""
-    lines = [f"{name} = {toml(value)}\n" for name, value in asdict(servers).items() if value is not None]
+    lines = [f"{name} = {toml(value)}\n" for name, value in asdict(servers).items() if value not in (None, ())]
     write_whole(run_dir / SERVERS, "# How `new` starts the servers of this run in this folder.\n" + "".join(lines))
 
 

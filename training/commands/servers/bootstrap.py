@@ -12,7 +12,12 @@ from training.processes.servers.ports import DHT_PORT, listens_at
 
 
 def run(
-    recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="Recipe: a name or a TOML file; or the address of the run's site, which names the other servers too."
+        ),
+    ],
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder that keeps identity, port and known peers for the next start.")
     ] = None,
@@ -29,7 +34,10 @@ def run(
     ] = None,
     initial_peers: Annotated[
         list[str] | None,
-        typer.Option(help="Another bootstrap peer of the run, or its monitor: /ip4/ADDRESS/tcp/PORT/p2p/ID."),
+        typer.Option(
+            help="Another bootstrap peer of the run, or its monitor: /ip4/ADDRESS/tcp/PORT/p2p/ID, or the run's site. "
+            "Default: the site that has the recipe."
+        ),
     ] = None,
     invitation: Invitation = None,
     brief: Annotated[
@@ -40,9 +48,10 @@ def run(
     """Start a run: welcome volunteers at a fixed address."""
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
-    from training.recipe import load_recipe
+    from training.volunteer.address import find_run
 
-    config = load_recipe(recipe)
+    found = find_run(recipe)
+    config, site = found.run, found.given_site
     prepare_environment()
 
     def role(stop):
@@ -56,7 +65,7 @@ def run(
             state_dir=state_dir or Path("runs") / config.run_id / "bootstrap",
             host_maddrs=tuple(host_maddrs or [listens_at(port)]),
             announce_maddrs=tuple(announce_maddrs or ()),
-            initial_peers=tuple(initial_peers or ()),
+            initial_peers=tuple(initial_peers or ([site] if site is not None else ())),
             recipe=recipe,
             credentials=Credentials(invitation=invitation),
             brief=brief,

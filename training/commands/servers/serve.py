@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from training.commands.options import Invitation, LogJson, PushTo
+from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, pass_on
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
 
 RunDir = Annotated[
@@ -46,9 +45,6 @@ AnnounceHost = Annotated[
         help="IP address or DNS name at which peers reach this machine, if it differs from its own, as behind a router "
         "that forwards both ports."
     ),
-]
-InitialPeers = Annotated[
-    list[str] | None, typer.Option(help="Another server of the same run: /ip4/ADDRESS/tcp/PORT/p2p/ID.")
 ]
 
 
@@ -89,6 +85,5 @@ def run(
         initial_peers=tuple(initial_peers or ()),
         push_to=push_to,
     )
-    if invitation is not None:
-        os.environ["TRAINING_INVITATION"] = invitation  # both servers read it there; in their commands all could
+    pass_on(invitation)
     run_serve(settings, events=EventLog(log_json))

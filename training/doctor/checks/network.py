@@ -48,7 +48,8 @@ UNREACHABLE = Fault(
     why="This machine finds nobody to train with.",
     remedy="Give the address of the run's site rather than those of peers: it names the servers that are on. If a "
     "connection is refused, the run's bootstrap peer is off. If there is no answer, a firewall may be in the way: "
-    "try another network, such as a phone's; if it works there, ask for outgoing TCP connections to the ports in the addresses. Peers do not connect through a proxy.",
+    "try another network, such as a phone's; if it works there, ask for outgoing TCP connections to the ports in the "
+    "addresses. Peers do not connect through a proxy.",
 )
 OTHER_ID = Fault(
     name="peer-of-another-id",
