@@ -95,22 +95,29 @@ def run(
     log_json: LogJson = None,
 ) -> None:
     """Make a run of your own data, and start its servers; given a run's folder, start its servers again."""
-    from training.new.begin import Given, begin, serve, start_command
+    from training.new.folder import RECIPE, change_servers
+    from training.new.serving import serve, start_command
 
     servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
     servers |= {"site": None if site is None else str(site), "push_to": push_to}
     servers["initial_peers"] = initial_peers
-    given = Given(
-        data=data,
-        run_dir=run_dir,
-        volunteers=volunteers or (),
-        days=days,
-        title=title,
-        asks=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
-        reading={"base": base, "captions": captions, "text_column": text_column, "image_column": image_column},
-        servers={name: value for name, value in servers.items() if value is not None},
-    )
-    folder, started = begin(given, lambda line: print(line, flush=True))
+    servers = {name: value for name, value in servers.items() if value is not None}
+    if (Path(data) / RECIPE).is_file():
+        folder, started = Path(data), change_servers(Path(data), servers)
+    else:
+        from training.new.begin import Given, begin
+
+        given = Given(
+            data=data,
+            run_dir=run_dir,
+            volunteers=volunteers or (),
+            days=days,
+            title=title,
+            asks=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
+            reading={"base": base, "captions": captions, "text_column": text_column, "image_column": image_column},
+            servers=servers,
+        )
+        folder, started = begin(given, lambda line: print(line, flush=True))
     if no_serve:
         print(f"Start the servers with:\n    {start_command(folder)}")
     else:

@@ -1,42 +1,29 @@
-"""Begins a new run: looks at the data, asks, makes the run's folder, and starts its servers.
-
-In a folder that has a run already, only the servers start.
-"""
+"""Begins a new run: looks at the data, asks, and makes the run's folder."""
 
 from __future__ import annotations
 
-import shlex
+import re
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.demo.config import short_command
-from training.new.folder import (
-    LOGS,
-    RECIPE,
-    Servers,
-    free_ports,
-    name_of,
-    read_servers,
-    write_readme,
-    write_servers,
-)
+from training.data.sources.hub import ADDRESS
+from training.errors import BadInput
+from training.new.folder import RECIPE, Servers, change_servers, write_servers
 from training.new.found import Found, look
 from training.new.make import NewRun, make_run
 from training.new.plan import Wanted, people_of
 from training.new.questions import HOW_LONG, USUAL_DAYS, WHERE, WHO, ask, days_of, usual_volunteers
-from training.processes.events import EventLog
 from training.processes.progress import show_progress
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
-from training.publish.invitation import PROGRAM
-from training.recipe import load_recipe
-from training.roles.serve import ServeSettings, print_text, run_serve
 
-BUILT_SITE = Path("public")
-"""Folder in which `nox -s site` builds the site."""
+PORTS_TRIED = 50
+"""Number of ports to try, from the usual one on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +31,6 @@ class Given:
     """Values of the flags of `new`."""
 
     data: str
-    """Data, or the folder of a run."""
     run_dir: Path | None = None
     volunteers: Sequence[str] = ()
     days: float | None = None
@@ -70,12 +56,10 @@ def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
     Raises:
         BadInput: If the data or the folder cannot be used.
     """
-    is_run = (Path(given.data) / RECIPE).is_file()
-    folder = Path(given.data) if is_run else given.run_dir or Path("runs") / name_of(given.data)
+    folder = given.run_dir or Path("runs") / name_of(given.data)
     if (folder / RECIPE).is_file():
-        if not is_run:
-            say(f"{folder} has a run already, which goes on. To make another one of these data, give --run-dir.")
-        return folder, _kept(folder, given.servers)
+        say(f"{folder} has a run already, which goes on. To make another one of these data, give --run-dir.")
+        return folder, change_servers(folder, given.servers)
     found = look(given.data)
     say(f"{given.data}: {found.words}.")
     new, chosen = _asked(given, found, folder)
@@ -115,63 +99,29 @@ def _first(shards: str, chosen: dict[str, Any]) -> Servers:
     return Servers(shards=shards, **chosen, **ports)
 
 
-def _kept(folder: Path, chosen: dict[str, Any]) -> Servers:
-    """The servers of a run that exists; flags change how they are started from now on."""
-    kept = read_servers(folder)
-    servers = replace(kept, **chosen)
-    if servers != kept:
-        write_servers(folder, servers)
-    return servers
+def free_ports(first: int, count: int, host: str) -> int:
+    """Finds neighbouring ports that no program uses; returns the first of them.
+
+    Raises:
+        BadInput: If there are none among the next `PORTS_TRIED`.
+    """
+    for port in range(first, first + PORTS_TRIED):
+        with suppress(OSError), ExitStack() as stack:
+            for number in range(port, port + count):
+                probe = stack.enter_context(socket.socket())
+                # Without this, the system keeps the port of a server that has just ended for a minute.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, number))
+            return port
+    raise BadInput(f"Ports {first} to {first + PORTS_TRIED} are taken; give others with --port and --dht-port.")
 
 
-def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> None:
-    """Serves the run of a folder until Ctrl-C, and writes its README once the servers are ready."""
-    title = load_recipe(str(folder / RECIPE)).title
-    site = Path(servers.site) if servers.site else BUILT_SITE
-    settings = ServeSettings(
-        recipe=str(folder / RECIPE),
-        run_dir=folder,
-        shards=folder / servers.shards,
-        site=site if site.is_dir() else None,
-        host=servers.host,
-        port=servers.port,
-        public_url=servers.public_url,
-        dht_host=servers.dht_host,
-        dht_port=servers.dht_port,
-        announce_host=servers.announce_host,
-        push_to=servers.push_to,
-        initial_peers=tuple(servers.initial_peers),
-    )
+def name_of(place: str) -> str:
+    """Derives a run's name from the name of its data.
 
-    def note(event: dict) -> None:
-        if event["event"] == "ready" and "role" not in event:
-            write_readme(folder, title, _commands(folder, event["join_command"]))
-
-    if settings.site is None:
-        print(f"No site is served, because there is no {site}; `nox -s site` builds it.")
-    print("Starting the servers, which takes some seconds ...", flush=True)
-    log = folder / LOGS / "servers.log"
-    log.parent.mkdir(exist_ok=True)
-    with log.open("a", encoding="utf-8", buffering=1) as kept:
-
-        def show(text: str) -> None:
-            print_text(text)
-            kept.write(f"{text}\n")
-
-        run_serve(settings, events=EventLog(log_json or log.with_suffix(".jsonl"), listener=note), show=show)
-
-
-def start_command(folder: Path) -> str:
-    """The command that starts the servers of a run again."""
-    return shlex.join([*short_command((sys.executable, "-m", "training")), "new", str(folder)])
-
-
-def _commands(folder: Path, join: str) -> list[tuple[str, str]]:
-    program = shlex.join(short_command((sys.executable, "-m", "training")))
-    where = shlex.quote(str(folder))
-    join = join.replace(PROGRAM, program, 1)  # of this environment, which need not be on the PATH
-    return [
-        ("Start the servers; Ctrl-C ends them, and the next start goes on:", start_command(folder)),
-        ("Take part, here or on any computer that has the project:", join),
-        ("Use what it has learned so far:", f'{program} generate "How it begins" --checkpoint {where}'),
-    ]
+    >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories/en@main"), name_of("日記")
+    ('my-texts', 'tiny-stories', 'my-run')
+    """
+    of_hub = ADDRESS.fullmatch(place)
+    last = (place if of_hub is None else of_hub[1]).rstrip("/").rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:60].strip("-") or "my-run"

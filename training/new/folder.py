@@ -11,23 +11,18 @@ logs/           what they print, and their events
 from __future__ import annotations
 
 import re
-import socket
 import tomllib
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from calculator.swarm.recipe_file import toml
-from training.data.sources.hub import ADDRESS
 from training.errors import BadInput
 from training.processes.servers.ports import ANYWHERE
 from training.storage.whole import write_whole
 
 RECIPE, SERVERS, README, SHARDS, LOGS = "recipe.toml", "servers.toml", "README.md", "shards", "logs"
-PORTS_TRIED = 50
-"""Number of ports to try, from the usual one on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,32 +84,13 @@ def write_servers(run_dir: Path, servers: Servers) -> None:
     write_whole(run_dir / SERVERS, "# How `new` starts the servers of this run in this folder.\n" + "".join(lines))
 
 
-def free_ports(first: int, count: int, host: str) -> int:
-    """Finds neighbouring ports that no program uses; returns the first of them.
-
-    Raises:
-        BadInput: If there are none among the next `PORTS_TRIED`.
-    """
-    for port in range(first, first + PORTS_TRIED):
-        with suppress(OSError), ExitStack() as stack:
-            for number in range(port, port + count):
-                probe = stack.enter_context(socket.socket())
-                # Without this, the system keeps the port of a server that has just ended for a minute.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, number))
-            return port
-    raise BadInput(f"Ports {first} to {first + PORTS_TRIED} are taken; give others with --port and --dht-port.")
-
-
-def name_of(place: str) -> str:
-    """Derives a run's name from the name of its data.
-
-    >>> name_of("My texts/"), name_of("hf://OWNER/tiny.stories/en@main"), name_of("日記")
-    ('my-texts', 'tiny-stories', 'my-run')
-    """
-    of_hub = ADDRESS.fullmatch(place)
-    last = (place if of_hub is None else of_hub[1]).rstrip("/").rpartition("/")[2].lower()
-    return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:60].strip("-") or "my-run"
+def change_servers(run_dir: Path, changes: Mapping[str, Any]) -> Servers:
+    """Changes how a run's servers are started from now on; returns how that is."""
+    kept = read_servers(run_dir)
+    servers = replace(kept, **changes)
+    if servers != kept:
+        write_servers(run_dir, servers)
+    return servers
 
 
 def write_readme(run_dir: Path, title: str, commands: Sequence[tuple[str, str]]) -> None:

@@ -15,7 +15,8 @@ from training.data.demo.draw import draw_set
 from training.data.store.shards import read_manifest, read_shard
 from training.data.store.text_tokenizer import TextTokenizer
 from training.errors import BadInput
-from training.new.folder import Servers, free_ports, read_servers, write_servers
+from training.new.begin import free_ports
+from training.new.folder import Servers, read_servers, write_servers
 from training.new.questions import ask, days_of
 from training.recipe import load_recipe
 from training.tasks.known import task_of
