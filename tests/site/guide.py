@@ -14,11 +14,48 @@ from pathlib import Path
 
 import httpx
 
+from tests.deploy.tools import parse_command
 from tests.ports import free_ports
 from tests.programs import ROOT, run_program, until
+from training.cli import COMMANDS
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TRAINER = ".venv/bin/nox -s training -- "
+NOT_RUN = {
+    "sudo systemctl": "needs a machine that systemd has started; tests/deploy/test_systemd.py lets it read the units",
+    "sudo chown": "needs root",
+    "journalctl": "shows what units under systemd print",
+    "apt-get install": "changes this machine",
+    "podman": "needs a base image from a registry; `nox -s container` builds the image and runs its tests",
+    "RUN=": "needs a container engine; tests/deploy/test_container.py reads deploy/compose.yml",
+    ".venv/bin/nox -s site": "makes an environment, and builds the site in which other tests look",
+    ".venv/bin/nox -s demo": "makes an environment; tests/training/demo/test_whole_run.py runs a demo",
+}
+"""Beginning of a command that no test runs -> the reason. A test checks what can be checked of it."""
+PROGRAMS = ("sudo", "journalctl", "apt-get", "podman", "tar", "rm", "cp", ".venv/bin/nox -s")
+
+
+def reason_not_to_run(command: str) -> str | None:
+    """The reason why tests do not run a command; None if they do."""
+    return next((reason for beginning, reason in NOT_RUN.items() if command.startswith(beginning)), None)
+
+
+def commands_in_sentences(text: str) -> list[str]:
+    """Commands that a page has in its sentences and tables: code of several words, the first of which is a program's
+    name or one of the trainer's commands."""
+    begins = tuple(f"{name} " for name in (*PROGRAMS, *COMMANDS))
+    named = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
+    return [code for code in named if code.startswith(begins) and not code.startswith(TRAINER.strip())]
+
+
+def check_sentences(text: str) -> None:
+    """Checks of each command in a page's sentences that the trainer understands it, or that `NOT_RUN` has it.
+
+    The commands in blocks are those that `Guide` runs.
+    """
+    for command in commands_in_sentences(text):
+        if reason_not_to_run(command) is None:
+            parse_command(shlex.split(command))
 
 
 class Guide:
@@ -31,13 +68,28 @@ class Guide:
         self.port, self.dht_port, _ = free_ports(3)
 
     def take(self, beginning: str) -> list[str]:
-        """The next command, for this machine; it must begin like this."""
+        """The next command, for this machine; it must begin like this, and be one that tests run."""
+        command = self._next(beginning)
+        assert reason_not_to_run(command) is None, command
+        return self._here(command)
+
+    def read(self, beginning: str) -> list[str]:
+        """The next command, for a check of what it names; it must begin like this, and be one that tests do not run."""
+        command = self._next(beginning)
+        assert reason_not_to_run(command) is not None, command
+        return shlex.split(command)
+
+    def _next(self, beginning: str) -> str:
         command = self.commands.pop(0)
         assert command.startswith(beginning), command
-        for site in ("http://run.example:8000", "https://run.example"):
+        return command
+
+    def _here(self, command: str) -> list[str]:
+        for site in ("http://run.example:8000", "http://localhost:8000", "https://run.example"):
             command = command.replace(site, f"http://localhost:{self.port}")
-        command = command.replace("run.example", "localhost")
-        command = command.removeprefix("sudo ").replace(" /etc/", f" {self.folder}/etc/")
+        command = command.removeprefix("sudo ").replace("run.example", "localhost")
+        for folder in ("etc", "var"):
+            command = command.replace(f" /{folder}/", f" {self.folder}/{folder}/")
         if command.startswith(TRAINER):
             return [sys.executable, "-m", "training", *shlex.split(command.removeprefix(TRAINER))]
         return shlex.split(command)

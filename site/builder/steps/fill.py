@@ -47,7 +47,18 @@ def fill(markdown: str) -> str:
     Raises:
         jinja2.UndefinedError: If the page uses a name that `_calls` does not define.
     """
-    return _environment().from_string(markdown).render(made=_made())
+    return _environment().from_string(markdown).render(made=_made(), minutes=reading_minutes(markdown))
+
+
+def reading_minutes(markdown: str) -> int:
+    """Minutes that a page takes to read: at least one.
+
+    Source of the words a minute: Brysbaert 2019, non-fiction in English, doi:10.1016/j.jml.2019.104047.
+
+    >>> reading_minutes("word " * 1_190)
+    5
+    """
+    return max(1, round(len(markdown.split()) / 238))
 
 
 def repository() -> str:

@@ -3,7 +3,7 @@
 What the trainer's commands then do is executed in tests/training: the demo's test runs prepare, bootstrap, monitor,
 join, generate and evaluate, and tests/site/build/test_join_commands.py runs what the join page shows. The tutorial's blocks
 build on each other: tests/site/pages/test_tutorial.py and, for its last section, tests/site/build/test_tutorial_run.py run them in
-order. So do those of operate.md, which tests/site/pages/test_operate_page.py runs.
+order. So do those of operate.md and of the two pages in `OPERATING`, which tests/site/pages/test_operate_page.py runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from training.recipe import RECIPES
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 IN_TEMPLATE = re.compile(r"<pre[^>]*><code[^>]*>([^<{]+)</code>")
 SITE = ROOT / "site"
+OPERATING = ("operate.md", "reference/servers.md", "reference/members.md")
 
 
 def blocks() -> Iterator[tuple[str, str, str]]:
     """(place, language, text) of every block in the site's texts and the pieces that they include."""
-    for path in sorted(set(SITE.rglob("*.md")) - {SITE / "tutorial.md", SITE / "operate.md"}):
+    for path in sorted(set(SITE.rglob("*.md")) - {SITE / name for name in ("tutorial.md", *OPERATING)}):
         text = path.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1

@@ -47,6 +47,8 @@ PAGES = [
     "reference/commands/",
     "reference/data/",
     "reference/step-by-step/",
+    "reference/servers/",
+    "reference/members/",
     "reference/messages/",
     "reference/api/",
     "reference/performance/",

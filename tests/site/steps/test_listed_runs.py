@@ -28,7 +28,7 @@ def read(site, entries):
 
 
 def test_the_entry_on_the_page_is_one(site):
-    (shown,) = re.findall(r'`(\{"title".*?\})`', (PAGES / "operate.md").read_text())
+    (shown,) = re.findall(r'`(\{"title".*?\})`', (PAGES / "reference" / "servers.md").read_text())
     entries = [json.loads(shown), {"title": "Old", "record": "records/my-run/"}]
     assert read(site, entries) == entries
 

@@ -85,6 +85,7 @@ def test_a_second_call_makes_nothing_anew_and_keeps_the_servers(made):
     assert (folder / "recipe.toml").stat().st_mtime_ns == before
     servers = read_servers(folder)
     assert servers.port == 8123 and servers.dht_port >= 31337
+    assert servers.shards == "shards", "so that it is right wherever the folder lies"
     begin(folder, "--address", "run.example")
     changed = read_servers(folder)
     assert (changed.public_url, changed.announce_host) == ("http://run.example:8123", "run.example")
@@ -98,6 +99,17 @@ def test_shards_that_are_prepared_stay_where_they_are(made, tmp_path):
     begin(folder / "shards", "--run-dir", tmp_path / "run")
     assert load_recipe(str(tmp_path / "run" / "recipe.toml")).data.shards == str(folder / "shards")
     assert not (tmp_path / "run" / "shards").exists()
+    assert read_servers(tmp_path / "run").shards == str(folder / "shards")
+
+
+def test_further_servers_are_kept(made, tmp_path):
+    folder, _ = made
+    begin(folder / "shards", "--run-dir", tmp_path / "run")
+    assert list(read_servers(tmp_path / "run").initial_peers) == []
+    peers = ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1", "/ip4/203.0.113.8/tcp/31337/p2p/Qm2"]
+    begin(tmp_path / "run", "--initial-peers", peers[0], "--initial-peers", peers[1])
+    begin(tmp_path / "run", "--port", 8124)
+    assert read_servers(tmp_path / "run").initial_peers == peers
 
 
 def test_a_broken_file_of_servers_is_named(tmp_path):
