@@ -139,9 +139,8 @@ def test_the_pages_commands_operate_a_run(programs, home, tmp_path):
     machine.until_epoch(restored + 2, printed)
     assert volunteer.poll() is None, printed.read_text()
     machine.end()
-    history = HistoryReader(run_dir / "history.sqlite")
-    assert history.epochs()[0]["epoch"] <= restored
-    assert [branch["kind"] for branch in history.branches()] == ["begun", "restored"]
+    assert HistoryReader(run_dir / "history.sqlite").epochs()[0]["epoch"] <= restored
+    assert kinds_of_branches(run_dir) == ["begun", "restored"]
 
     (tmp_path / "site").mkdir()
     guide.run(f"{TRAINER}monitor")
@@ -180,7 +179,7 @@ def test_the_pages_commands_let_members_in(programs, home):
     banned = run_program([str(epoch) if word == "4000" else word for word in ban], cwd=home, env=environment())
     assert banned.returncode == 0 and "Banned invited:ada" in banned.stdout, banned.stdout + banned.stderr
     assert volunteer.wait(60) != 0, printed.read_text()
-    until(lambda: (machine.state().get("epoch") or 0) <= epoch, said=machine.log.read_text)
+    until(lambda: kinds_of_branches(run_dir) == ["begun", "restored"], said=machine.log.read_text)
     assert guide.commands == []
 
     details = Guide(home, MEMBERS_PAGE)
@@ -200,6 +199,10 @@ def test_the_pages_commands_let_members_in(programs, home):
     assert_files_of_unit(installed)
     assert details.commands == []
     machine.end()
+
+
+def kinds_of_branches(run_dir: Path) -> list[str]:
+    return [branch["kind"] for branch in HistoryReader(run_dir / "history.sqlite").branches()]
 
 
 def code_in(words: str) -> str:
