@@ -18,6 +18,8 @@ from pathlib import Path
 COMMAND, *ARGUMENTS = [
     word for word in sys.argv[1:] if word not in ("--one-machine", "--verbose")
 ]  # the flags without a value
+if COMMAND == "join":
+    ARGUMENTS.pop(0)  # the address of the run
 FLAGS = dict(zip(ARGUMENTS[::2], ARGUMENTS[1::2], strict=True))
 
 
