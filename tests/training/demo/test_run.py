@@ -73,7 +73,7 @@ def test_runs_the_wanted_epochs_and_leaves_nothing(start, tmp_path):
         "draw: drew pictures",
         "prepare: made shards",
         "http://127.0.0.1:",
-        "training join http://127.0.0.1:",
+        "join http://127.0.0.1:",
         "is done, loss",
     ):
         assert text in output
