@@ -13,6 +13,7 @@ const PARTS = {
   join: () => import("./join/page.mjs"),
   runs: () => import("./runs/list.mjs"),
   replay: () => import("./replay.mjs"),
+  timeline: () => import("./timeline.mjs"),
   volunteer: () => import("./volunteer/page.mjs"),
 };
 

@@ -21,7 +21,7 @@ PAIRS_MILLION = 100
 PROMPT = load_recipe("dalle-2021").monitor.prompts[0]
 """Caption for which the model drew realistic pictures (appendix B, figure 2a)."""
 
-HEIGHT = 128
+HEIGHT = 108
 
 
 def schedule() -> str:

@@ -17,7 +17,7 @@ from builder.assets.browser_files import load_assets
 from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
 from builder.folders import PAGES
-from builder.home import past
+from builder.home import past, timeline
 from builder.join import choices
 from builder.learn import (
     accuracy,
@@ -155,6 +155,7 @@ def _calls() -> dict:
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,
         "simulation_sweep": simulations.simulation_sweep,
         "stored_parameters": communication.stored_parameters,
+        "run_replay": timeline.replay,
         "streaming": streaming,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,

@@ -313,6 +313,9 @@ def test_the_card_has_a_header_numbers_of_the_history_and_limits(tmp_path, save)
     history.observe([Report(epoch=1, loss=3.0, samples=75, time=1)])
     history.observe([Report(name="al & <b>|`x`\n# heading", peer_id="B", epoch=1, loss=3.0, samples=25, time=1)])
     text = model_card(save(40), RUN, history)
+    assert "volunteers train together over the Internet" in text
+    history.set_run_value("document", json.dumps({"one_machine": True}))
+    assert "volunteers' programs on one computer train together" in model_card(save(40), RUN, history)
     history.close()
     _, header, body = text.split("---\n", 2)
     assert yaml.safe_load(header)["pipeline_tag"] == "text-to-image"
