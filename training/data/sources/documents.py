@@ -105,11 +105,12 @@ class TextFile:
     Args:
         path: One of `text_files`.
         column: Key of a line, or name of a column, that has the text.
-        name: Name of the file, for people. Default: without its folder.
+        name: Name of the file, for people; its first folder may name a split. Default: without its folder.
     """
 
     def __init__(self, path: Path, column: str = TEXT_COLUMN, *, name: str | None = None):
         self._path, self._column, self._name = path, column, name or path.name
+        self._split = split_of_folder(self._name)
         self._records = Records(path, (column, "split"), long=(column,))
         self.read_bytes = 0
         """Bytes of the file that have been read."""
@@ -125,8 +126,9 @@ class TextFile:
 
     @property
     def identity(self) -> bytes:
-        """Digest of the content and of its kind, plain text or records, which only the file's name tells."""
-        return digest_of_input(self._path) + (b"plain" if self._is_plain else b"")
+        """Digest of the content and of what only the file's name tells: plain text or records, and a split."""
+        split = b"" if self._split == "train" else self._split.encode()
+        return digest_of_input(self._path) + (b"plain" if self._is_plain else b"") + split
 
     def __iter__(self) -> Iterator[Piece | Unusable]:
         """Yields pieces and reasons; raises BadInput if the file cannot be opened."""
@@ -143,7 +145,10 @@ class TextFile:
         for found in until_broken(self._plain()):
             number += isinstance(found, str) or found.begins
             name = f"{self._name}, text {number}"
-            yield Unusable(reason=found, file=name) if isinstance(found, str) else replace(found, name=name)
+            if isinstance(found, str):
+                yield Unusable(reason=found, file=name)
+            else:
+                yield replace(found, name=name, split=self._split)
 
     def _plain(self) -> Iterator[Piece | str]:
         with opened_text(self._path) as (text, raw, _):
@@ -168,11 +173,11 @@ class TextFile:
         elif (key := key_of(record, (self._column,))) is None:
             yield NO_TEXT
         elif (text := record[key]) is None:
-            yield from pieces_of("", record.get("split"), name)
+            yield from pieces_of("", record.get("split") or self._split, name)
         elif not isinstance(text, str) or not is_unicode(text):  # half of a surrogate pair is not valid text
             yield BROKEN
         else:
-            yield from pieces_of(text, record.get("split"), name)
+            yield from pieces_of(text, record.get("split") or self._split, name)
 
 
 def pieces_of(text: str, split: object, name: str) -> Iterator[Piece | str]:
@@ -196,6 +201,16 @@ def split_named(name: object) -> Split | None:
         return "train"
     name = OTHER_SPLITS.get(name.lower(), name) if isinstance(name, str) else None
     return name if name in SPLITS else None
+
+
+def split_of_folder(name: str) -> Split:
+    """Returns the split that a file's first folder names; "train" if the folder names none.
+
+    >>> split_of_folder("validation/1.txt"), split_of_folder("texts/1.txt"), split_of_folder("test.txt")
+    ('held-out', 'train', 'train')
+    """
+    folder = name.split("/")[0] if "/" in name else None
+    return split_named(folder) or "train"
 
 
 def _plain(lines: io.TextIOWrapper) -> Iterator[Piece | str]:

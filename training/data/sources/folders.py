@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from training.data.demo.captions import Split
-from training.data.sources.documents import NOT_TEXT, split_named
+from training.data.sources.documents import NOT_TEXT, split_of_folder
 from training.data.sources.kinds import NO_CAPTION, USUAL, Keys, row_of
 from training.data.sources.records import BROKEN, RECORD_KINDS, Records, inflated, kind_of
 from training.data.sources.rows import Row
@@ -227,7 +227,7 @@ def _used(rows: Iterable[Row | Unusable], files: _Files) -> Iterator[Row | Unusa
 
 def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unusable]:
     for archive in files.of(ARCHIVE):
-        yield from _archive_rows(images / archive.name, archive.name, keys, _split_of(archive.name))
+        yield from _archive_rows(images / archive.name, archive.name, keys, split_of_folder(archive.name))
     listed = set()
     for file in list(files.of(LIST)):
         folder = posixpath.dirname(file.name)
@@ -240,23 +240,17 @@ def _folder_rows(images: Path, files: _Files, keys: Keys) -> Iterator[Row | Unus
         if listed and any(folder == "" or f"{above}/".startswith(f"{folder}/") for folder in listed):
             yield Unusable(reason=NOT_LISTED, file=picture.name)
         else:
-            split = _split_of(picture.name)
+            split = split_of_folder(picture.name)
             yield _captioned(picture, files, lambda note: _read(images / note.name), keys, picture.name, split=split)
     kinds = {NOTE: ALONE}
     yield from files.unused(f"kind NOT IN ('{PICTURE}', '{ARCHIVE}', '{LIST}')", lambda kind: kinds.get(kind, kind))
-
-
-def _split_of(name: str) -> Split:
-    """The split that a file's first folder names; "train" if the folder names none."""
-    folder = name.split("/")[0] if "/" in name else None
-    return split_named(folder) or "train"
 
 
 def _metadata_rows(path: Path, name: str, folder: str, keys: Keys) -> Iterator[Row | Unusable]:
     """Yields the rows of a metadata file, in which pictures' names are relative to its folder."""
     records = Records(path, keys.all, long=keys.caption)
     for place, record in records:
-        row = row_of(record, keys, f"{name}, {place}", split=_split_of(name))
+        row = row_of(record, keys, f"{name}, {place}", split=split_of_folder(name))
         if isinstance(row, Row):
             row = replace(row, file=posixpath.normpath(posixpath.join(folder, row.file)))
         elif records.missed:

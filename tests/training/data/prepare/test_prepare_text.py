@@ -4,17 +4,21 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import hypothesis
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import yaml
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.training.data.text_shards import (
     END,
     LENGTH,
+    WORDS,
     blocks_in,
     document,
     expected_blocks,
@@ -69,6 +73,33 @@ def test_blocks_are_the_documents_one_behind_the_other(small, lines, tmp_path):
     assert manifest.text_bytes == sum(len(document(number)) for number in range(300))
     for name, entry in manifest.files.items():
         check_file(tmp_path / "shards" / name, entry, source=name)
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["", "train", "validation", "test/deep"])), min_size=4, max_size=30
+    ),
+    st.booleans(),
+)
+def test_no_held_out_word_is_trained_on(drawn, is_plain):
+    """Each document repeats a word of its own; its file's folder or its key says whether it is held out."""
+    own = [(WORDS[number], LENGTH * (1 + lines), folder) for number, (lines, folder) in enumerate(drawn)]
+    own.append((WORDS[-1], LENGTH, "train"))
+    words = {split: {word for word, _, folder in own if folder.startswith(("val", "test")) == (split != "train")}
+             for split in ("train", "held-out")}  # fmt: skip
+    with TemporaryDirectory() as made:
+        texts = Path(made, "texts")
+        for word, times, folder in own:
+            text, place = " ".join([word] * times), texts / (folder if is_plain else "")
+            place.mkdir(parents=True, exist_ok=True)
+            record = json.dumps({"text": text, "split": folder.partition("/")[0]})
+            (place / (f"{word}.txt" if is_plain else f"{word}.jsonl")).write_text(text if is_plain else record)
+        prepare_documents(Path(made, "shards"), texts)
+        for split, expected in words.items():
+            ids = {one for tokens, _ in blocks_in(Path(made, "shards"), split) for one in tokens}
+            found = {WORDS[one - 2] for one in ids if one > 1}
+            assert found == expected
 
 
 def test_reasons_are_counted(tmp_path):
