@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,22 @@ def write_manifest(folder: Path, run: RunConfig, names: tuple[str, ...], samples
         index={name: describe_shard(folder / name) for name in names},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
+
+
+def hold_out(folder: Path, run: RunConfig, counts: tuple[int, ...]) -> None:
+    """Adds held-out pictures to these shards of pictures: a file with so many of them for each of `counts`."""
+    random_numbers, names = np.random.default_rng(1), []
+    for number, count in enumerate(counts):
+        names.append(f"held-out-{number:05d}.parquet")
+        codes = random_numbers.integers(0, run.model.image_vocab_size, (count, run.model.image_seq_len))
+        captions = [("a red circle", "a blue square", "a red square")[at % 3] for at in range(count)]
+        ids = [f"held out {at}" for at in range(count)]
+        write_shard(folder / names[-1], ids=ids, captions=captions, codes=codes.astype(np.uint16))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["splits"]["held-out"] = {"samples": sum(counts), "shards": names}
+    manifest["files"] |= {name: describe_file(folder / name).model_dump() for name in names}
+    manifest["index"] |= {name: describe_shard(folder / name).model_dump() for name in names}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def _write_text(folder: Path, run: LanguageRun) -> Path:

@@ -65,6 +65,11 @@ class Batch:
         """Arguments of the model's forward pass; the first dimension is the sample."""
         return self.text, self.codes
 
+    @property
+    def predicted_tokens(self) -> int:
+        """Image tokens, all of which the model predicts."""
+        return self.codes.numel()
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -83,6 +88,11 @@ class TextBatch:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Arguments of the model's forward pass; the first dimension is the sample."""
         return self.tokens, self.starts
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens that the model predicts: all but the first ones of documents and of blocks."""
+        return int((~self.starts[:, 1:]).sum())
 
     def __len__(self) -> int:
         return len(self.tokens)
