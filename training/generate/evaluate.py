@@ -1,19 +1,23 @@
-"""A run's quality figure: the share of generated pictures that match their prompt.
+"""A run's quality figures: the loss on held-out samples, and the share of generated pictures that match their prompt.
 
-Two judges: a fixed rule that looks at the pixels, for captions of coloured shapes, and CLIP, for all others.
+Pictures have two judges: a fixed rule that looks at the pixels, for captions of coloured shapes, and CLIP, for all
+others.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.checkpoints.checkpoint import Checkpoint
 from training.data.demo.captions import parse_caption
 from training.errors import BadInput
 from training.generate.judge import Judgement, judge
-from training.generate.pictures import Picture
+from training.generate.pictures import Picture, shards_of
+from training.tasks.held_out import HeldOut, held_out_part, measure
+from training.tasks.known import task_of
 
 if TYPE_CHECKING:
     from training.data.store.sets import Shards
@@ -43,6 +47,29 @@ class Evaluation:
     """95 % interval of the share `matched`."""
     verdicts: tuple[Judgement, ...]
     """The verdict on each picture by its own prompt."""
+
+
+def evaluate_held_out(
+    checkpoint: Checkpoint,
+    shards: str | None = None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> HeldOut | None:
+    """Computes a checkpoint's loss on the samples that are held out of its training; None if nothing is held out.
+
+    Args:
+        checkpoint: Result of `load_checkpoint`.
+        shards: Folder or address of the shards, if they have been moved.
+        progress: Called with the number of samples done and the total.
+
+    Raises:
+        BadInput: If the shards are not found, cannot be read, or are not those of the checkpoint.
+        TrainingError: If the loss is not a number.
+    """
+    held_out = held_out_part(shards_of(checkpoint, shards))
+    if held_out is None:
+        return None
+    return measure(checkpoint.model, task_of(checkpoint.config), held_out, progress=progress)
 
 
 def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
@@ -81,8 +108,6 @@ class ClipEvaluation:
     """Prompts to choose from, the picture's own among them; chance is 1 / choices."""
     right: tuple[bool, ...]
     """For each picture, whether CLIP found its own prompt nearest."""
-    mean_cosine: float
-    """Mean cosine of a picture and its own prompt, -1 to 1; comparable only between pictures judged by one CLIP."""
     interval: tuple[float, float]
     """95 % interval of the share that is right."""
 
@@ -127,9 +152,14 @@ def evaluate_by_clip(pictures: Sequence[Picture], clip: Clip, *, seed: int) -> C
         count=len(pictures),
         choices=choices,
         right=right,
-        mean_cosine=sum(row[mine] for row, mine in zip(rows, own, strict=True)) / len(pictures),
         interval=wilson_interval(sum(right), len(pictures)),
     )
+
+
+def clip_score(pictures: Sequence[Picture], clip: Clip) -> float:
+    """Mean cosine of a picture and its prompt, -1 to 1; comparable only between pictures judged by one CLIP."""
+    embedded = clip.embed_texts([picture.prompt for picture in pictures])
+    return float((clip.embed_pictures([picture.pixels for picture in pictures]) * embedded).sum(dim=1).mean())
 
 
 def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, float]:

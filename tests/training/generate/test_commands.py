@@ -1,6 +1,7 @@
 """`generate` and `evaluate` from a shell's point of view, on shards and a checkpoint that are really there."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.cli import build_app, main
 from training.data.demo.draw import draw_set
 from training.data.prepare.pictures import Input, prepare
+from training.data.store.shards import read_manifest
 from training.errors import BadInput
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 from training.model.codecs.codec import digest_of
@@ -160,6 +162,30 @@ def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):
     assert sum(entry["matched"] for entry in kept) == round(12 * facts["matched"])
     table = command("evaluate", "--checkpoint", run_dir, "--count", 2, "--captions", "train").stdout
     assert "shape and colour" in table and "by chance" in table
+    assert facts["clip_score"] is None and "No CLIP model is given" in table
+
+
+def test_evaluate_measures_held_out_pictures(run_dir):
+    asked = ("evaluate", "--checkpoint", run_dir, "--count", 0)
+    facts = json.loads(command(*asked, "--json").stdout)
+    held_out, manifest = facts["held_out"], read_manifest(run_dir / "shards")
+    assert held_out["samples"] == manifest.splits["held-out"].samples > 0
+    assert held_out["tokens"] == held_out["samples"] * 64 and held_out["perplexity"] is None
+    assert 0 < held_out["image_loss"] < 2 * np.log(256) and 0 < held_out["loss"] < 2 * np.log(256)
+    assert facts["reconstruction_error"] == manifest.reconstruction_error > 0 and "count" not in facts
+    said = command(*asked).stdout
+    assert f"{held_out['loss']:.4f} nats as in training" in said and "Reconstruction error of the codec: 0." in said
+
+
+def test_evaluate_says_how_to_hold_samples_out(run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    file = tmp_path / "run" / "shards" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["splits"]["held-out"] = {"samples": 0, "shards": []}
+    file.write_text(json.dumps(manifest))
+    asked = ("evaluate", "--checkpoint", tmp_path / "run", "--shards", tmp_path / "run" / "shards", "--count", 0)
+    assert "Nothing is held out of training" in (said := command(*asked).stdout) and "`validation`" in said
+    assert json.loads(command(*asked, "--json").stdout)["held_out"] is None
 
 
 def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_path, monkeypatch):
@@ -167,7 +193,7 @@ def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_pat
     monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
     ranked = ("--checkpoint", run_dir, "--candidates", 4, "--seed", 5)
     found = json.loads(command("evaluate", *ranked, "--count", 2, "--json", "--out", tmp_path / "judged").stdout)
-    assert found["candidates"] == 4 and found["count"] == 2
+    assert found["candidates"] == 4 and found["count"] == 2 and -1 <= found["clip_score"] <= 1 and found["clip"]
     judged = json.loads((tmp_path / "judged" / "pictures.json").read_text())["pictures"]
     prompts = [entry["prompt"] for entry in judged]
     command("generate", *prompts, *ranked, "--keep", 1, "--out", tmp_path / "kept")

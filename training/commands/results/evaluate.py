@@ -1,4 +1,5 @@
-"""`evaluate`: how many generated pictures show what their prompt says, or how many stories are right."""
+"""`evaluate`: the held-out loss, and how many generated pictures show what their prompt says, or how many stories are
+right."""
 
 from __future__ import annotations
 
@@ -37,14 +38,20 @@ Judge = Annotated[
         "Default: the rule if it can read all captions."
     ),
 ]
-ClipModel = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as for `generate`.")]
+ClipModel = Annotated[
+    str | None,
+    typer.Option(help="Folder or name of a CLIP model, for the CLIP score of pictures. Default: as for `generate`."),
+]
+NO_SCORE: dict[str, object] = {"clip_score": None, "clip": None}
 Out = Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")]
 
 
 def run(
     checkpoint: Checkpoint = Path("runs/demo"),
     captions: Captions = None,
-    count: Annotated[int, typer.Option(min=1, help="Pictures to judge, or stories of each kind.")] = 200,
+    count: Annotated[
+        int, typer.Option(min=0, help="Pictures to judge, or stories of each kind; 0: print the held-out loss alone.")
+    ] = 200,
     candidates: Candidates = 1,
     judge: Judge = None,
     clip: ClipModel = None,
@@ -56,8 +63,10 @@ def run(
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Print the share of pictures that show what their prompt says, and by chance; or of stories that are right."""
+    """Print the loss on held-out samples, and the share of pictures that show what their prompt says, and by chance; or
+    of stories that are right."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+    from training.commands.results.evaluate_held_out import measure_held_out
     from training.commands.results.evaluate_texts import judge_texts
     from training.generate.pictures import choose_sampling
 
@@ -66,10 +75,12 @@ def run(
     if loaded.config.kind == "text":
         of_pictures = {"--captions": captions, "--judge": judge, "--clip": clip, "--out": out}
         refuse("text", {**of_pictures, "--candidates": candidates if candidates > 1 else None})
-        judge_texts(loaded, shards, count=count, seed=seed, sampling=sampling, as_json=as_json)
+        held_out = measure_held_out(loaded, shards)
+        judge_texts(loaded, held_out, shards, count=count, seed=seed, sampling=sampling, as_json=as_json)
         return
     asked = {"captions": captions, "count": count, "candidates": candidates, "judge": judge}
-    _judge_pictures(loaded, asked, shards=shards, clip=clip, seed=seed, sampling=sampling, out=out, as_json=as_json)
+    how = {"shards": shards, "clip": clip, "seed": seed, "sampling": sampling, "out": out, "as_json": as_json}
+    _judge_pictures(loaded, asked, **how)
 
 
 def _judge_pictures(
@@ -83,8 +94,8 @@ def _judge_pictures(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Draws pictures of captions, judges them, and prints the verdict."""
-    from training.generate.evaluate import check_captions, choose_captions, rule_reads
+    """Measures the held-out loss, draws pictures of captions, judges them, and prints the verdict."""
+    from training.generate.evaluate import check_captions, choose_captions, clip_score, rule_reads
     from training.generate.pictures import drawer, load_codec_and_tokenizer, make_folder, save_pictures
     from training.generate.ranking import draw_best
     from training.generate.small_clip import clip_of_run
@@ -99,9 +110,14 @@ def _judge_pictures(
     judge = judge or ("rule" if rule_reads(prompts) else "clip")
     if out is not None:
         make_folder(out)
+    facts = _measured(loaded, shards, as_json=as_json)
+    if not prompts:
+        if as_json:
+            print(json.dumps(facts))
+        return
     with show_progress() as show:
         ranker = None
-        if candidates > 1 or judge == "clip":
+        if candidates > 1 or judge == "clip" or clip is not None:
             ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
         total = len(prompts) * candidates
         draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
@@ -114,19 +130,42 @@ def _judge_pictures(
     if out is not None:
         save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=verdict.notes)
     asked = {"captions": captions, "count": len(pictures), "candidates": candidates, "judge": judge}
+    score = {"clip_score": clip_score(pictures, ranker), "clip": ranker.name} if ranker is not None else NO_SCORE
     if as_json:
-        print(json.dumps(_facts(loaded, asked, verdict) | {"seed": seed, "sampling": asdict(sampling)}))
+        facts |= {**asked, **verdict.facts, **score, "seed": seed, "sampling": asdict(sampling)}
+        print(json.dumps(facts))
     else:
-        _show(loaded, asked, verdict)
+        _show(loaded, asked, verdict, score)
 
 
-def _show(loaded: LoadedCheckpoint, asked: dict[str, object], verdict: RuleVerdict | ClipVerdict) -> None:
+def _measured(loaded: LoadedCheckpoint, shards: str | None, *, as_json: bool) -> dict[str, object]:
+    """Measures a checkpoint without drawing, and prints the result for people. Returns the facts for `--json`."""
+    from training.commands.results.evaluate_held_out import facts_of, measure_held_out, show_held_out
+    from training.generate.pictures import shards_of
+
+    held_out, error = measure_held_out(loaded, shards), shards_of(loaded, shards).manifest.reconstruction_error
+    if not as_json:
+        show_held_out(loaded, held_out)
+        print(f"Reconstruction error of the codec: {error:.5f}, the mean square by `prepare`, of colours from 0 to 1.")
+    return facts_of(loaded, held_out) | {"reconstruction_error": error}
+
+
+def _show(
+    loaded: LoadedCheckpoint,
+    asked: dict[str, object],
+    verdict: RuleVerdict | ClipVerdict,
+    score: dict[str, object],
+) -> None:
     """Prints the verdict for people."""
     ranked = asked["candidates"] > 1
     best = f", the best of {asked['candidates']} each by CLIP" if ranked else ""
     verdict.show(f"{asked['count']} pictures of {asked['captions']} captions, epoch {loaded.epoch}{best}")
     if ranked and asked["judge"] == "clip":
         print("CLIP has chosen the pictures that it judges here, so this share is too high; use --candidates 1.")
+    if score == NO_SCORE:
+        print("No CLIP model is given, so there is no CLIP score: name one with --clip.")
+    else:
+        print(f"CLIP score, the mean cosine of picture and caption by {score['clip']}: {score['clip_score']:.3f}.")
 
 
 def _captions(loaded: LoadedCheckpoint, shards: str | None, named: str | None) -> tuple[str, list[str]]:
@@ -201,30 +240,18 @@ class ClipVerdict:
             "found": found.share,
             "found_interval": list(found.interval),
             "chance": 1 / found.choices,
-            "mean_cosine": found.mean_cosine,
-            "clip": self.clip,
         }
 
     def show(self, title: str) -> None:
-        """Prints the verdict in three lines."""
+        """Prints the verdict in two lines."""
         found = self.found
         low, high = found.interval
         print(f"{title}, judged by CLIP ({self.clip}), not by the rule for coloured shapes")
         print(
             f"CLIP finds a picture's own caption among {found.choices} in {found.share:.1%} of the cases "
-            f"(95 % confidence: {low:.1%} to {high:.1%}); by chance {1 / found.choices:.1%}."
+            f"(95 % confidence: {low:.1%} to {high:.1%}); by chance {1 / found.choices:.1%}. CLIP judges only what it "
+            "knows itself."
         )
-        print(f"Mean cosine of picture and caption: {found.mean_cosine:.3f}. CLIP judges only what it knows itself.")
-
-
-def _facts(loaded: LoadedCheckpoint, asked: dict[str, object], verdict: RuleVerdict | ClipVerdict) -> dict[str, object]:
-    return {
-        "checkpoint": str(loaded.path),
-        "run_id": loaded.config.run_id,
-        "epoch": loaded.epoch,
-        **asked,
-        **verdict.facts,
-    }
 
 
 def _print_table(result: Evaluation, title: str) -> None:

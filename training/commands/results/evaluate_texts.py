@@ -1,5 +1,5 @@
-"""`evaluate` for a language model: judges stories that continue prompts seen, unseen,
-and never combined in training."""
+"""`evaluate` for a language model: prints its held-out loss, and judges stories that continue prompts seen, unseen, and
+never combined in training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from rich.console import Console
 from rich.table import Table
 
+from training.commands.results.evaluate_held_out import HOW_TO_HOLD_OUT, NOTHING_HELD_OUT, facts_of, show_held_out
 from training.data.demo.stories import Kind, prompts
 from training.errors import BadInput
 from training.generate.story_judge import StoryShare, evaluate_stories, judge_story
@@ -20,28 +21,58 @@ from training.processes.progress import show_progress
 if TYPE_CHECKING:
     from training.checkpoints.checkpoint import Checkpoint
     from training.generate.pictures import Sampling
+    from training.tasks.held_out import HeldOut
 
+ONLY_STORIES = "Only stories of the command `stories` can be judged as right or wrong; read what `generate` writes."
 SHOWN_FAULTS = 3
 """Number of the most frequent faults that the table shows for a kind of prompt."""
 
 
 def judge_texts(
-    loaded: Checkpoint, shards: str | None, *, count: int, seed: int, sampling: Sampling, as_json: bool
+    loaded: Checkpoint,
+    held_out: HeldOut | None,
+    shards: str | None,
+    *,
+    count: int,
+    seed: int,
+    sampling: Sampling,
+    as_json: bool,
 ) -> None:
-    """Prints the share of right continuations, by kind of prompt.
+    """Prints the held-out loss and, of a run that writes stories, the share of right continuations, by kind of prompt.
 
     Args:
         loaded: Checkpoint of a language model.
+        held_out: Its held-out loss; None if nothing is held out.
         shards: Folder or address of its shards, if they have been moved.
-        count: Prompts of each kind.
+        count: Prompts of each kind; 0: none.
         seed: Seed of the choice of prompts and of sampling.
         sampling: How tokens are drawn.
         as_json: Whether to print one JSON object instead of a table.
 
     Raises:
-        BadInput: If the run's own prompts are not beginnings of this project's stories.
+        BadInput: If nothing is held out, and the run's prompts are not beginnings of this project's stories.
     """
-    _check_stories(loaded)
+    writes_stories = _writes_stories(loaded)
+    if held_out is None and not writes_stories:
+        raise BadInput(f"{NOTHING_HELD_OUT} {ONLY_STORIES}", cure=HOW_TO_HOLD_OUT["text"])
+    if not as_json:
+        show_held_out(loaded, held_out)
+        if not writes_stories:
+            print(ONLY_STORIES)
+    judged = {}
+    if count and writes_stories:
+        judged = _judged(loaded, shards, count=count, seed=seed, sampling=sampling)
+    if as_json:
+        kinds = {kind: _facts(one) for kind, one in judged.items()}
+        print(json.dumps(facts_of(loaded, held_out) | {"kinds": kinds, "seed": seed, "sampling": asdict(sampling)}))
+    elif judged:
+        _show(loaded, judged)
+
+
+def _judged(
+    loaded: Checkpoint, shards: str | None, *, count: int, seed: int, sampling: Sampling
+) -> dict[str, StoryShare]:
+    """Lets the model continue prompts, and judges the stories, by kind of prompt."""
     tokenizer, most = tokenizer_of(loaded, shards), loaded.config.monitor.continuation_tokens
     wanted = {kind: prompts(kind, count, seed) for kind in get_args(Kind)}
     done, total = 0, sum(map(len, wanted.values()))
@@ -57,35 +88,21 @@ def judge_texts(
                 show(f"Writing with epoch {loaded.epoch}", done, total)
             return texts
 
-        found = evaluate_stories(wanted, write)
-    if as_json:
-        print(json.dumps(_facts(loaded, found) | {"seed": seed, "sampling": asdict(sampling)}))
-    else:
-        _show(loaded, found)
+        return evaluate_stories(wanted, write)
 
 
-def _check_stories(loaded: Checkpoint) -> None:
-    """Raises BadInput if this run does not write stories of the project's grammar."""
+def _writes_stories(loaded: Checkpoint) -> bool:
+    """Returns whether this run writes stories of the project's grammar, by its prompts."""
     told = loaded.config.monitor.prompts
     try:
         judge_story(told[0] if told else "-", "")
     except BadInput:
-        raise BadInput(
-            f"Only stories of the command `stories` can be judged, and the prompts of {loaded.config.run_id} are none.",
-            cure="Read what `generate` writes instead.",
-        ) from None
+        return False
+    return True
 
 
-def _facts(loaded: Checkpoint, found: dict[str, StoryShare]) -> dict[str, object]:
-    return {
-        "checkpoint": str(loaded.path),
-        "run_id": loaded.config.run_id,
-        "epoch": loaded.epoch,
-        "kinds": {
-            kind: {"count": one.count, "right": one.share, "interval": list(one.interval), "faults": one.reasons}
-            for kind, one in found.items()
-        },
-    }
+def _facts(found: StoryShare) -> dict[str, object]:
+    return {"count": found.count, "right": found.share, "interval": list(found.interval), "faults": found.reasons}
 
 
 def _show(loaded: Checkpoint, found: dict[str, StoryShare]) -> None:
