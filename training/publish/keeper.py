@@ -1,5 +1,5 @@
-"""Keeps checkpoints of a run's state, which it downloads from peers,
-and lets each checkpoint draw the fixed prompts."""
+"""Keeps checkpoints of a run's state, which it downloads from peers, measures each one on held-out samples, and lets it
+draw the fixed prompts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def codec_of_run(run: RunConfig, shards: str, run_dir: Path) -> str | None:
 
 
 class Keeper:
-    """A thread that takes checkpoints and draws pictures when they are due; `look` wakes it.
+    """A thread that takes checkpoints, measures them, and draws pictures when they are due; `look` wakes it.
 
     Args:
         run: Recipe of the run.
@@ -82,7 +82,7 @@ class Keeper:
         pusher: Pusher | None = None,
     ):
         self._run, self._history, self._events, self._pusher = run, history, events, pusher
-        self._run_dir, self._pictures = run_dir, run_dir / "pictures"
+        self._run_dir, self._pictures, self._shards = run_dir, run_dir / "pictures", shards
         run_dir.mkdir(parents=True, exist_ok=True)
         self._saver = Saver(
             run,
@@ -99,6 +99,8 @@ class Keeper:
         self._drawer = PictureDrawer(shards, self._drawer_log)
         self._news, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="keeper")
+        self._measured: tuple[Path, Lineage | None] | None = None
+        """Checkpoint that was measured last, or whose measurement failed, and the run's lineage then."""
         self._warned: tuple[str, float] = ("", 0.0)
         self._seen: tuple | None = None
         self._damage: DamagedHistory | None = None
@@ -224,6 +226,9 @@ class Keeper:
         wanted = self._due(self.saved_epoch(), settings.checkpoint_every_epochs)
         if wanted is not None and self._history.active_peers():
             self._saver.save(wanted, DOWNLOAD_SECONDS)
+        if self._stopping.is_set():  # `finish` has ended the process, which would start again
+            return
+        self._measure()
         snapshots = self._history.snapshots()
         wanted = self._due(snapshots[-1]["epoch"] if snapshots else 0, settings.pictures_every_epochs)
         if settings.prompts and wanted is not None:
@@ -245,6 +250,36 @@ class Keeper:
         """
         wanted = min((done_epoch // every + 1) * every, self._run.schedule.total_epochs)
         return wanted if done_epoch < wanted <= self._epoch() else None
+
+    def _measure(self) -> None:
+        """Tries once to compute the newest checkpoint's loss on held-out samples, if the shards hold some out."""
+        checkpoint = latest_checkpoint(self._saver.folder)
+        # A branch comes to the same epoch, and so to the same path, with other weights.
+        tried, self._measured = self._measured, (checkpoint, self._saver.lineage)
+        if checkpoint is None or tried == self._measured:
+            return
+        epoch, lineage = checkpoint_epoch(checkpoint), lineage_of(checkpoint)
+        if self._is_measured(epoch) or not self._can_measure():
+            return
+        if (found := self._drawer.measure(checkpoint)) is not None:
+            self._history.add_held_out(epoch, found, lineage=lineage)
+
+    def _is_measured(self, epoch: int) -> bool:
+        return any(one["epoch"] == epoch for one in self._history.held_out())
+
+    def _can_measure(self) -> bool:
+        """Returns whether samples are held out; then a process reads the weights.
+
+        A monitor of adapters reads the frozen weights beside them only if the recipe has prompts to continue: they may
+        need far more memory than the monitor.
+        """
+        if self._run.calculator_adapters and not self._run.monitor.prompts:
+            return False
+        try:
+            held_out = open_manifest(self._shards, kind=self._run.kind).splits.get("held-out")
+        except BadInput:  # the monitor has warned when it started
+            return False
+        return held_out is not None and held_out.samples > 0
 
     def _draw(self) -> None:
         checkpoint = latest_checkpoint(self._saver.folder)

@@ -1,4 +1,6 @@
-"""Draws or continues the run's fixed prompts with a checkpoint, in a separate process of low priority.
+"""Draws or continues the run's fixed prompts with a checkpoint, and measures its loss on held-out samples.
+
+Both happen in a separate process of low priority.
 
 `PictureDrawer` is the monitor's end; `main` is the process. It reads one job per line from standard input and writes
 one answer per line to standard output, until the input ends.
@@ -13,20 +15,24 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from training.errors import TrainingError
 from training.publish.showcase import Shown
+from training.tasks.held_out import HeldOut
 
 NICENESS = 15
 """Niceness of the process, so that a volunteer on the same machine has priority; the largest is 19."""
 
 DRAW_SECONDS = 600.0
-"""Longest time of a drawing before it is aborted."""
+"""Longest time of a drawing, or of a measurement, before it is aborted."""
+
+PICTURES, HELD_OUT = "pictures", "held-out loss"
+"""Keys of the process's answers, which are also their names for people."""
 
 
 class PictureDrawer:
-    """Draws in a background process, which starts with the first job.
+    """Draws and measures in a background process, which starts with the first job.
 
     Args:
         shards: Folder or URL of the prepared shards: tokenizer and codec are read from there.
@@ -46,6 +52,20 @@ class PictureDrawer:
         Raises:
             TrainingError: If the drawing fails, takes longer than `seconds`, or `close` is called meanwhile.
         """
+        answer = self._answer({"checkpoint": str(checkpoint), "folder": str(folder)}, PICTURES, seconds)
+        return [Shown(**picture) for picture in answer]
+
+    def measure(self, checkpoint: Path, *, seconds: float = DRAW_SECONDS) -> HeldOut | None:
+        """Computes the checkpoint's loss on held-out samples; None if nothing is held out.
+
+        Raises:
+            TrainingError: As `draw` does.
+        """
+        answer = self._answer({"checkpoint": str(checkpoint)}, HELD_OUT, seconds)
+        return HeldOut(**answer) if answer is not None else None
+
+    def _answer(self, job: dict[str, str], wanted: str, seconds: float) -> Any:
+        """Gives the process a job, and returns the part `wanted` of its answer."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "training.publish.pictures", self._shards],
@@ -59,24 +79,23 @@ class PictureDrawer:
         watchdog.daemon = True
         watchdog.start()
         try:
-            job = {"checkpoint": str(checkpoint), "folder": str(folder)}
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
             # An empty line means that the process has ended, or that the watchdog has killed it.
             answer = json.loads(process.stdout.readline() or "{}")
         except (OSError, ValueError) as error:
             raise TrainingError(
-                f"The pictures' process failed: {error}.",
-                cure="Look at the line above it; the run itself goes on, only the pictures are missing.",
+                f"The process that makes the {wanted} failed: {error}.",
+                cure="Look at the line above it; the run itself goes on.",
             ) from None
         finally:
             watchdog.cancel()
-        if "pictures" not in answer:
+        if wanted not in answer:
             raise TrainingError(
-                f"The pictures were not drawn: {answer.get('error', 'the process ended')}.",
-                cure="Look at the line above it; the run itself goes on, only the pictures are missing.",
+                f"The process made no {wanted}: {answer.get('error', 'it ended')}.",
+                cure="Look at the line above it; the run itself goes on.",
             )
-        return [Shown(**picture) for picture in answer["pictures"]]
+        return answer[wanted]
 
     def close(self) -> None:
         """Ends the process at once; a drawing under way is aborted."""
@@ -91,7 +110,7 @@ def main(shards: str) -> None:
 
     import torch
 
-    from training.publish.prompts import show
+    from training.publish.prompts import measure, show
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but the monitor must end it
     os.nice(NICENESS)
@@ -100,9 +119,13 @@ def main(shards: str) -> None:
     os.dup2(2, 1)  # whatever a library prints goes to the log, not between the answers
     for line in sys.stdin:
         job = json.loads(line)
+        checkpoint = Path(job["checkpoint"])
         try:
-            drawn = show(Path(job["checkpoint"]), shards, Path(job["folder"]))
-            answer = {"pictures": [asdict(one) for one in drawn]}
+            if "folder" in job:
+                answer = {PICTURES: [asdict(one) for one in show(checkpoint, shards, Path(job["folder"]))]}
+            else:
+                found = measure(checkpoint, shards)
+                answer = {HELD_OUT: asdict(found) if found is not None else None}
         except Exception as error:  # the process must survive a bad checkpoint
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

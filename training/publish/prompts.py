@@ -1,4 +1,5 @@
-"""Draws or continues the fixed prompts of a run's recipe with a checkpoint, and judges the results."""
+"""What the monitor shows of a checkpoint: the recipe's fixed prompts, drawn or continued and judged, and its loss on
+held-out samples."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from PIL import Image
 from training.checkpoints.branches import folder_name
 from training.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from training.errors import BadInput
+from training.generate.evaluate import evaluate_held_out
 from training.generate.judge import judge
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
 from training.publish.showcase import Shown
 from training.storage.whole import whole_file
+from training.tasks.held_out import HeldOut
 
 
 def show(checkpoint: Path, shards: str, folder: Path) -> list[Shown]:
@@ -30,6 +33,16 @@ def show(checkpoint: Path, shards: str, folder: Path) -> list[Shown]:
     if loaded.config.kind == "text":
         return _continue(loaded, shards)
     return _draw(loaded, shards, folder, folder_name(checkpoint))
+
+
+def measure(checkpoint: Path, shards: str) -> HeldOut | None:
+    """Computes a checkpoint's loss on the samples that are held out of training; None if nothing is held out.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        shards: Folder or address of the run's shards.
+    """
+    return evaluate_held_out(load_checkpoint(checkpoint), shards)
 
 
 def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Shown]:

@@ -150,6 +150,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
             invitation = _invitation(flags, redial, members_only=not run.membership.open)
             facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
+            facts["reconstruction_error"] = _reconstruction_error(run, shards)
             live.store_run(history, run, recipe_toml, **invitation, **facts, **needs_of(run))
             _enter(lineage.lineage, history, keeper)
             watch = Watch(history, run.swarm, reach=redial.reachability)
@@ -164,6 +165,13 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
         watch.let_pages_know()
     redial.stop()
     member.check()
+
+
+def _reconstruction_error(run: RunConfig, shards: str) -> float | None:
+    """Reads the error of the codec of pictures from the shards' manifest; None for text, or if it cannot be read."""
+    with suppress(BadInput):
+        return getattr(open_manifest(shards, kind=run.kind), "reconstruction_error", None)
+    return None
 
 
 def _history(flags: MonitorFlags, run: RunConfig) -> History:

@@ -11,11 +11,13 @@ from tests.ports import free_port
 from tests.programs import run_program
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from training.cli import build_app
+from training.data.store.sets import open_shards
 from training.errors import BadInput
 from training.model.language.adapters import digest_of
 from training.publish.history.history import HistoryReader
 from training.publish.pictures import PictureDrawer
 from training.recipe import RECIPES
+from training.tasks.held_out import MOST_SAMPLES
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 OPENING = "Kate has a red key. She puts it in the drawer."
@@ -70,11 +72,33 @@ def test_two_volunteers_train_it_and_the_monitor_shows_what_it_writes(run_dir):
     )
 
 
+def test_the_monitors_process_and_the_command_measure_the_same_on_held_out_blocks(run_dir):
+    checkpoint = find_checkpoint(run_dir)
+    with (run_dir / "pictures.log").open("ab") as log:
+        drawer = PictureDrawer(str(run_dir / "shards"), log)
+        measured = drawer.measure(checkpoint)
+        drawer.close()
+    facts = json.loads(call("evaluate", "--checkpoint", checkpoint, "--count", 0, "--json"))
+    blocks = open_shards(run_dir / "shards", "held-out", kind="text").samples
+    assert measured.samples == facts["held_out"]["samples"] == min(MOST_SAMPLES, blocks)
+    assert measured.tokens == facts["held_out"]["tokens"] > 50 * measured.samples
+    assert measured.loss == pytest.approx(facts["held_out"]["loss"], rel=1e-5)
+    assert 1 < facts["held_out"]["perplexity"] < 640 and facts["kinds"] == {}
+    said = call("evaluate", "--checkpoint", checkpoint, "--count", 0)
+    assert said.startswith(f"Held-out loss of epoch {facts['epoch']}: {measured.loss:.3f}"), said
+    known = HistoryReader(run_dir / "history.sqlite").held_out()  # a monitor that ends soon may have measured none
+    assert all(0 < one["loss"] < 7 and one["samples"] == measured.samples for one in known)
+
+
 def test_its_checkpoint_writes_and_is_judged(run_dir):
     written = call("generate", OPENING, "--checkpoint", run_dir, "--tokens", 5)
     assert written.startswith(OPENING) and len(written) > len(OPENING) + 1
     found = json.loads(call("evaluate", "--checkpoint", run_dir, "--count", 5, "--json"))
-    assert found["run_id"] == "stories" and set(found["kinds"]) == {"seen", "unseen", "never combined"}
+    assert (
+        found["run_id"] == "stories"
+        and found["held_out"]["loss"] > 0
+        and set(found["kinds"]) == {"seen", "unseen", "never combined"}
+    )
     assert all(one["count"] == 5 and one["right"] == 0 for one in found["kinds"].values())
 
 

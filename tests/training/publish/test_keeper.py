@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.random_shards import hold_out, write_shards
 from tests.training.publish.history.test_history import Report, open_history
-from training.checkpoints.checkpoint import save_checkpoint
+from training.checkpoints.checkpoint import checkpoint_epoch, lineage_of, save_checkpoint
 from training.errors import TrainingError
 from training.model.transformer import build_model
 from training.processes.events import EventLog
@@ -19,6 +20,7 @@ from training.publish.keeper import Keeper
 from training.publish.showcase import Shown
 from training.recipe import RECIPES, load_recipe
 from training.swarm.run.lineage import Lineage
+from training.tasks.held_out import HeldOut
 
 RUN, TEXT = load_recipe("demo"), (RECIPES / "demo.toml").read_text()
 OLD = Lineage(id="a" * 16)
@@ -67,6 +69,54 @@ def test_pictures_of_what_the_run_has_gone_back_from_are_not_those_of_the_branch
     keeper._drawer = SimpleNamespace(draw=lambda checkpoint, folder: [])
     keeper._draw()
     assert [snapshot["epoch"] for snapshot in history.snapshots()] == [3]
+
+
+def test_each_checkpoint_is_measured_once_on_held_out_samples(tmp_path, history, keeper):
+    """A failure is told, and not tried again; a branch comes to the same epoch with other weights."""
+    folder, measured = write_shards(tmp_path / "shards", RUN), []
+
+    def measure(checkpoint):
+        measured.append((checkpoint_epoch(checkpoint), lineage_of(checkpoint)))
+        if len(measured) == 2:
+            raise TrainingError("The process ended.")
+        return HeldOut(loss=float(len(measured)), samples=3, tokens=192, image_loss=1.0)
+
+    keeper._drawer, keeper._shards = SimpleNamespace(measure=measure), str(folder)
+    keeper._measure()
+    save(tmp_path, 3, OLD)
+    keeper._measure()
+    assert measured == [], "nothing is held out"
+    hold_out(folder, RUN, (3,))
+    save(tmp_path, 4, OLD)
+    keeper._measure()
+    keeper._measure()
+    save(tmp_path, 5, OLD)
+    with pytest.raises(TrainingError):
+        keeper._measure()
+    keeper._measure()
+    assert [(one["epoch"], one["loss"], one["samples"]) for one in history.held_out()] == [(4, 1.0, 3)]
+    keeper.enter(NEW)
+    history.enter_lineage(NEW.id, NEW.ancestors)
+    history.observe([Report(epoch=4, samples=60, time=9, lineage=NEW.id)])
+    keeper._measure()  # epoch 3, of which nothing was held out before
+    save(tmp_path, 4, NEW)
+    keeper._measure()
+    assert measured == [(4, OLD.id), (5, OLD.id), (3, NEW.id), (4, NEW.id)]
+    assert [(one["epoch"], one["loss"]) for one in history.held_out()] == [(3, 3.0), (4, 4.0)]
+    save(tmp_path, 5, NEW)
+    keeper._stopping.set()
+    keeper._look_once()
+    assert len(measured) == 4, "a monitor that stops starts no process"
+
+
+def test_a_monitor_that_comes_back_measures_only_what_has_no_loss(tmp_path, history, keeper):
+    folder = write_shards(tmp_path / "shards", RUN)
+    hold_out(folder, RUN, (3,))
+    save(tmp_path, 5, OLD)
+    history.add_held_out(5, HeldOut(loss=2.0, samples=3, tokens=192), lineage=OLD.id)
+    keeper._drawer, keeper._shards = None, str(folder)  # any call fails
+    keeper._measure()
+    assert [one["loss"] for one in history.held_out()] == [2.0]
 
 
 def test_a_checkpoint_is_copied_though_the_history_cannot_note_it(tmp_path, history, keeper):

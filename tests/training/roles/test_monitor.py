@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.programs import are_gone, run_program, until
+from tests.random_shards import hold_out, write_shards
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest
@@ -197,6 +199,9 @@ def assert_is_of_its_epoch(loaded):
 @pytest.mark.smoke
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
+    shards = write_shards(tmp_path / "shards", load_recipe(str(recipe)))
+    hold_out(shards, load_recipe(str(recipe)), (3,))
+    recipe.write_text(recipe.read_text().replace('"runs/demo/shards"', f'"{shards}"'))
     run_dir, port = tmp_path / "run", free_port()
     peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
     address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
@@ -218,6 +223,10 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert load_checkpoint(fetched).epoch >= loaded.epoch
     pushed = while_it_runs((monitor, log), lambda: latest_checkpoint(tmp_path / "pushed"))
     assert load_checkpoint(pushed).epoch >= loaded.epoch
+    measured, *_ = while_it_runs((monitor, log), lambda: (document(port, "history") or {}).get("held_out"))
+    assert measured["epoch"] >= loaded.epoch and (measured["samples"], measured["tokens"]) == (3, 3 * 64)
+    # All weights are equal, so all tokens are equally likely: 64 codes, or 64 ids and the padding of 16 places.
+    assert measured["loss"] == pytest.approx((math.log(64 + 16) + 7 * math.log(64)) / 8, rel=1e-5)
     assert "ada: " in while_it_runs((monitor, log), lambda: read(tmp_path / "pushed" / "README.md"))
     assert while_it_runs((monitor, log), lambda: backups(run_dir))
 

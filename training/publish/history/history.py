@@ -1,4 +1,4 @@
-"""The run's history in one SQLite file: epochs, volunteers, events and pictures.
+"""The run's history in one SQLite file: epochs, volunteers, events, pictures, and losses on held-out samples.
 
 Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last
 observation. A peer's record repeats its recent epochs, so the history also has epochs that ended while no monitor
@@ -26,7 +26,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from training.errors import BadInput, TrainingError
 from training.processes.servers.only_one import is_locked
@@ -51,6 +51,9 @@ from training.publish.showcase import Shown
 from training.recipe import parse_recipe
 from training.swarm.node.metrics import RECENT_EPOCHS, TAIL, Missed, PeerRecord, RecentEpoch
 from training.swarm.peers.epochs import MOST_BATCHES
+
+if TYPE_CHECKING:  # it loads torch
+    from training.tasks.held_out import HeldOut
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
@@ -271,6 +274,17 @@ class HistoryReader:
             fields = ("prompt", "text", "good") if row["file"] is None else ("prompt", "file", "shape", "colour")
             by_epoch.get(row["epoch"], []).append({field: row[field] for field in fields})
         return [{**snapshot, "pictures": by_epoch[snapshot["epoch"]]} for snapshot in snapshots]
+
+    def held_out(self, since: int | None = None) -> list[dict]:
+        """Losses of checkpoints on held-out samples, oldest first: epoch, time, loss, samples, tokens.
+
+        Args:
+            since: Only losses that were measured when the run was beyond this epoch. A loss comes later than its epoch,
+                so readers who know the epoch may lack the loss. None: all.
+        """
+        query = """SELECT * FROM shown_held_out
+            WHERE ?1 IS NULL OR time >= (SELECT min(time) FROM shown_epochs WHERE epoch > ?1) ORDER BY epoch"""
+        return self._rows(query, since)
 
     def events(self, limit: int = 200) -> list[dict]:
         """The latest events, oldest first: time, kind, name, text."""
@@ -750,9 +764,7 @@ class History(HistoryReader):
                 run: the current branch.
         """
         with self._writing() as connection:
-            branches = self._branches(connection, self._clock())
-            number = branches.of_lineage(lineage)
-            branch = branches.holder(branches.current if number is None else number, epoch)
+            branch = self._branch_of(connection, epoch, lineage)
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (branch, epoch, self._clock()))
             connection.execute("DELETE FROM pictures WHERE branch = ? AND epoch = ?", (branch, epoch))
             connection.executemany(
@@ -762,6 +774,19 @@ class History(HistoryReader):
                     for number, picture in enumerate(pictures)
                 ],
             )
+
+    def add_held_out(self, epoch: int, measured: HeldOut, *, lineage: str | None = None) -> None:
+        """Stores the loss of an epoch's weights on held-out samples; arguments as for `add_snapshot`."""
+        with self._writing() as connection:
+            branch = self._branch_of(connection, epoch, lineage)
+            values = (branch, epoch, self._clock(), measured.loss, measured.samples, measured.tokens)
+            connection.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def _branch_of(self, connection: sqlite3.Connection, epoch: int, lineage: str | None) -> int:
+        """Returns the branch that holds an epoch of a lineage, or of the current branch; see `add_snapshot`."""
+        branches = self._branches(connection, self._clock())
+        number = branches.of_lineage(lineage)
+        return branches.holder(branches.current if number is None else number, epoch)
 
     def close(self) -> None:
         """Closes the file, with a checksum of its content, and releases the lock for another writer."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.errors import BadInput, TrainingError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the history's tables, kept in SQLite's `user_version`."""
 FIRST_BRANCH = 1
 
@@ -43,6 +43,11 @@ CREATE TABLE pictures (
     branch INTEGER NOT NULL, epoch INTEGER NOT NULL, number INTEGER NOT NULL,
     prompt TEXT NOT NULL, file TEXT, shape INTEGER, colour INTEGER, text TEXT, good INTEGER,
     PRIMARY KEY (branch, epoch, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE held_out (
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, time REAL NOT NULL,
+    loss REAL NOT NULL, samples INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (branch, epoch)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE volunteers (
@@ -80,6 +85,7 @@ _COLUMNS = {
     "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
     "reports": "epoch, peer_id, loss, samples",
     "snapshots": "epoch, time",
+    "held_out": "epoch, time, loss, samples, tokens",
     "pictures": f"epoch, number, {', '.join(SHOWN_COLUMNS)}",
 }
 _PATH = """

@@ -51,6 +51,7 @@ def store_run(
     parameters: int,
     least_memory_bytes: int | None = None,
     sent_bytes: int | None = None,
+    reconstruction_error: float | None = None,
     servers: Sequence[str] = (),
     one_machine: bool = False,
 ) -> None:
@@ -65,11 +66,13 @@ def store_run(
         parameters: Number of trained parameters.
         least_memory_bytes: Memory with which a computer without a GPU can take part; None: not known.
         sent_bytes: Most bytes that a volunteer sends for an epoch; None: not known.
+        reconstruction_error: Mean squared error of the codec of pictures, of colours from 0 to 1; None: not known.
         servers: Ids of the peers that volunteers trust on the run's lineage and checkpoints.
         one_machine: Whether all volunteers are programs on this machine, whose cores are then stored as well.
     """
     document = {
         "run_id": run.run_id,
+        "kind": run.kind,
         "title": run.title,
         "description": run.description,
         "recipe_digest": run.digest,
@@ -81,6 +84,7 @@ def store_run(
         "parameters": parameters,
         "least_memory_bytes": least_memory_bytes,
         "sent_bytes": sent_bytes,
+        "reconstruction_error": reconstruction_error,
         "prompts": list(run.monitor.prompts),
         "one_machine": one_machine,
         "cores": os.cpu_count() if one_machine else None,
@@ -143,14 +147,14 @@ def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watc
 
 
 def history_document(history: HistoryReader, *, since: int | None = None, points: int | None = None) -> dict:
-    """Document `history`: the epochs and, unless `since` is given, the branches.
+    """Document `history`: the epochs, the losses on held-out samples and, unless `since` is given, the branches.
 
     Has all epochs, those after `since`, or `points` means of the older epochs and each of the newest.
     """
     if since is not None:
-        return {"epochs": history.epochs(since)}
+        return {"epochs": history.epochs(since), "held_out": history.held_out(since)}
     epochs = history.epochs() if points is None else history.thinned_epochs(points)
-    return {"epochs": epochs, "branches": history.branches()}
+    return {"epochs": epochs, "held_out": history.held_out(), "branches": history.branches()}
 
 
 def losses_document(

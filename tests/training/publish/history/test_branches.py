@@ -8,6 +8,7 @@ from tests.training.publish.history.test_history import ALAN, Clock, Report, ope
 from training.errors import BadInput
 from training.publish.showcase import Shown
 from training.recipe import parse_recipe, read_recipe
+from training.tasks.held_out import HeldOut
 
 OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
 GRACE = {"name": "grace", "peer_id": "G"}
@@ -171,6 +172,7 @@ def test_a_maintainer_goes_back(played):
     played.come(ADA, ALAN, lineage=OLD)
     played.train(ADA, ALAN, epochs=range(1, 7), lineage=OLD)
     for epoch in (2, 6):
+        played.history.add_held_out(epoch, HeldOut(loss=1.0 / epoch, samples=1, tokens=9), lineage=OLD)
         played.history.add_snapshot(epoch, [Shown(prompt="a", file=f"{epoch}.png", shape=None, colour=None)])
     played.history.enter_lineage(NEW, [(OLD, 3)])
     assert played.history.last_epoch()["epoch"] == 3
@@ -180,6 +182,9 @@ def test_a_maintainer_goes_back(played):
     assert played.shown == [(1, 20), (2, 20), (3, 20), (4, 10)]
     assert played.left == [(1, 4, 20), (1, 5, 20), (1, 6, 20), (1, 7, 10)]
     assert [snapshot["epoch"] for snapshot in played.history.snapshots()] == [2]
+    played.history.add_held_out(7, HeldOut(loss=0.1, samples=1, tokens=9), lineage=OLD)
+    played.history.add_held_out(4, HeldOut(loss=0.4, samples=1, tokens=9), lineage=NEW)
+    assert [(one["epoch"], one["loss"]) for one in played.history.held_out()] == [(2, 0.5), (4, 0.4)]
     assert played.history.losses()["alan"] == [[1, 2.0], [2, 2.0], [3, 2.0]]
     _, restored = played.history.branches()
     assert (restored["kind"], restored["lineage"], restored["parent_epoch"]) == ("restored", NEW, 3)

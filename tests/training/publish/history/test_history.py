@@ -19,6 +19,7 @@ from training.errors import BadInput, TrainingError
 from training.publish.history.history import History, HistoryReader
 from training.publish.showcase import Shown
 from training.swarm.node.metrics import PeerRecord, RecentEpoch
+from training.tasks.held_out import HeldOut
 
 ROOT = Path(__file__).parents[4]
 
@@ -388,6 +389,26 @@ def test_snapshot_of_an_epoch_replaces_the_earlier_one(history):
             "pictures": [{"prompt": "a red circle", "file": "000010/0.png", "shape": False, "colour": None}],
         },
     ]
+
+
+def test_a_loss_on_held_out_samples_comes_after_its_epoch(tmp_path):
+    """Readers who know the run up to some epoch ask for what came since; a measurement takes its time."""
+    clock = Clock()
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        for epoch in range(1, 9):
+            clock.now += 10
+            history.observe([Report(epoch=epoch, samples=10 * epoch, time=epoch)])
+            if epoch in (5, 8):
+                history.add_held_out(epoch - 3, HeldOut(loss=epoch / 2, samples=3, tokens=30))
+        history.add_held_out(5, HeldOut(loss=3.5, samples=4, tokens=40))
+        both = history.held_out()
+        assert both == [
+            {"epoch": 2, "time": 1050.0, "loss": 2.5, "samples": 3, "tokens": 30},
+            {"epoch": 5, "time": 1080.0, "loss": 3.5, "samples": 4, "tokens": 40},
+        ]
+        since = {epoch: [one["epoch"] for one in history.held_out(epoch)] for epoch in (-1, 4, 5, 7, 8)}
+        assert since == {-1: [2, 5], 4: [2, 5], 5: [5], 7: [5], 8: []}
+        assert HistoryReader(tmp_path / "history.sqlite").held_out() == both
 
 
 def test_one_writer_many_readers(tmp_path, history):

@@ -20,6 +20,7 @@ from training.publish.live import live
 from training.publish.live.rendered import KEPT_SECONDS
 from training.publish.showcase import Shown
 from training.recipe import load_recipe
+from training.tasks.held_out import HeldOut
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def history(tmp_path, clock):
             history.observe([Report(name="al & <b>", peer_id="B", epoch=1, samples=10, time=1)])
         clock.now += 20
     history.observe([Report(epoch=3, loss=1.0, samples=30, time=9)])
+    history.add_held_out(2, HeldOut(loss=1.75, samples=64, tokens=8128))
     history.add_snapshot(2, [Shown(prompt="a red circle", file="000002/0.png", shape=True, colour=False)])
     (tmp_path / "pictures" / "000002").mkdir(parents=True)
     (tmp_path / "pictures" / "000002" / "0.png").write_bytes(b"\x89PNG picture")
@@ -82,7 +84,7 @@ def get(address, path, **headers):
 def test_documents_say_what_was_observed(address):
     documents = {name: get(address, f"/live/{name}.json").json() for name in live.DOCUMENTS}
     run, state = documents["run"], documents["state"]
-    assert run["run_id"] == "demo"
+    assert run["run_id"] == "demo" and run["kind"] == "pictures"
     assert run["join_command"] == "training-transformers-together join https://run.example"
     assert run["total_epochs"] == load_recipe("demo").schedule.total_epochs
     assert run["parameters"] == 123
@@ -103,6 +105,9 @@ def test_documents_say_what_was_observed(address):
         "stream": True,
     }
     assert [row["loss"] for row in documents["history"]["epochs"]] == [2.5, 1.5, 1.0]
+    assert documents["history"]["held_out"] == [
+        {"epoch": 2, "time": 1060.0, "loss": 1.75, "samples": 64, "tokens": 8128}
+    ]
     assert [branch["left"] for branch in documents["history"]["branches"]] == [[]]
     assert documents["losses"]["peers"] == {"ada": [[1, 3.0], [2, 1.5], [3, 1.0]], "al & <b>": [[1, 2.0]]}
     assert [(row["name"], row["share"], row["active"]) for row in documents["leaderboard"]["volunteers"]] == [
@@ -134,7 +139,9 @@ def test_old_history_without_a_monitor_state_is_exported(history):
 
 
 def test_history_since(address):
-    assert [row["epoch"] for row in get(address, "/live/history.json?since=2").json()["epochs"]] == [3]
+    news = get(address, "/live/history.json?since=2").json()
+    assert [row["epoch"] for row in news["epochs"]] == [3]
+    assert [row["epoch"] for row in news["held_out"]] == [2], "it was measured when the run was beyond epoch 2"
     assert get(address, "/live/history.json?since=x").status_code == 422
 
 
@@ -266,7 +273,10 @@ def test_empty_run_has_every_document(tmp_path):
     documents = {name: live.compute_document(name, history, now=5.0) for name in live.DOCUMENTS}
     assert documents["state"]["status"] == "waiting"
     assert documents["state"]["epoch"] is None
-    assert documents["history"]["epochs"] == [] and len(documents["history"]["branches"]) == 1
+    assert (
+        documents["history"]["epochs"] == documents["history"]["held_out"] == []
+        and len(documents["history"]["branches"]) == 1
+    )
     assert documents["leaderboard"] == {
         "volunteers": [], "hours": None, "total": 0, "contributors": 0, "least_seconds": 600
     }  # fmt: skip
