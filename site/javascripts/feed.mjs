@@ -11,6 +11,7 @@ import { showCount, showDate, showDuration } from "./format.mjs";
  * @property {object | null} run
  * @property {object | null} state
  * @property {object[]} epochs the oldest first
+ * @property {object[]} held_out losses of checkpoints on held-out samples, the oldest first
  * @property {Record<string, number[][]>} peers volunteer -> [epoch, loss] of each of its epochs
  * @property {object[]} volunteers the leaderboard, or its first part
  * @property {number} total how many volunteers it has in all
@@ -31,7 +32,7 @@ const LISTS = ["peers", "volunteers", "total", "hours", "contributors", "least_s
 /** @returns {Feed} an empty one */
 export function emptyFeed(phase, at = null) {
   return {
-    phase, at, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, hours: null,
+    phase, at, run: null, state: null, epochs: [], held_out: [], peers: {}, volunteers: [], total: 0, hours: null,
     snapshots: [], events: [],
     changed: true, age: 0, now: Date.now() / 1000, lost: false, offline: false, kept: false,
   };

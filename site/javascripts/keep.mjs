@@ -8,12 +8,12 @@ const MOST_PICTURES = 200;
 /** Documents and newest pictures for the copy of a run; none of a run that goes on. */
 export function copyOf(feed) {
   if (!isOver(feed)) return { documents: {}, files: [] };
-  const { run, state, epochs, peers, volunteers, total, hours, contributors, least_seconds, snapshots, events } = feed;
+  const { run, state, epochs, held_out, peers, volunteers, total, hours, contributors, least_seconds, snapshots, events } = feed;
   return {
     documents: {
       "live/run.json": run,
       "live/state.json": state,
-      "live/history.json": { epochs },
+      "live/history.json": { epochs, held_out },
       "live/losses.json": { peers },
       "live/leaderboard.json": { volunteers, total, hours, contributors, least_seconds },
       "live/pictures.json": { snapshots },

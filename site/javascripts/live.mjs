@@ -204,7 +204,9 @@ async function updateRest(following) {
   const losses = others.find((document) => "peers" in document);
   if (losses && since) losses.peers = await withNewLines(following, losses.peers);
   for (const { snapshots = [] } of others) for (const { pictures } of snapshots) pictures.forEach((one) => placePicture(feed.at, one));
-  feed.epochs = since ? merged(feed.epochs, history.epochs) : history.epochs;
+  const { epochs } = history;
+  const held_out = history.held_out ?? []; // older monitors measure nothing
+  Object.assign(feed, since ? { epochs: merged(feed.epochs, epochs), held_out: merged(feed.held_out, held_out) } : { epochs, held_out });
   takeLists(feed, others);
   following.restAt = now() + REST_EVERY_SECONDS;
 }

@@ -88,7 +88,7 @@ class _Handler(SimpleHTTPRequestHandler):
         document = site.live[name]
         if name == "history" and "since" in query:
             since = int(query["since"][0])
-            document = {"epochs": [row for row in document["epochs"] if row["epoch"] > since]}
+            document = {**document, "epochs": [row for row in document["epochs"] if row["epoch"] > since]}
         if name == "state":  # made when it is asked for, as a monitor's
             document = {**document, "time": time.time()}
         self._answer(json.dumps(document).encode(), "application/json", site.headers)

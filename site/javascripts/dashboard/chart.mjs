@@ -14,7 +14,7 @@ import { areaPath, linePath, pointsAround, roundValues, roundedOut, scaleOf, ste
 const SVG = "http://www.w3.org/2000/svg";
 /** Pixels around the plot's area: for the axis's title above, and for the epochs and their title below. */
 const [ABOVE, BELOW, RIGHT] = [30, 44, 16];
-const MARGIN = 2;
+const MARGIN = 5;
 /** Pixels of a line of text. */
 const LINE = 16;
 /** Pixels of a digit, and from one label to the next along each axis. */
@@ -26,6 +26,7 @@ const [DIGIT, EACH_X, EACH_Y] = [7.5, 90, 48];
  * @property {string} colour a colour of the palette
  * @property {(number | null)[][]} points [epoch, value], the oldest first
  * @property {boolean} [strong] whether it stands for the whole run
+ * @property {boolean} [dots] whether its points stand alone, as rings
  * @property {boolean} [steps] whether each value stays until the next, above a filled area
  */
 
@@ -137,19 +138,25 @@ export function rangeOf({ last, range }, lines) {
 
 /** The elements of a line: its path, and the area below it if it has one. */
 function pathsOf(line, { area, scale }) {
-  const { name, colour, strong, steps } = line;
-  const points = steps ? line.points : thinned(line.points, Math.ceil(area.width / 2));
+  const { name, colour, strong, steps, dots } = line;
+  const points = steps ? line.points : thinned(dots ? apart(line.points) : line.points, Math.ceil(area.width / 2));
   const path = steps ? stepPath(points, scale) : linePath(points, scale);
   const style = `stroke:var(--${colour})`;
-  const stroke = drawn("path", { class: steps || strong ? "all" : "one", "data-name": name, style, d: path });
+  const stroke = drawn("path", { class: dots ? "dots" : steps || strong ? "all" : "one", "data-name": name, style, d: path });
+  if (dots) return [stroke, drawn("path", { class: "dots dots--inside", d: path })];
   return steps ? [drawn("path", { class: "area", d: areaPath(path, points, scale) }), stroke] : [stroke];
+}
+
+/** Points with gaps between them, so that each is a dot. */
+function apart(points) {
+  return points.flatMap((point) => [point, [point[0], null]]);
 }
 
 function put(chart, drawing, paths) {
   const { element } = chart;
   const { size, area } = drawing;
   const picture = drawn("svg", { class: "plot", width: size.width, height: size.height, "aria-hidden": "true" });
-  // An inner svg cuts off what lies outside of it; the margin is for lines along its edges.
+  // An inner svg cuts off what lies outside of it; the margin is for lines and dots along its edges.
   const inner = { x: area.left - MARGIN, y: area.top - MARGIN, width: area.width + 2 * MARGIN, height: area.height + 2 * MARGIN };
   const plot = drawn("svg", { ...inner, viewBox: `${-MARGIN} ${-MARGIN} ${inner.width} ${inner.height}` });
   plot.append(...paths);

@@ -14,11 +14,17 @@ export function showLegend(chart) {
   for (const button of legend.children) button.setAttribute("aria-pressed", !hidden.has(button.dataset.name));
 }
 
-function lineButton(chart, { name, colour, strong }) {
+/** The sign that stands before a line's name. */
+export function swatchOf({ colour, dots }) {
   const swatch = element("span", []);
-  swatch.className = strong ? "swatch swatch--strong" : "swatch";
+  swatch.className = dots ? "swatch swatch--ring" : "swatch";
   swatch.style.setProperty("--swatch", `var(--${colour})`);
-  const button = element("button", [swatch, name]);
+  return swatch;
+}
+
+function lineButton(chart, line) {
+  const { name } = line;
+  const button = element("button", [swatchOf(line), name]);
   button.type = "button";
   button.dataset.name = name;
   button.addEventListener("click", () => toggle(chart, name));

@@ -20,14 +20,16 @@ export function namesOf({ volunteers, peers }) {
 }
 
 /**
- * The lines of the losses (see chart.mjs): a thin one for each volunteer, a strong one for the whole run.
+ * The lines of the losses (see chart.mjs): a thin one for each volunteer, rings for the checkpoints' losses on held-out
+ * samples, and a strong line for the whole run.
  *
  * @param {object} feed see feed.mjs
  * @param {string[]} seen see seriesOf
  */
 export function lossLines(feed, seen) {
   const volunteers = Object.entries(feed.peers).map(([name, points]) => ({ name, points, colour: `series-${seriesOf(seen, name)}` }));
-  return [...volunteers, { name: "all", points: pointsOf(feed, "loss"), colour: "ink", strong: true }];
+  const measured = feed.held_out.length ? [{ name: "held out", points: heldOutPoints(feed), colour: "ink", dots: true }] : [];
+  return [...volunteers, ...measured, { name: "all", points: pointsOf(feed, "loss"), colour: "ink", strong: true }];
 }
 
 export function volunteerLines(feed) {
@@ -38,6 +40,10 @@ export function speedLines(feed) {
   return [{ name: "samples per second", points: pointsOf(feed, "samples_per_second"), colour: "series-2", strong: true }];
 }
 
+function heldOutPoints({ held_out }) {
+  return held_out.map(({ epoch, loss }) => [epoch, loss]);
+}
+
 function pointsOf({ epochs }, key) {
   return epochs.map((row) => [row.epoch, row[key]]);
 }
@@ -46,8 +52,13 @@ function pointsOf({ epochs }, key) {
 export function lossTable(feed) {
   const names = Object.keys(feed.peers);
   const losses = names.map((name) => new Map(feed.peers[name]));
+  const head = ["Epoch", "All", ...names];
+  if (feed.held_out.length) {
+    losses.unshift(new Map(heldOutPoints(feed)));
+    head.splice(2, 0, "Held out");
+  }
   const cells = ({ epoch, loss }) => [loss, ...losses.map((known) => known.get(epoch))].map((value) => showNumber(value, 4));
-  return { head: ["Epoch", "All", ...names], body: newestFirst(feed).map((row) => [row.epoch, ...cells(row)]) };
+  return { head, body: newestFirst(feed).map((row) => [row.epoch, ...cells(row)]) };
 }
 
 /** {head, body}, the newest epoch first. */
@@ -77,5 +88,19 @@ export function lossSummary(feed) {
   return (
     `Loss per epoch: ${showNumber(first.loss)} at epoch ${first.epoch}, ${showNumber(last.loss)} at epoch ${last.epoch}, ` +
     `with a line for each of ${whoOf(feed)}.`
+  );
+}
+
+/** The newest loss on held-out samples in words, and the codec's error of a run of pictures; empty if there is no loss. */
+export function heldOutText({ run, held_out }) {
+  if (!held_out.length) return "";
+  const { epoch, loss, samples, tokens } = held_out.at(-1);
+  const perplexity = run?.kind === "text" ? `, perplexity ${showNumber(Math.exp(loss))}` : "";
+  const measured = `${showCount(samples)} held-out samples (${showCount(tokens)} tokens)`;
+  const error = run?.reconstruction_error ?? null;
+  const codec = error === null ? "" : ` The codec gives the data's own pictures back with a mean squared error of ${showNumber(error, 2)}, of colours from 0 to 1.`;
+  return (
+    "Each ring is a checkpoint's loss on samples of the data that nobody trains on. " +
+    `The newest: ${showNumber(loss, 4)} at epoch ${showCount(epoch)}${perplexity}, over ${measured}.${codec}`
   );
 }

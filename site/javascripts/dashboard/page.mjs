@@ -10,7 +10,7 @@ import { followRun } from "../live.mjs";
 import { makeTable } from "../numbers.mjs";
 import { inOwnTask } from "../pieces.mjs";
 import { makeChart } from "./chart.mjs";
-import { lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
+import { heldOutText, lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
 import { contributorsText, showBoard, showEvents, showMoreButton } from "./people.mjs";
 import { showPictures } from "./pictures.mjs";
 import { showViews, startViews } from "./views.mjs";
@@ -113,12 +113,12 @@ function showStatus(page, feed) {
 function showRun(page, feed) {
   const { slot, charts, tables, seen } = page;
   showTiles(slot, feed);
-  const drawn = JSON.stringify([feed.epochs.slice(-3), feed.epochs.length, Object.keys(feed.peers)]);
+  const drawn = JSON.stringify([feed.epochs.slice(-3), feed.epochs.length, Object.keys(feed.peers), feed.held_out]);
   if (page.drawn !== drawn) charts.forEach((chart) => chart.redraw()); // in tasks of their own
   page.drawn = drawn;
   later(page, "views", () => showViews(slot("views"), page.view, page.feed.epochs));
   later(page, "tables", () => tables.forEach((fill) => fill()));
-  later(page, "summary", () => showSummary(slot("loss-chart"), page.feed));
+  later(page, "summary", () => showSummary(slot, page.feed));
   later(page, "pictures", () => showPictures(slot, page.feed.snapshots));
   later(page, "board", () => {
     showBoard(slot("board"), page.feed, seen);
@@ -153,9 +153,11 @@ function showPeriods(slot, feed) {
   slot("contributors").textContent = contributorsText(feed);
 }
 
-function showSummary(chart, feed) {
-  const summary = lossSummary(feed);
-  if (summary) chart.setAttribute("aria-label", summary);
+function showSummary(slot, feed) {
+  const [summary, heldOut] = [lossSummary(feed), heldOutText(feed)];
+  if (summary) slot("loss-chart").setAttribute("aria-label", summary);
+  slot("held-out").textContent = heldOut;
+  slot("held-out").classList.toggle("hidden", !heldOut);
 }
 
 function showTiles(slot, feed) {

@@ -3,6 +3,7 @@
 
 import { element } from "../elements.mjs";
 import { showCount, showNumber } from "../format.mjs";
+import { swatchOf } from "./legend.mjs";
 import { pointAt } from "./scale.mjs";
 
 /** A shorter movement with the button pressed is a click. */
@@ -117,23 +118,18 @@ export function showTip({ drawing, pointer: { cross, tip, at } }) {
 /**
  * The lines' values at the epoch of the last line that is nearest to `x`: the last one stands for the whole run.
  *
- * @returns {{epoch: number, values: {name: string, colour: string, value: number}[]}}
+ * @returns {{epoch: number, values: (Line & {value: number})[]}} a Line as in chart.mjs, without its points
  */
 export function valuesAt(lines, x) {
   const all = lines.at(-1)?.points.filter(([, value]) => value !== null) ?? [];
   if (!all.length) return { epoch: x, values: [] };
   const [epoch] = all.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best));
-  const found = [lines.at(-1), ...lines.slice(0, -1)].map(({ name, colour, points }) => ({ name, colour, value: pointAt(points, epoch)?.[1] ?? null }));
+  const found = [lines.at(-1), ...lines.slice(0, -1)].map(({ points, ...line }) => ({ ...line, value: pointAt(points, epoch)?.[1] ?? null }));
   return { epoch: Math.round(epoch), values: found.filter(({ value }) => value !== null) };
 }
 
 function tipRows({ epoch, values }) {
-  const rows = values.slice(0, MOST_VALUES).map(({ name, colour, value }) => {
-    const swatch = element("span", []);
-    swatch.className = "swatch";
-    swatch.style.setProperty("--swatch", `var(--${colour})`);
-    return element("p", [swatch, `${name}: ${showNumber(value, 4)}`]);
-  });
+  const rows = values.slice(0, MOST_VALUES).map(({ value, ...line }) => element("p", [swatchOf(line), `${line.name}: ${showNumber(value, 4)}`]));
   const more = values.length - MOST_VALUES;
   return [element("p", [`Epoch ${showCount(epoch)}`]), ...rows, ...(more > 0 ? [element("p", [`and ${more} more`])] : [])];
 }

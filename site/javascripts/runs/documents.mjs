@@ -11,8 +11,9 @@ const list = (check) => (value) => Array.isArray(value) && value.every(check);
 const record = (checks) => (value) => typeof value === "object" && value !== null && Object.entries(checks).every(([name, check]) => check(value[name]));
 
 const RUN = record({
-  run_id: text, title: text, total_epochs: number, description: maybe(text), join_command: maybe(text),
+  run_id: text, title: text, total_epochs: number, kind: maybe(text), description: maybe(text), join_command: maybe(text),
   recipe_digest: maybe(text), parameters: maybe(number), least_memory_bytes: maybe(number), sent_bytes: maybe(number),
+  reconstruction_error: maybe(number),
 });
 
 const time = (value) => number(value) && Math.abs(value) < 1e11;
@@ -28,6 +29,7 @@ const CHECKS = {
   }),
   "history.json": record({
     epochs: list(record({ epoch: number, loss: maybe(number), active_peers: number, samples_per_second: maybe(number) })),
+    held_out: maybe(list(record({ epoch: number, loss: number, samples: number, tokens: number }))),
   }),
   "losses.json": record({
     peers: (peers) => record({})(peers) && Object.values(peers).every(list(list(maybe(number)))),

@@ -143,6 +143,27 @@ def test_a_live_run_is_shown_and_grows(open_page, live):
     assert violations(page) == []
 
 
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
+def test_losses_on_held_out_samples_are_points_beside_the_loss_of_training(open_page, live, width, dark):
+    page = open_page("dashboard/", width=width, dark=dark)
+    assert _drawn_points(page, "loss-chart", "all") == 20
+    text = page.locator("[data-slot=held-out]")
+    expect(text).to_be_hidden()
+    measured = {"time": 0.0, "samples": 64, "tokens": 8128}
+    live.live["history"]["held_out"] = [{"epoch": epoch, "loss": 5.2 - epoch / 10, **measured} for epoch in (10, 20)]
+    live.live["run"]["kind"] = "text"
+    page.reload()
+    expect(text).to_contain_text("3.2 at epoch 20, perplexity 24.5, over 64 held-out samples (8\u202f128 tokens)")
+    _wait_for_points(page, "held out", 2)
+    assert set(_drawn_names(page)) == {"ada", "<b>bob</b>", "cy", "held out", "all"}
+    legend = page.get_by_role("group", name="Lines: Loss")
+    expect(legend.get_by_role("button", name="held out")).to_be_visible()
+    live.live["history"]["held_out"].append({"epoch": 18, "loss": 3.3, **measured})  # without a new epoch
+    live.live["state"]["status"] = "waiting"
+    _wait_for_points(page, "held out", 3)
+    assert violations(page) == []
+
+
 def test_a_volunteer_who_leaves_is_shown_as_gone(open_page, live):
     page = open_page("dashboard/")
     expect(page.locator("[data-slot=active]")).to_have_text("3")

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { lossLines, lossSummary, lossTable, seriesOf, speedLines, volunteerLines, volunteerTable } from "../../../site/javascripts/dashboard/lines.mjs";
+import { heldOutText, lossLines, lossSummary, lossTable, seriesOf, speedLines, volunteerLines, volunteerTable } from "../../../site/javascripts/dashboard/lines.mjs";
 import { tilesOf } from "../../../site/javascripts/dashboard/page.mjs";
 import { contributorsText, eventsToTell, placesOf, volunteerTexts } from "../../../site/javascripts/dashboard/people.mjs";
 import { altOf, chosenOf, columnsIn, epochsTold, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
@@ -25,6 +25,19 @@ test("each volunteer has a line, and the last line is the whole run's", () => {
   assert.deepEqual(ada, { name: "ada", points: [[2, 3.5], [3, 2.5]], colour: "series-2" });
   assert.deepEqual([tags.name, tags.points], ["<b>", [[3, 9]]]);
   assert.deepEqual(all, { name: "all", points: [[1, null], [2, 3], [3, 2]], colour: "ink", strong: true });
+});
+
+test("checkpoints' losses on held-out samples are points of their own", () => {
+  const feed = { ...FEED, run: { kind: "text" }, held_out: [{ epoch: 1, loss: 4, samples: 9, tokens: 90 }, { epoch: 3, loss: 2.5, samples: 10, tokens: 1250 }] };
+  const [dots, all] = lossLines(feed, []).slice(-2);
+  assert.deepEqual(dots, { name: "held out", points: [[1, 4], [3, 2.5]], colour: "ink", dots: true });
+  assert.equal(all.name, "all");
+  assert.deepEqual(lossTable(feed).head, ["Epoch", "All", "Held out", "ada", "<b>"]);
+  assert.deepEqual(lossTable(feed).body, [[3, "2", "2.5", "2.5", "9"], [2, "3", "–", "3.5", "–"], [1, "–", "4", "–", "–"]]);
+  assert.match(heldOutText(feed), /2\.5 at epoch 3, perplexity 12\.2, over 10 held-out samples \(1\u202f250 tokens\)\.$/);
+  const ofPictures = heldOutText({ ...feed, run: { kind: "pictures", reconstruction_error: 0.01234 } });
+  assert.match(ofPictures, /at epoch 3, over 10 .* mean squared error of 0\.012, of colours from 0 to 1\.$/);
+  assert.equal(heldOutText(FEED), "");
 });
 
 test("a volunteer keeps its colour, and the ninth gets the first colour again", () => {

@@ -134,19 +134,19 @@ const { followRun } = await import("../../../site/javascripts/live.mjs");
 
 test("a page asks for everything at first, then for the state, and at a new epoch for the rest", async () => {
   const told = [];
-  const stop = followRun((feed) => told.push({ phase: feed.phase, changed: feed.changed, epochs: feed.epochs.length }), { documents: ["events"] });
+  const stop = followRun((feed) => told.push({ phase: feed.phase, changed: feed.changed, epochs: feed.epochs.length, heldOut: feed.held_out.map(({ epoch }) => epoch) }), { documents: ["events"] });
   await settled();
   assert.deepEqual(asked, ["run.json", "state.json", "history.json?points=1000", "events.json"]);
-  assert.deepEqual(told, [{ phase: "known", changed: true, epochs: 4 }]);
+  assert.deepEqual(told, [{ phase: "known", changed: true, epochs: 4, heldOut: [] }]);
   mock.timers.tick(2000);
   await settled();
   assert.deepEqual(asked.slice(4), ["state.json"]);
   documents.state.epoch = 5;
-  documents.history.epochs = rows(4, 5);
+  documents.history = { epochs: rows(4, 5), held_out: [{ epoch: 4, loss: 1, samples: 2, tokens: 3 }] };
   mock.timers.tick(2000);
   await settled();
   assert.deepEqual(asked.slice(5), ["state.json", "history.json?since=2", "events.json"]);
-  assert.equal(told.at(-1).epochs, 5);
+  assert.deepEqual([told.at(-1).epochs, told.at(-1).heldOut], [5, [4]]);
   stop();
   mock.timers.tick(60_000);
   await settled();

@@ -75,7 +75,7 @@ test("other types, endless texts and numbers out of range are refused", () => {
   const wrong = [
     ["run.json", null], ["run.json", "<b>"], ["run.json", { ...RUN, title: { toString: 1 } }], ["run.json", { ...RUN, join_command: ["x"] }],
     ["run.json", { ...RUN, title: "x".repeat(10_001) }], ["run.json", { ...RUN, total_epochs: "40" }], ["state.json", { ...STATE, active_peers: "2" }],
-    ["state.json", { ...STATE, updated_every_seconds: 0 }], ["state.json", { ...STATE, time: 1e300 }], ["state.json", []], ["history.json", { epochs: {} }],
+    ["state.json", { ...STATE, updated_every_seconds: 0 }], ["state.json", { ...STATE, time: 1e300 }], ["state.json", []], ["history.json", { epochs: {} }], ["history.json", { epochs: [], held_out: [{ epoch: 1, loss: "3" }] }],
     ["losses.json", { peers: { ada: [1] } }], ["leaderboard.json", { volunteers: [{ name: 1 }] }], ["events.json", { events: [{ time: 1e20, name: "", kind: "", text: "" }] }],
     ["pictures.json", { snapshots: [{ epoch: 1, pictures: [{ prompt: "a", file: 3 }] }] }],
   ];
