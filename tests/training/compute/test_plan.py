@@ -11,6 +11,7 @@ from calculator.choose.devices import device_named
 from calculator.choose.largest import peer_step
 from tests.profiled import highest_bytes
 from training.cli import build_app
+from training.commands import plan as plan_command
 from training.compute.machine import this_machine
 from training.compute.plan import layers_of, make_plan, peer_of, training_of
 from training.errors import BadInput
@@ -156,6 +157,19 @@ def test_the_command_names_what_local_updates_keep(tmp_path):
     (tmp_path / "local.toml").write_text(read_recipe("demo").replace("[swarm]", '[swarm]\nmode = "diloco"'))
     shown = CliRunner().invoke(build_app(), ["plan", "--recipe", str(tmp_path / "local.toml"), "--gpu", "t4"]).output
     assert "lamb8bit and an inner batch's gradients" in shown and "host: averaged copies and SGD" in shown
+
+
+@pytest.mark.parametrize("gpu", ["t4", "cpu"])
+@pytest.mark.parametrize("recipe", ["demo", "llama-150m", "lora-7b"])
+def test_the_parts_that_the_command_shows_add_up_to_what_it_says(recipe, gpu):
+    run, device = load_recipe(recipe), device_named(gpu)
+    plan = make_plan(task_of(run), device, micro_batch_size=2)
+    parts = plan_command._parts(run, plan)
+    if not device.unified:
+        assert parts["CUDA itself"] > 400 << 20
+        parts.pop(next(name for name in parts if name.startswith("host: ")))
+    assert sum(parts.values()) == plan.need_bytes and min(parts.values()) >= 0
+    assert ("gradients of the adapters" in " ".join(parts)) == (recipe == "lora-7b")
 
 
 @pytest.mark.parametrize("size", [10**18, 10**30])
