@@ -49,7 +49,7 @@ def test_a_stream_of_unknown_length_has_a_pace(clock):
         for done in range(0, 12_000, 1000):
             show("Encoding", done, None)
             clock.now += 1
-    assert stream.getvalue().splitlines()[-1] == "Encoding: 10,000, 1,000/s"
+    assert stream.getvalue().splitlines()[-1] == "Encoding: 10,000, 1\u202f000/s"
 
 
 def test_what_an_interrupted_call_finds_finished_counts_for_half_a_minute_only(clock):
@@ -61,7 +61,7 @@ def test_what_an_interrupted_call_finds_finished_counts_for_half_a_minute_only(c
         for done in range(36_864, 37_464, 10):
             clock.now += 1
             show("Encoding", done, 50_000)
-    assert ", 10.0/s, 0:20:" in stream.getvalue().splitlines()[-1]
+    assert ", 10/s, 21 min left" in stream.getvalue().splitlines()[-1]
 
 
 def test_an_end_that_is_told_again_takes_one_line(clock):

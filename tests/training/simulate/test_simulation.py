@@ -171,8 +171,8 @@ def test_the_command_simulates_a_recipe():
     assert printed["epochs"] == 5 and printed["volunteers"] == 3 and 0 < printed["days"] < 1
     report = runner.invoke(app, words).stdout
     assert "3 volunteers" in report and "computing samples that count" in report
-    minutes = re.search(r"^[\d,]+ epochs +(\d+) min$", report, re.MULTILINE)
-    assert int(minutes[1]) == pytest.approx(24 * 60 * printed["days"], abs=0.51)
+    hours, minutes = re.search(r"^[\d,]+ epochs +(\d+) h (\d+) min$", report, re.MULTILINE).groups()
+    assert 60 * int(hours) + int(minutes) == pytest.approx(24 * 60 * printed["days"], abs=0.51)
     assert "3 × 8 samples/s: 100 Mbit/s up" in report and "assumed" not in report
     assert "(assumed;" in runner.invoke(app, ["simulate", "--volunteers", "2", "--epochs", "1"]).stdout
     for volunteers, sentence in {

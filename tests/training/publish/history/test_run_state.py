@@ -141,7 +141,7 @@ CASES = {
     "epoch overdue": (
         replace(RUNNING, now=NOON + 61, sight=replace(SIGHT, answered_at=NOON + 61)),
         "slow",
-        "No epoch was finished for 1 min; usually one takes 10 s",
+        "No epoch was finished for 61 s; usually one takes 10 s",
         "a volunteer's terminal says why",
     ),
     "epoch nearly overdue": (
