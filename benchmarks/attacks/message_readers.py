@@ -391,6 +391,28 @@ def parts_of_tensors() -> Reader:
     return Reader(read=read, refuses=(Exception,), seeds=seeds)
 
 
+def sparse_messages() -> Reader:
+    """What a peer sends to its group with `mode = "sparse"`, and others pass on."""
+    import torch
+
+    from training.swarm.epoch.sparse import SparseMean
+
+    shapes = [torch.Size((5000,)), torch.Size((7,))]
+    mean = SparseMean(shapes, kept=64, decay=1.0)
+    seeds = [bytes(mean.pack([torch.randn(shape) for shape in shapes], weight).tolist()) for weight in (8.0, 0.0)]
+
+    def read(raw: bytes) -> None:
+        weight, code = mean.read(torch.frombuffer(bytearray(raw or b"\0"), dtype=torch.uint8))
+        expect(float, weight)
+        for piece, places, values in mean.code.decode(code):
+            if not 0 <= int(places.min()) <= int(places.max()) < piece.blocks * piece.code.values:
+                raise AssertionError("a place is outside of its tensor")
+            if not bool(values.isfinite().all()):
+                raise AssertionError("a value is not finite")
+
+    return Reader(read=read, refuses=(ValueError,), seeds=seeds)
+
+
 def samples_of_weights() -> Reader:
     """What witnesses answer."""
     import numpy as np
@@ -573,6 +595,7 @@ READERS = {
     "requests for parts": (requests_for_parts, 40_000),
     "shown parts": (shown_parts, 10_000),
     "parts of tensors": (parts_of_tensors, 80_000),
+    "sparse messages": (sparse_messages, 60_000),
     "samples of weights": (samples_of_weights, 60_000),
     "facts of states": (facts_of_states, 40_000),
     "signed statements": (statements, 60_000),

@@ -18,6 +18,8 @@ CODECS = ("blockwise8", "uniform8", "float16", "float32")
 """The encodings among which a recipe chooses (training/swarm/engine/codecs.py)."""
 BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/engine/codecs.py)."""
+SPARSE_BLOCK = 4096
+"""Values of which `mode = "sparse"` sends some, as in Sarfi et al. 2025, arXiv:2508.15706."""
 CODEBOOK_BYTES = 8 + 256 * 4
 """Bytes in each part of `uniform8` besides its codes: a length and 256 float32 values (hivemind 1.1.12,
 compression/quantization.py)."""
@@ -83,6 +85,17 @@ def vector_bytes(parameters: int, small_parameters: int, codec: str) -> int:
         return encoded_bytes(parameters, codec)
     large = encoded_bytes(parameters - small_parameters, codec, of=parameters)
     return large + encoded_bytes(small_parameters, "float16")
+
+
+def sparse_bytes(values: int, kept: int) -> int:
+    """Bytes of a message of `mode = "sparse"` (training/swarm/epoch/sparse_code.py), if all blocks of 4096 are whole.
+
+    >>> sparse_bytes(20_000_000, 64) * 8 / 20_000_000
+    0.1601624
+    """
+    low_bits = int(math.log2(SPARSE_BLOCK / kept))
+    entries, buckets = kept * (low_bits + 2), kept + ((SPARSE_BLOCK - 1) >> low_bits) + 1
+    return -(-values // SPARSE_BLOCK) * (2 + -(-entries // 8) + -(-buckets // 8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

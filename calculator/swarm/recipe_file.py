@@ -44,7 +44,7 @@ COMMENTS = {
     "swarm.gradient_codec": "8 bits with a scale for each 512 values; float16 sends twice as much",
     "swarm.average_state_every": "epochs between two averages of the weights themselves",
     "swarm.state_bits": "bits of each of these weights when it is sent: 8 or 16",
-    "swarm.mode": "synchronous; delayed hides the exchange; diloco exchanges rarely, for very slow links",
+    "swarm.mode": "synchronous; delayed hides the exchange; diloco and sparse exchange rarely, for slow links",
     "swarm.inner_batch_size": "samples of a volunteer's own update between two exchanges",
     "swarm.max_epochs_alone": "epochs alone before a volunteer waits for others; 0: never waits; change at any time",
     "swarm.metrics_every_seconds": "how often volunteers report to the dashboard",

@@ -137,7 +137,7 @@ def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
     """Bytes that training takes, by their use. Those on the device add up to `Plan.need_bytes`."""
     from calculator.units import show_bytes
 
-    gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
+    gpu_memory, local = plan.estimate.gpu, config.swarm.local_updates
     gradients = "gradients" if plan.trained_parameters == plan.parameters else "gradients of the adapters"
     if gpu_memory.gradients < plan.estimate.gradient_bytes:
         gradients += f", made so far of {show_bytes(plan.estimate.gradient_bytes)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from calculator.swarm.exchange import part_bytes, vector_bytes
+from calculator.swarm.exchange import SPARSE_BLOCK, part_bytes, sparse_bytes, vector_bytes
 from calculator.units import show_bytes, show_rate
 from training.compute.machine import usable_cores
 from training.optim.eight_bit.kernels import kernels
@@ -31,9 +31,15 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     state = "16 bit" if swarm.state_bits == 16 else bits
     large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
     small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
-    local = swarm.mode == "diloco"
+    local = swarm.local_updates
     delayed = " and the average of gradients" * (swarm.mode == "delayed")
     sent = all_reduce_bytes(swarm.gradient_codec, parameters)
+    gradients = f"gradients ({swarm.gradient_codec}), {large}"
+    sent_to, for_each = f", in parts of {show_bytes(part_bytes(parameters))}", ""
+    if swarm.mode == "sparse":
+        bits, small, sent = "2 bit", "", sparse_bytes(parameters, swarm.sparse_kept)
+        gradients = f"{swarm.sparse_kept} of each {SPARSE_BLOCK:,} distances"
+        sent_to, for_each = " to each peer of its group", " for each"
     link = show_rate(8 * sent / swarm.allreduce_timeout_seconds, "bit", digits=2)
     return (
         Setting(
@@ -50,7 +56,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
         ),
         Setting(
             name=f"in {bits}",
-            value=f"gradients ({swarm.gradient_codec}), {large}",
+            value=gradients,
             reason=f"set by the recipe; {small}parameters in {state} every {swarm.average_state_every} "
             f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in 16 bit",
         ),
@@ -65,8 +71,8 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             name="times",
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
-            reason=f"set by the recipe; an average sends about {show_bytes(sent)}, in parts of "
-            f"{show_bytes(part_bytes(parameters))}, so it needs a link of at least {link}",
+            reason=f"set by the recipe; an average sends about {show_bytes(sent)}{sent_to}, so it needs a link of at "
+            f"least {link}{for_each}",
         ),
         Setting(
             name="files",

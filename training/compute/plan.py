@@ -138,7 +138,7 @@ def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
         sequence_length=shape.seq_len,
         reversible=shape.reversible,
         optimizer=OF_RECIPES[run.optimizer.name],
-        local_updates=run.swarm.mode == "diloco",
+        local_updates=run.swarm.local_updates,
         powersgd=run.swarm.powersgd_rank > 0,
         **shape.adapters,
     )

@@ -193,5 +193,5 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
         max_group_size=swarm.max_group_size,
-        local_updates=swarm.mode == "diloco",
+        local_updates=swarm.local_updates,
     )

@@ -21,6 +21,10 @@ from training.section import Count, Positive, Seconds, Section
 RECORDS_MISSED = 6
 """Number of records that a peer has to miss before it counts as gone; see `metrics_every_seconds`."""
 
+FEWEST_SPARSE = 100
+"""Least `average_state_every` with `mode = "sparse"`. Between two peers, a value takes 16 bits in an average of the
+parameters and 0.16 in an exchange."""
+
 Codec = Literal[*CODECS]
 
 
@@ -46,14 +50,22 @@ class SwarmConfig(Section):
     """Codec of large tensors. `blockwise8` has one scale per 512 values; `uniform8`, the 2021 run's, has one range for
     a whole part and clips the tails of heavy-tailed gradients; `float16` takes twice the bytes; `float32`, which
     applies to small tensors as well, four times. Parameters in 8 bits use the same codec."""
-    mode: Literal["synchronous", "delayed", "diloco"] = "synchronous"
+    mode: Literal["synchronous", "delayed", "diloco", "sparse"] = "synchronous"
     """`synchronous`: every epoch is one update with the average gradient of all peers, made in the background while the
     next epoch computes. `delayed`: gradients are averaged in the background as well, so no peer waits for the network,
     and each update uses gradients that were computed one update earlier. `diloco`, for very slow links (Douillard et
     al. 2023): each peer updates its own weights, and at the end of an epoch the peers await the average of how far
-    their weights have moved."""
+    their weights have moved. `sparse`, for the slowest links (Sarfi et al. 2025): as `diloco`, but peers send only the
+    largest of these distances, and send the rest later; equal weights stay equal to the last bit, so
+    `average_state_every` is large."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
-    """Samples of one local update between exchanges (`diloco`)."""
+    """Samples of one local update between exchanges (`diloco`, `sparse`)."""
+    sparse_kept: Annotated[int, Field(ge=8, le=1024)] = 64
+    """Values of each 4096 that a peer sends (`sparse`). 64, the paper's number, take 0.16 bits a parameter; 256 take
+    0.5, for runs of few exchanges."""
+    error_decay: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Factor by which what a peer has not sent counts less in each later exchange (`sparse`). Lower it if the loss
+    swings; 0: peers drop what they do not send."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
     2019); the error is added to the next gradient. 0: no low-rank compression."""
@@ -88,19 +100,31 @@ class SwarmConfig(Section):
 
     @model_validator(mode="after")
     def _has_ways_of_averaging_that_go_together(self) -> SwarmConfig:
-        if self.mode == "diloco" and (self.inner_batch_size > self.target_batch_size or self.powersgd_rank):
-            raise ValueError("mode diloco needs inner_batch_size of at most target_batch_size, and powersgd_rank = 0")
-        if self.aggregation == "centered-clip" and (self.mode == "diloco" or self.powersgd_rank):
+        if self.local_updates and (self.inner_batch_size > self.target_batch_size or self.powersgd_rank):
             raise ValueError(
-                "aggregation centered-clip does not go with mode diloco, which was not tried with it, nor with "
-                "powersgd_rank, whose thin matrices one peer can spoil; omit these, or use aggregation mean"
+                f"mode {self.mode} needs inner_batch_size of at most target_batch_size, and powersgd_rank = 0"
+            )
+        if self.mode == "sparse" and self.average_state_every < FEWEST_SPARSE:
+            raise ValueError(
+                f"mode sparse needs average_state_every of at least {FEWEST_SPARSE}, not {self.average_state_every}: "
+                "an average of all parameters sends a hundred times the bytes of an exchange"
+            )
+        if self.aggregation == "centered-clip" and (self.local_updates or self.powersgd_rank):
+            raise ValueError(
+                "aggregation centered-clip does not go with mode diloco or sparse, which were not tried with it, nor "
+                "with powersgd_rank, whose thin matrices one peer can spoil; omit these, or use aggregation mean"
             )
         return self
 
     @property
+    def local_updates(self) -> bool:
+        """True if each peer updates its own weights between exchanges."""
+        return self.mode in ("diloco", "sparse")
+
+    @property
     def updates_in_background(self) -> bool:
         """True if a peer computes the next epoch's first gradients while the optimizer updates."""
-        return self.mode != "diloco"
+        return not self.local_updates
 
     @property
     def request_timeout_seconds(self) -> float:

@@ -39,6 +39,9 @@ def test_settings_in_use_follow_the_recipe():
     assert "the update and the average of gradients" in both
     local = reasons(with_swarm(mode="diloco"))
     assert local["meanwhile"].startswith("nothing: local updates") and "SGD on the host" in local["optimizer"]
+    sparse = reasons(with_swarm(mode="sparse"))
+    assert sparse["in 2 bit"].startswith("64 of each 4,096 distances: ") and sparse["meanwhile"] == local["meanwhile"]
+    assert "about 19.6 KiB to each peer" in sparse["times"]  # of a million parameters, 82 bytes for each 4096
     assert "uniform8" in reasons(load_recipe("dalle-2021"))["in 8 bit"]
     assert "in 16 bit" in reasons(with_swarm(gradient_codec="float16"))
     whole = reasons(with_swarm(gradient_codec="float32", state_bits=8))["in 32 bit"]

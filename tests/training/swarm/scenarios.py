@@ -165,6 +165,7 @@ def average_gradients(
     make: Callable[[str], Gradients] = gradients_of,
     codec: str = "uniform8",
     powersgd_rank: int = 0,
+    sparse_kept: int = 0,
     fault: Mapping[str, Callable[[], None]] = {},
     chunk_seconds: float = 5.0,
     part_bytes: int | None = None,
@@ -175,6 +176,7 @@ def average_gradients(
     from training.swarm.engine.codecs import exchange_codec
     from training.swarm.epoch.gradients import GradientAverager
     from training.swarm.epoch.powersgd import PowerSgd, powersgd_codec
+    from training.swarm.epoch.sparse import SparseMean
     from training.swarm.round.pipe import AveragerSettings
 
     fault.get(peer.name, lambda: None)()
@@ -184,6 +186,8 @@ def average_gradients(
     if powersgd_rank:
         method = PowerSgd([parameter.shape for parameter in parameters], powersgd_rank)
         compression = powersgd_codec(compression)
+    if sparse_kept:
+        method = SparseMean([parameter.shape for parameter in parameters], kept=sparse_kept, decay=1.0)
     settings = AveragerSettings(
         prefix=prefix,
         matchmaking_seconds=5.0,
@@ -362,7 +366,7 @@ def train(peer: Peer, *, begin: Callable | None = None, watch: Callable | None =
     return [parameter.detach().clone() for parameter in model.parameters()], reports
 
 
-def come_late(peer: Peer, *, matchmaking_seconds: float):
+def come_late(peer: Peer, *, matchmaking_seconds: float, **swarm: object):
     """As `train`; the second comes when the first has done some epochs, and more go by before it has its state.
 
     Each has the weights with which it ended each epoch, the epochs in which it wanted the others' weights, and what has
@@ -389,7 +393,7 @@ def come_late(peer: Peer, *, matchmaking_seconds: float):
             facts["wanted weights"].add(optimizer.local_epoch)
         weights[optimizer.local_epoch] = host_weights(optimizer)
 
-    swarm = {"average_state_every": 1_000_000, "matchmaking_seconds": matchmaking_seconds}
+    swarm |= {"average_state_every": 1_000_000, "matchmaking_seconds": matchmaking_seconds}
     _, reports = train(peer, begin=begin, watch=watch, **swarm)
     return weights, reports, facts
 
@@ -530,6 +534,22 @@ def look_beside_a_slow_node(peer: Peer):
     }
 
 
+def note_offers(optimizer, more: Callable[[], dict] = dict) -> dict[int, dict]:
+    """Notes from now on, by the number of each exchange, the distances that this peer offers, the common weights before
+    it, and more."""
+    load, offers = optimizer.gradients.load_mean, {}
+
+    def load_and_note():
+        samples = load()
+        with optimizer.gradients.get_tensors() as distances:
+            offered = [distance.clone() for distance in distances]
+        offers[optimizer.local_epoch + 1] = {"offered": offered, "before": host_weights(optimizer), **more()}
+        return samples
+
+    optimizer.gradients.load_mean = load_and_note
+    return offers
+
+
 def train_locally(peer: Peer):
     """Three exchanges of local updates: what was offered, and the common weights before and after; and the reports."""
     settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}
@@ -537,22 +557,12 @@ def train_locally(peer: Peer):
     run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
-    load, offers, exchanges, reports = optimizer.gradients.load_mean, {}, [], []
+    exchanges, reports = [], []
 
     def momenta():
         return [optimizer.master.optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.master.parameters]
 
-    def load_and_note():
-        samples = load()
-        with optimizer.gradients.get_tensors() as distances:
-            offers[optimizer.local_epoch + 1] = {
-                "offered": [distance.clone() for distance in distances],
-                "before": host_weights(optimizer),
-                "momentum": momenta(),
-            }
-        return samples
-
-    optimizer.gradients.load_mean = load_and_note
+    offers = note_offers(optimizer, lambda: {"momentum": momenta()})
     peer.await_others("ready")
     deadline = time.monotonic() + 200
     while len(exchanges) < 3 and time.monotonic() < deadline:
@@ -566,6 +576,45 @@ def train_locally(peer: Peer):
                 after = {"epoch": report.epoch, "after": host_weights(optimizer), "model": own}
                 exchanges.append({**after, **offers[report.epoch]})
     return exchanges, reports
+
+
+def train_sparsely(peer: Peer, *, exchanges: int = 10):
+    """Peers learn a matrix from examples, each from its own, with sparse exchanges.
+
+    For each exchange with the other peer: what this one offered, the common weights before and after, and the report.
+    And the loss on the same examples, before and after.
+    """
+    settings = {"mode": "sparse", "inner_batch_size": 8, "target_batch_size": 1200, "average_state_every": 1000}
+    # What waits for its turn must not come back as more than a peer's weights are away from the goal.
+    run = run_with(**settings, sparse_kept=128, error_decay=0.5)
+    optimizer = run.optimizer.model_copy(update={"name": "adamw", "weight_decay": 0.0})
+    schedule = run.schedule.model_copy(update={"warmup_epochs": 0, "peak_learning_rate": 1e-3})
+    run = run.model_copy(update={"schedule": schedule, "optimizer": optimizer})
+    torch.manual_seed(0)
+    model, goal = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    examples = torch.Generator().manual_seed(len(peer.name))
+
+    def loss(inputs):
+        return (model(inputs) - goal(inputs).detach()).square().mean()
+
+    judged = torch.randn((256, 64), generator=torch.Generator().manual_seed(0))
+    losses = [float(loss(judged))]
+    optimizer = optimizer_of(peer, run, model)
+    offers, met = note_offers(optimizer), []
+    peer.await_others("ready")
+    deadline = time.monotonic() + 200
+    while len(met) < exchanges and time.monotonic() < deadline:
+        time.sleep(0.01 if peer.name == "first" else 0.02)
+        loss(torch.randn((4, 64), generator=examples)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for report in optimizer.take_epoch_reports():
+            if report.senders == 2:
+                after = {"after": host_weights(optimizer), "report": report}
+                met.append({**offers[report.epoch], **after})
+                peer.await_others(f"exchange {len(met)}")
+    losses.append(float(loss(judged)))
+    return met, losses
 
 
 def go_on_alone(peer: Peer):

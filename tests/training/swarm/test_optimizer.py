@@ -12,7 +12,7 @@ from training.recipe import load_recipe
 from training.swarm.engine.codecs import BlockwiseCodec
 from training.swarm.engine.process import DHT
 from training.swarm.epoch.powersgd import PowerSgd
-from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates
+from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates, SparseUpdates
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.progress import Progress
 from training.swarm.peers.times import LIVELY_WINDOWS
@@ -151,15 +151,16 @@ def test_codecs_are_those_that_the_recipe_names(optimizer_with):
 
 @pytest.mark.swarm
 def test_powersgd_has_the_rank_that_the_recipe_says(optimizer_with):
-    method = optimizer_with(powersgd_rank=3).gradients._method
+    method = optimizer_with(powersgd_rank=3).gradients.method
     assert isinstance(method, PowerSgd) and method.rank == 3
-    assert not isinstance(optimizer_with().gradients._method, PowerSgd)
+    assert not isinstance(optimizer_with().gradients.method, PowerSgd)
 
 
 @pytest.mark.swarm
 def test_the_recipe_chooses_the_strategy(optimizer_with):
+    inner = {"inner_batch_size": 8}
     kinds = [
         type(optimizer_with(**swarm).strategy)
-        for swarm in ({}, {"mode": "delayed"}, {"mode": "diloco", "inner_batch_size": 8})
+        for swarm in ({}, {"mode": "delayed"}, {"mode": "diloco", **inner}, {"mode": "sparse", **inner})
     ]
-    assert kinds == [Awaited, Delayed, LocalUpdates]
+    assert kinds == [Awaited, Delayed, LocalUpdates, SparseUpdates]

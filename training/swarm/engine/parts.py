@@ -25,7 +25,7 @@ class Part:
     values: Tensor
     """(P,), a view of this peer's tensor."""
     update: Tensor
-    """(P,), a view of the memory for the average's change to that tensor."""
+    """(P,), a view of the memory for the average's change to that tensor; if the parts are gathered, (others, P)."""
     info: CompressionInfo
     """Hints for the codec."""
 
@@ -45,7 +45,8 @@ def divide(
 
     Args:
         tensors: Tensors to average, contiguous and in float32.
-        updates: Memory for the average's changes, of the tensors' shapes.
+        updates: Memory for the average's changes, of the tensors' shapes; if the parts are gathered, with one more
+            dimension before them.
         shares: Share of the values that each peer averages, in the group's order; 0 for a peer that averages none.
         codec: Encodes each part.
         part_bytes: Longest encoded part, in bytes.
@@ -62,7 +63,8 @@ def divide(
         info = infos[number] if infos is not None else CompressionInfo.from_tensor(tensor, key=number)
         bytes_per_value = tensor.element_size() * codec.estimate_compression_ratio(info)
         length = max(int(part_bytes / bytes_per_value), 1)
-        pieces = zip(tensor.detach().view(-1).split(length), update.view(-1).split(length), strict=True)
+        rows = update.view(*update.shape[: update.ndim - tensor.ndim], -1)
+        pieces = zip(tensor.detach().view(-1).split(length), rows.split(length, dim=-1), strict=True)
         for place, (piece, its_update) in enumerate(pieces):
             if piece.numel():
                 middle = (begin + piece.numel() / 2) / values * ends[-1]
@@ -72,9 +74,14 @@ def divide(
     return parts
 
 
-def empty_updates(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Allocates memory for the changes that an average makes to tensors; its values are arbitrary at first."""
-    return tuple(torch.empty_like(tensor, requires_grad=False) for tensor in tensors)
+def empty_updates(tensors: Sequence[Tensor], rows: tuple[int, ...] = ()) -> tuple[Tensor, ...]:
+    """Allocates memory for the changes that an average makes to tensors; its values are arbitrary at first.
+
+    Args:
+        tensors: Tensors whose shapes and types it has.
+        rows: Dimensions before those of the tensors.
+    """
+    return tuple(torch.empty((*rows, *tensor.shape), dtype=tensor.dtype) for tensor in tensors)
 
 
 def shortened_part_bytes(part_bytes: int, senders: int) -> int:

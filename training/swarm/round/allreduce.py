@@ -43,7 +43,7 @@ from training.swarm.peers.liveness import NEARLY, Late, SlowSenders
 from training.swarm.peers.times import PAUSE_SECONDS
 from training.swarm.round.agreement import Verdict
 from training.swarm.round.guard import AllReduceGuard, RoundGuard
-from training.swarm.round.reducer import Reducer, Reduction
+from training.swarm.round.reducer import Gatherer, Reducer, Reduction
 
 FEWEST_TO_COMPARE = 3
 """Least size of a group in which a slow peer can be distinguished from the others."""
@@ -69,6 +69,8 @@ class Travel:
     """Longest silence of a sender; None: no limit."""
     is_guarded: bool = False
     """True if a guard may have to hold all senders' copies of a part."""
+    gathers: bool = False
+    """True if a reducer answers with all others' copies of a part in place of their average; then tensors are bytes."""
 
     def part_bytes_among(self, peers: int) -> int:
         """Bytes of the longest part in a group of this size; all its peers must cut their tensors alike."""
@@ -146,8 +148,10 @@ class AllReduce:
     ):
         self.own, self.group, self.weight = own, group, weight
         self._travel, self._call, self._on_fault = travel, call, on_fault
-        self.updates = empty_updates(tensors)
-        """Difference of each tensor to its average; arbitrary numbers until `run` has ended well."""
+        rows = (len(group.peers) - 1,) if travel.gathers else ()
+        self.updates = empty_updates(tensors, rows)
+        """Difference of each tensor to its average, or the others' tensors, in the group's order, if they are gathered;
+        arbitrary numbers until `run` has ended well."""
         divided = divide(
             tensors,
             self.updates,
@@ -160,7 +164,8 @@ class AllReduce:
         """Parts of the tensors, by the peer that averages them."""
         self._values = sum(tensor.numel() for tensor in tensors)
         lengths = [part.values.numel() for part in self.parts[own]]
-        self.reducer = Reducer(lengths, group.peers, travel.reduction, group.shares_of(group.peers))
+        kind = Gatherer if travel.gathers else Reducer
+        self.reducer = kind(lengths, group.peers, travel.reduction, group.shares_of(group.peers))
         self.guard: AllReduceGuard | None = None
         if guard is not None:
             self.guard = guard.begin(group.group_id, self.parts, unvouched=group.unvouched)

@@ -147,7 +147,8 @@ class Averager:
         """Table of the other peers: notes which peers spoil averages, and has the peers that groups leave out. The
         averagers of a trainer share one table."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
-        self._tensor_infos, self._method = tensor_infos, method or Mean()
+        self.method = method or Mean()
+        self._tensor_infos = tensor_infos
         self._make_donor, self._give = donor, give
         self._lock = multiprocessing.Lock()
         self._numbers = itertools.count()
@@ -178,7 +179,7 @@ class Averager:
             tensors=self._tensors,
             lock=self._lock,
             tensor_infos=self._tensor_infos,
-            method=self._method,
+            method=self.method,
             donor=self._make_donor,
         )
         self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)

@@ -1,4 +1,4 @@
-"""Reducer: takes a part from all senders, and averages it when all copies have come."""
+"""Reducer: takes a part from all senders, and averages or gathers it when all copies have come."""
 
 from __future__ import annotations
 
@@ -108,12 +108,7 @@ class Reducer:
         """
         if self._is_closed:
             raise AllReduceError("the all-reduce is over")
-        length = self.lengths[self.averaged]
-        # In the precision in which weights are added up: a number of 64 bits may be too large for 32.
-        part = part.detach().float().flatten()
-        if not (part.numel() == length and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
-            self.refused[sender] += 1
-            part, weight = torch.zeros(length), 0.0
+        part, weight = self._read(sender, part, weight, self.lengths[self.averaged])
         self._parts[sender], average = (part, weight), self._average
         if len(self._parts) == len(self._senders):
             self._finish_part()
@@ -125,7 +120,7 @@ class Reducer:
             if self._is_closed:
                 raise AllReduceError("the all-reduce is over") from None
             raise
-        return torch.zeros(length) if found is None else found - part
+        return self._answer(sender, part, found)
 
     def close(self) -> None:
         """Gives the all-reduce up: no sender gets an answer any more."""
@@ -133,11 +128,53 @@ class Reducer:
         self._average.cancel()
 
     def _finish_part(self) -> None:
+        self._average.set_result(self._result())
+        self.averaged += 1
+        self._parts, self._average = {}, asyncio.get_running_loop().create_future()
+
+    def _read(self, sender: PeerID, part: Tensor, weight: float, length: int) -> tuple[Tensor, float]:
+        # In the precision in which weights are added up: a number of 64 bits may be too large for 32.
+        part = part.detach().float().flatten()
+        if not (part.numel() == length and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
+            self.refused[sender] += 1
+            return torch.zeros(length), 0.0
+        return part, weight
+
+    def _result(self) -> Tensor | None:
+        """Makes the result of a part that has come from all senders; None if there is none."""
         # In the group's order, so that the result does not depend on the order of arrival.
         counted = [(*self._parts[peer], self._shares[peer]) for peer in self._senders if self._parts[peer][1] > 0]
         average = self._reduction.average(*zip(*counted, strict=True)) if counted else None
         if average is not None and not bool(torch.isfinite(average).all()):
             self.has_overflowed, average = True, None
-        self._average.set_result(average)
-        self.averaged += 1
-        self._parts, self._average = {}, asyncio.get_running_loop().create_future()
+        return average
+
+    def _answer(self, sender: PeerID, part: Tensor, result: Tensor | None) -> Tensor:
+        return torch.zeros_like(part) if result is None else result - part
+
+
+class Gatherer(Reducer):
+    """Reducer of parts that are bytes: answers each sender with the copies of all others, in the group's order.
+
+    A copy of another length arrives as zeros.
+
+    >>> async def gather():
+    ...     gatherer = Gatherer([1], ["ada", "bob", "eve"], WeightedMean())
+    ...     parts = [gatherer.take(name, torch.tensor([ord(name[0])]).byte(), 1.0) for name in ("eve", "ada", "bob")]
+    ...     return [answer.flatten().tolist() for answer in await asyncio.gather(*parts)]
+    >>> asyncio.run(gather())
+    [[97, 98], [98, 101], [97, 101]]
+    """
+
+    def _read(self, sender: PeerID, part: Tensor, weight: float, length: int) -> tuple[Tensor, float]:
+        if part.dtype == torch.uint8 and part.shape == (length,) and math.isfinite(weight) and weight >= 0:
+            return part, weight
+        self.refused[sender] += 1
+        return torch.zeros(length, dtype=torch.uint8), 0.0
+
+    def _result(self) -> Tensor:
+        return torch.stack([self._parts[peer][0] for peer in self._senders])
+
+    def _answer(self, sender: PeerID, part: Tensor, result: Tensor) -> Tensor:
+        place = self._senders.index(sender)
+        return torch.cat([result[:place], result[place + 1 :]])

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from hivemind.compression import CompressionInfo
+from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
+from calculator.swarm.exchange import LARGEST_PART_BYTES
 from training.swarm.node.slow_nodes import ping
 from training.swarm.peers.groups import AllReduceError, Contribution, Group, RoundReport
 from training.swarm.peers.liveness import Liveness, limit_of
@@ -30,6 +31,10 @@ REPETITIONS = 2
 """Most repetitions of an all-reduce; each is due to the loss of another peer."""
 DOUBT = 0.75
 """Weight of a fault that may be another peer's. An honest peer is seldom suspected with others three times."""
+PARTS_OF_A_PEER = 8
+"""Number of parts of a gathered message that each peer passes on: enough to divide them by the peers' bandwidths."""
+SMALLEST_GATHERED_BYTES = 1 << 10
+"""Least length of such a part. Its message has some 40 bytes more."""
 _AGREEMENTS_KEPT = 8
 """Number of the last all-reduces for which late peers may still ask for the decision."""
 
@@ -365,6 +370,44 @@ class GroupAllReduce:
         Raises:
             RoundFailedError: If nothing has changed and another group may average the same tensors.
         """
+        last, _, report = await self._agreed(tensors, infos, phase)
+        if last is not None:
+            for tensor, update in zip(tensors, last.updates, strict=True):
+                tensor.add_(update)
+        return report
+
+    async def gather(self, message: torch.Tensor) -> tuple[dict[PeerID, torch.Tensor], RoundReport]:
+        """Sends a message to all peers of the group, and gets theirs. As many bytes go up as if each peer sent its
+        message to each other one, but through the reducers: fewer from a slow link, and to peers in client mode.
+
+        Args:
+            message: (length,) in uint8, equally long for all peers.
+
+        Returns:
+            Messages of all peers, in the group's order; only this peer's own if all others are gone, or if the last
+            repetition has failed as well.
+
+        Raises:
+            RoundFailedError: If another group may exchange the same messages.
+        """
+        peers = len(self.group.peers)
+        length = max(len(message) // (PARTS_OF_A_PEER * peers), SMALLEST_GATHERED_BYTES)
+        length = min(length, LARGEST_PART_BYTES // peers)  # an answer has a part of each peer
+        travel = replace(self.travel, codec=NoCompression(), part_bytes=length, gathers=True)
+        last, group, report = await replace(self, travel=travel)._agreed([message], None)
+        own = self.all_reduces.peer_id
+        if last is None:
+            return {own: message}, report
+        others = iter(last.updates[0])
+        return {peer: message if peer == own else next(others) for peer in group.peers}, report
+
+    async def _agreed(
+        self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None, phase: bytes = b""
+    ) -> tuple[Attempt | None, Group, RoundReport]:
+        """Repeats the all-reduce until its result counts. Returns the last attempt, its group and the report.
+
+        The attempt is None if this peer keeps what it has; see `__call__`, also for errors.
+        """
         began, group = time.monotonic(), replace(self.group, group_id=self.group.group_id + phase)
         attempts: list[Attempt] = []
         while True:
@@ -375,15 +418,13 @@ class GroupAllReduce:
                 break
             group = left
         report = self._report(attempts, left=group.peers if last.decision.counts else left.peers)
+        report = replace(report, seconds=time.monotonic() - began)
         if self._keeps_own(last, len(attempts)):
-            report = replace(report, senders=1, own_share=1.0, weight=self.contribution.weight)
-        elif last.fault is not None or not last.decision.counts:  # for example, the others repeat it without this peer
+            return None, group, replace(report, senders=1, own_share=1.0, weight=self.contribution.weight)
+        if last.fault is not None or not last.decision.counts:  # for example, the others repeat it without this peer
             reason = str(last.fault or "the group has given this all-reduce up")
             raise RoundFailedError(reason, report.spoiled_by) from last.fault
-        else:
-            for tensor, update in zip(tensors, last.updates, strict=True):
-                tensor.add_(update)
-        return replace(report, seconds=time.monotonic() - began)
+        return last, group, report
 
     async def _attempt(
         self,

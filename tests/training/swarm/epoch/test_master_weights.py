@@ -12,7 +12,7 @@ from training.optim.groups import parameter_groups
 from training.optim.muon import MOMENTUM
 from training.recipe import load_recipe
 from training.swarm.engine.bounds import unpack
-from training.swarm.epoch.strategies import Awaited, LocalUpdates
+from training.swarm.epoch.strategies import Awaited, LocalUpdates, SparseUpdates
 from training.swarm.state.download import most_state_bytes
 from training.swarm.state.master_weights import load_optimizer_state
 
@@ -116,3 +116,13 @@ def test_local_updates_take_no_momentum_that_they_could_not_compute_with(spoiled
     assert newcomer.epoch == 0
     newcomer.load_state(tensors, metadata, 3)
     assert newcomer.epoch == 3
+
+
+def test_sparse_updates_have_no_moments_to_send():
+    run = run_with("lamb", mode="sparse")
+    donor, newcomer = (SparseUpdates.make_master(build_model(run.model, seed), run) for seed in (0, 1))
+    tensors, metadata = sent(donor)
+    assert len(tensors) == len(donor.parameters)
+    newcomer.load_state(tensors, metadata, 3)
+    assert newcomer.epoch == 3
+    assert all(torch.equal(*both) for both in zip(donor.parameters, newcomer.parameters, strict=True))

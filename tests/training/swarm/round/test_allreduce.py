@@ -1,6 +1,7 @@
 """All-reduces without a network: whole ones against the mean in double precision, and one peer's part in torn ones."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -101,6 +102,47 @@ def test_equal_tensors_stay_equal_if_own_parts_are_rounded_as_well(rounds_own):
     peers, _ = wait_for_result(meet((1.0, 1.0), (1, 1), travel=travel, make=lambda number: same()))
     unchanged = [not bool(update.any()) for peer in peers for update in peer.updates if update.numel()]
     assert all(unchanged) == rounds_own
+
+
+GATHERING = Travel(codec=NoCompression(), part_bytes=64, reduction=WeightedMean(), gathers=True)
+
+
+def message_of(number):
+    return [torch.randint(256, (1000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))]
+
+
+@pytest.mark.parametrize("fractions", [(1, 1), (1, 1, 1, 1), (5, 0, 2), (0, 0, 1)])
+def test_all_get_the_messages_of_all_others_in_the_groups_order(fractions):
+    weights = [1.0] * len(fractions)
+    peers, faults = wait_for_result(meet(weights, fractions, travel=GATHERING, make=message_of))
+    assert faults == [None] * len(fractions)
+    messages = [message_of(number)[0] for number in range(len(fractions))]
+    for number, peer in enumerate(peers):
+        others = torch.stack(messages[:number] + messages[number + 1 :])
+        assert torch.equal(peer.updates[0], others) and peer.verdict(None).whole
+    # As many bytes in all as if each had sent its message to each other one; from a slow peer fewer, from clients one.
+    sent = [peer.bytes_sent for peer in peers]
+    assert sum(sent) == 1000 * len(peers) * (len(peers) - 1)
+    assert all(one == 1000 for one, fraction in zip(sent, fractions, strict=True) if not fraction)
+    if fractions == (5, 0, 2):
+        assert sent[2] < sent[0]
+
+
+@pytest.mark.parametrize("fault", ["length", "type", "weight"])
+def test_a_part_that_cannot_be_gathered_arrives_as_zeros_and_its_sender_is_named(fault):
+    def spoil(peers):
+        third = list(peers.values())[2]
+        if fault == "weight":
+            third.weight = float("nan")
+        for parts in third.parts.values():
+            for number, part in enumerate(parts):
+                values = {"length": part.values[:-1], "type": part.values.float(), "weight": part.values}[fault]
+                parts[number] = replace(part, values=values)
+
+    peers, _ = wait_for_result(meet((1.0,) * 3, (1, 1, 0), travel=GATHERING, make=message_of, spoil=spoil))
+    for peer in peers[:2]:
+        assert not bool(peer.updates[0][1].any())
+        assert peer.report().refused == (str(peers[2].own),)
 
 
 def test_nobody_uses_an_average_of_which_a_sender_breaks_off():

@@ -6,11 +6,13 @@
 from training.swarm.epoch.strategies.awaited import Awaited
 from training.swarm.epoch.strategies.delayed import Delayed
 from training.swarm.epoch.strategies.local_updates import LocalUpdates
+from training.swarm.epoch.strategies.sparse import SparseUpdates
 from training.swarm.epoch.strategies.strategy import Parts, Strategy
 
-__all__ = ["Awaited", "Delayed", "LocalUpdates", "Parts", "Strategy", "strategy_of"]
+__all__ = ["Awaited", "Delayed", "LocalUpdates", "Parts", "SparseUpdates", "Strategy", "strategy_of"]
 
 
 def strategy_of(swarm: object) -> type[Strategy]:
     """Returns the strategy for a recipe's `[swarm]`."""
-    return {"synchronous": Awaited, "delayed": Delayed, "diloco": LocalUpdates}[swarm.mode]
+    strategies = {"synchronous": Awaited, "delayed": Delayed, "diloco": LocalUpdates, "sparse": SparseUpdates}
+    return strategies[swarm.mode]
