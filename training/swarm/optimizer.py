@@ -147,7 +147,8 @@ class SwarmOptimizer:
     def step(self, batch_size: int | None = None) -> None:
         """Adds up the gradients that a micro-batch has left in the model; ends the epoch if all samples are there.
 
-        A peer that is behind the others catches up instead, and its gradients are dropped.
+        A peer that is behind the others catches up instead, and its gradients are dropped. If no peer sends a state, it
+        keeps them and trains on.
 
         Args:
             batch_size: Samples of this micro-batch, over which its loss is a mean; None: `micro_batch_size`.
@@ -162,8 +163,7 @@ class SwarmOptimizer:
         # to catch up tries again and does not train on.
         if self.progress.is_behind(self.local_epoch):
             self.alignment.note(Event.OVERTAKEN)
-        if self.alignment.behind:
-            self._leave_epoch()
+        if self.alignment.behind and self._leave_epoch():
             return
         self.strategy.add_gradients(samples, self.local_epoch)
         self.progress.report(self.local_epoch, self.gradients.samples)
@@ -281,11 +281,16 @@ class SwarmOptimizer:
 
     # -- where the others are --------------------------------------------------------------------------------------
 
-    def _leave_epoch(self) -> None:
-        """Goes on where the others are, and reports that this peer's samples of the epoch are in no update."""
+    def _leave_epoch(self) -> bool:
+        """Goes on where the others are, and reports that this peer's samples of the epoch are in no update.
+
+        Returns False if it cannot, and trains on.
+        """
         missed = EpochEnd(epoch=self.local_epoch, others=1, left_behind=True, fault=OVERTAKEN)
-        if self._catch_up():
+        has_caught_up = self._catch_up()
+        if has_caught_up:
             self._report(missed)
+        return has_caught_up
 
     def _catch_up(self) -> bool:
         """Goes on where the others are. Returns False if it cannot, and trains on."""

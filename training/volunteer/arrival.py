@@ -26,6 +26,7 @@ from training.data.store.sets import open_manifest
 from training.errors import TrainingError
 from training.processes.notices import Notices
 from training.recipe import RunConfig
+from training.swarm.node.addresses import protocols
 from training.swarm.node.clocks import time_of_day
 from training.swarm.node.dht import check_node
 from training.swarm.node.metrics import PeerRecord, accounts_of_records, believable, of_right_clocks, read_records
@@ -136,7 +137,8 @@ class _Newcomer:
                 if is_told or others.there or optimizer.local_epoch >= newest:
                     return source
             waited = time.monotonic() - began
-            if not others.there or (waited >= NOBODY_SECONDS and self.hears_nothing_of(others.there)):
+            unheard = bool(others.there) and waited >= NOBODY_SECONDS and self.hears_nothing_of(others.there)
+            if unheard or not others.there:
                 if is_told:
                     return source
                 if self.kept_epoch >= self.run.schedule.total_epochs:
@@ -147,7 +149,7 @@ class _Newcomer:
                     return found
             if source is not None and waited >= FORGOTTEN_SECONDS:
                 return source  # the newer epoch may be a false report; if it is not, training catches up with it
-            self.tell(self.waits_for(others, newest))
+            self.tell(self.waits_for(others, newest, unheard=unheard))
             self.stop.wait(LOOK_SECONDS)
         return None
 
@@ -270,11 +272,18 @@ class _Newcomer:
         )
         return False
 
-    def waits_for(self, others: _Others, newest: int) -> str:
-        """Message for the volunteer while no peer sends the run's newest weights."""
+    def waits_for(self, others: _Others, newest: int, *, unheard: bool = False) -> str:
+        """Message for the volunteer while no peer sends the run's newest weights; `unheard` if none of them answers."""
         held, now = self.optimizer.local_epoch, f"The run is at epoch {newest}"
+        names = " or ".join(record.name for record in others.there[:3])
+        if unheard:
+            lacks = sorted({"IPv4", "IPv6"}.difference(protocols()))
+            lack = f" This machine has no {' and no '.join(lacks)}, which they may need." if lacks else ""
+            return (
+                f"{now}, and this peer does not reach {names}, who have its weights.{lack} It goes on trying. `doctor` "
+                "with the run's address says what is in the way; another network may have nothing in the way."
+            )
         if others.there:
-            names = " or ".join(record.name for record in others.there[:3])
             return f"{now}; waiting for {names} to send its weights."
         if held:
             return (

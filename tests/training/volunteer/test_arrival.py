@@ -249,6 +249,16 @@ def test_a_peer_that_comes_back_is_better_than_a_checkpoint(newcomer):
     assert one.come() == "the state of another peer" and not one.loaded
 
 
+@pytest.mark.parametrize("has, said", [(["IPv6"], "This machine has no IPv4"), (["IPv4", "IPv6"], "")])
+def test_a_peer_that_reaches_nobody_who_has_the_weights_is_told_why(newcomer, monkeypatch, has, said):
+    """Its servers have addresses of both protocols, so it is in the run; the others have IPv4 alone."""
+    monkeypatch.setattr(arrival, "protocols", lambda: has)
+    one = newcomer([record(7)], known_epoch=7, silent={ADA})
+    assert one.come() is None
+    assert "does not reach ada, who have its weights" in one.printed and "`doctor`" in one.printed
+    assert said in one.printed and (said or "This machine" not in one.printed)
+
+
 @pytest.mark.parametrize("silent", [(), {GRACE}, TimeoutError()], ids=["all answer", "one answers", "nobody knows"])
 def test_a_peer_that_answers_is_waited_for_although_the_site_has_a_checkpoint(newcomer, silent):
     records = [record(7), record(7, name="grace", peer_id=GRACE)]

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hivemind.p2p import PeerID
@@ -21,10 +22,21 @@ MOST_CHARACTERS = 300
 """Longest address. The time to read a peer's id grows with the square of its length: six seconds for 200 kB."""
 REACH_SECONDS = 5.0
 """Longest wait for a peer to accept a connection."""
+GREETING, GREETING_SECONDS = b"\x13/multistream/1.0.0\n", 15.0
+"""First bytes of a peer on each connection (github.com/multiformats/multistream-select), and the longest wait for them.
+The network daemon gives up a call after the same time (go-libp2p, `defaultDialTimeout`)."""
 FREE_SECONDS = 10.0
 """Longest time until the port of a killed program's network daemon is free again."""
 _ANY_PORT = re.compile(r"/tcp/0(?=/|$)")
 HOST_KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_PROTOCOLS = {
+    "ip4": ("IPv4", socket.AF_INET, "192.0.2.1"),
+    "dns4": ("IPv4", socket.AF_INET, "192.0.2.1"),
+    "ip6": ("IPv6", socket.AF_INET6, "2001:db8::1"),
+    "dns6": ("IPv6", socket.AF_INET6, "2001:db8::1"),
+}
+"""Protocol of each kind of host that has only one, with an address of the protocol that is public and nobody's (RFC
+5737, 3849)."""
 
 
 def parse(address: str) -> Multiaddr:
@@ -97,6 +109,88 @@ def connection_seconds(address: str) -> float | None:
     began = time.perf_counter()
     socket.create_connection(place, timeout=REACH_SECONDS).close()
     return time.perf_counter() - began
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unreached:
+    """A peer that cannot be reached at its address: what was seen there, and what the volunteer can do."""
+
+    seen: str
+    cure: str = "Check that the run is on, and that a firewall lets you out."
+
+
+def why_unreached(address: str, greeting_seconds: float = GREETING_SECONDS) -> Unreached | None:
+    """Calls a peer. Returns None if a peer answers, whatever its id is, or if only the network daemon can call it.
+
+    The system accepts connections for a program that hangs, so a peer counts only once it has sent its greeting.
+
+    Args:
+        address: Address of the peer.
+        greeting_seconds: Longest wait for the greeting.
+    """
+    place = place_of(address)
+    if place is None:
+        return None
+    try:
+        with socket.create_connection(place, timeout=REACH_SECONDS) as connection:
+            if not re.search(r"/tcp/\d+(/p2p/[^/]+)?$", address):
+                return None  # such as a web socket, in which the greeting comes later
+            connection.settimeout(greeting_seconds)
+            return _why_no_peer(connection)
+    except OSError as error:
+        if error.errno == errno.ENETUNREACH:
+            return _without_protocol(address)
+        return Unreached(seen=error.strerror or str(error))
+
+
+def _why_no_peer(connection: socket.socket) -> Unreached | None:
+    """Reads the greeting at the other end. Returns None if a peer is there."""
+    read = b""
+    try:
+        connection.sendall(GREETING)  # other programs, such as web servers, wait for the caller's first bytes
+        while len(read) < len(GREETING) and (more := connection.recv(len(GREETING) - len(read))):
+            read += more
+    except TimeoutError:
+        return Unreached(
+            seen=f"the connection is accepted, and then nothing comes for {connection.gettimeout():.0f} s",
+            cure="The server's program hangs, or its machine is overloaded: your addresses may well be right. Try "
+            "again in some minutes; if it stays so, tell the run's maintainer.",
+        )
+    except ConnectionError:  # a program that ends just now
+        pass
+    if read == GREETING:
+        return None
+    return Unreached(
+        seen="a program answers that is no peer of a run",
+        cure="Copy the addresses from the join page again: the server may have moved. It may also be starting just "
+        "now: then try again in a minute.",
+    )
+
+
+def _without_protocol(address: str) -> Unreached:
+    """Explains that this machine's network has no way to an address."""
+    needed = next((_PROTOCOLS[kind][0] for kind in _PROTOCOLS if f"/{kind}/" in address), None)
+    has = protocols()
+    if not has:
+        return Unreached(seen="this machine has no network", cure="Connect this machine to the Internet.")
+    if needed is None or needed in has:
+        return Unreached(seen="this machine's network has no way to it")
+    return Unreached(
+        seen=f"this machine has no {needed}",
+        cure=f"This machine has {has[0]} only, and these servers do not. Use a network that has {needed}, or ask the "
+        f"run's maintainer for a server with an address of {has[0]} (`--announce-maddrs`).",
+    )
+
+
+def protocols() -> list[str]:
+    """Protocols of the Internet by which this machine has a way to public addresses; sends nothing."""
+    found = []
+    for name, family, public in dict.fromkeys(_PROTOCOLS.values()):
+        # For a datagram's socket, `connect` only looks up the way.
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.connect((public, 9))
+            found.append(name)
+    return found
 
 
 def answer_seconds(addresses: Sequence[str]) -> list[float | None]:

@@ -24,7 +24,7 @@ from training.swarm.engine.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.engine.ids import peer_id_of
 from training.swarm.engine.process import DHT
 from training.swarm.node import metrics
-from training.swarm.node.addresses import REACH_SECONDS, check_full, connection_seconds, parse
+from training.swarm.node.addresses import REACH_SECONDS, check_full, parse, why_unreached
 from training.swarm.node.admission import Admission
 from training.swarm.node.clocks import blame_clock
 from training.swarm.node.identity import Identity, Signer
@@ -139,11 +139,28 @@ def start_dht(
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
         blame_clock(str(error))
-        raise TrainingError(
-            f"The network node did not start: {' '.join(str(error).split()) or type(error).__name__}. "
-            "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
-        ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TrainingError(f"The network node did not start: {reason}.", cure=_cure_of(reason)) from None
     return dht
+
+
+_TOO_BUSY = "This machine is too busy to start it: end other programs, and try again."
+_CURES = {
+    "answers a ping": "The servers' network daemons answer, but their programs hang or are overloaded. Try again in "
+    "some minutes; if it stays so, tell the run's maintainer.",
+    "bootstrap peers": "Peers answer at the addresses of --initial-peers, but not those of the ids at their ends: copy "
+    "the whole addresses from the join page again.",
+    "failed to start in": _TOO_BUSY,
+    "in time": _TOO_BUSY,
+    "address already in use": "Another program has the port: end it, or give another in --host-maddrs.",
+}
+"""Advice by a part of the reason why a node has not started: of hivemind 1.1.12, of its daemon, or of this package."""
+
+
+def _cure_of(reason: str) -> str:
+    """Returns what the volunteer can do about a node that has not started."""
+    usual = "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
+    return next((cure for part, cure in _CURES.items() if part in reason), usual)
 
 
 async def _end_with_daemon(node: RunNode) -> None:
@@ -296,7 +313,7 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
 
 
 def answering(initial_peers: Sequence[str]) -> list[str]:
-    """Returns the addresses that accept a TCP connection or are not TCP. Tries all at once.
+    """Returns the addresses at which a peer answers, and those that are not TCP. Tries all at once.
 
     Called before a node starts, since the node would wait for each address that does not answer.
 
@@ -306,19 +323,9 @@ def answering(initial_peers: Sequence[str]) -> list[str]:
     """
     addresses = [check_full(address) for address in initial_peers]
     with ThreadPoolExecutor(len(addresses)) as pool:
-        faults = dict(zip(addresses, pool.map(_connection_fault, addresses), strict=True))
+        faults = dict(zip(addresses, pool.map(why_unreached, addresses), strict=True))
     if all(faults.values()):
-        named = "; ".join(f"{address}: {fault}" for address, fault in faults.items())
-        raise TrainingError(
-            f"No initial peer answers ({named}). Check that the run is on, and that a firewall lets you out."
-        )
+        named = "; ".join(f"{address}: {fault.seen}" for address, fault in faults.items())
+        cures = dict.fromkeys(fault.cure for fault in faults.values())
+        raise TrainingError(f"No initial peer answers ({named}).", cure=" ".join(cures))
     return [address for address, fault in faults.items() if fault is None]
-
-
-def _connection_fault(address: str) -> str | None:
-    """Reason why a connection fails; None if it succeeds or the address is not TCP."""
-    try:
-        connection_seconds(address)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

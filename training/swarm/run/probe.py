@@ -26,6 +26,7 @@ from training.errors import RefusedByRun, TrainingError
 from training.recipe import RunConfig
 from training.swarm.engine import engine
 from training.swarm.engine.calls import Connection
+from training.swarm.node.addresses import why_unreached
 from training.swarm.node.admission import Admission
 from training.swarm.node.dht import check_recipe, record_validators
 from training.swarm.node.identity import Identity
@@ -93,11 +94,13 @@ async def _fault(daemon: Client, address: str) -> str | None:
     place, _, peer = address.rpartition("/p2p/")
     try:
         await asyncio.wait_for(daemon.connect(PeerID.from_base58(peer), [Multiaddr(place)]), CONNECT_SECONDS)
+        return None
     except TimeoutError:
-        return f"no peer answers within {CONNECT_SECONDS:g} s"
+        fault = f"no peer answers within {CONNECT_SECONDS:g} s"
     except Exception as error:
-        return " ".join(str(error).split("* [")[-1].split()) or type(error).__name__
-    return None
+        fault = " ".join(str(error).split("* [")[-1].split()) or type(error).__name__
+    unreached = await asyncio.to_thread(why_unreached, address, CONNECT_SECONDS)
+    return unreached.seen if unreached is not None else fault
 
 
 async def _ahead(node: P2P, peer: PeerID) -> float | None:
