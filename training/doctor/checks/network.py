@@ -66,7 +66,8 @@ SOME_FAIL = Fault(
 CLOCK = Fault(
     name="clock-off",
     why="Peers refuse nodes whose clock differs by more than 3 seconds, and records with a wrong time vanish at once.",
-    remedy="Set the clock: `sudo timedatectl set-ntp true`; in WSL, `sudo hwclock -s` or `wsl --shutdown`.",
+    remedy="Set the clock: `sudo timedatectl set-ntp true`; on macOS, `sudo sntp -sS time.apple.com`; in WSL, "
+    "`sudo hwclock -s` or `wsl --shutdown`.",
 )
 NOT_REACHED = Fault(
     name="not-reachable",

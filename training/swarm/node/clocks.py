@@ -27,7 +27,10 @@ PEERS_ASKED = 8
 """Number of peers whose clocks are compared. Their median counts, so a few wrong clocks among them do no harm."""
 ANSWER_SECONDS = 3.0
 """Longest wait for the answer of each of these peers."""
-HOW_TO_SET = "Set the clock, for example with `sudo timedatectl set-ntp true`"
+HOW_TO_SET = (
+    "Set the clock, on Linux with `sudo timedatectl set-ntp true`, on macOS with `sudo sntp -sS time.apple.com`, in WSL "
+    "with `sudo hwclock -s`"
+)
 
 
 class WrongClock(TrainingError):

@@ -1,11 +1,14 @@
 """The time of the DHT: steps of the machine's clock count if they last."""
 
+import asyncio
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
 from training.processes import uptime
 from training.swarm.engine.steady_clock import STEP_LASTS_SECONDS, SteadyClock
+from training.swarm.node import clocks
 
 
 class Machine:
@@ -77,3 +80,24 @@ def test_a_macs_sleep_is_no_step_of_its_clock(monkeypatch):
     slept[0] = 3600.0
     assert now() == 1e9 + 3600 and not now.is_settling
     assert sleep.noticed() == 3600.0 and sleep.noticed() == 0.0
+
+    async def ping(*_):
+        return SimpleNamespace(dht_time=1e9 + slept[0] + 0.1)
+
+    monkeypatch.setattr(clocks, "get_dht_time", now)
+    monkeypatch.setattr(clocks, "ping", ping)
+    node, known = SimpleNamespace(p2p=None), {"a server": "its place", "ada": "hers"}
+    node.protocol = SimpleNamespace(routing_table=SimpleNamespace(peer_id_to_uid=known))
+    dht = SimpleNamespace()
+    dht.run_coroutine = lambda measure, return_future: _done(asyncio.run(measure(dht, node)))
+    assert not clocks.is_settling() and clocks.check_clock(dht) == 0.0
+    slept[0] = 3700.0  # for the others only: a clock that stands still is found wrong
+    monkeypatch.setattr(clocks, "get_dht_time", lambda: 1e9 + 3600)
+    with pytest.raises(clocks.WrongClock):
+        clocks.check_clock(dht)
+
+
+def _done(result):
+    future = Future()
+    future.set_result(result)
+    return future
