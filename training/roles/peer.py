@@ -45,6 +45,7 @@ from training.volunteer.reporter import TOTAL_FILE, Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
+from training.volunteer.terminal.counted import Counted
 
 SIGNAL_SECONDS = 1.0
 """A signal to all processes of a program, as at a shutdown, reaches them within this time of each other."""
@@ -253,6 +254,9 @@ class _Peer:
         self.reporter.begin(optimizer.local_epoch)
         self.belonging.remember(optimizer.local_epoch)
         self._announce(optimizer, source)
+        peer_id, reporter = str(self.connection.identity.peer_id), self.reporter
+        counted = Counted(peer_id, sites=self.belonging.sites, brought=lambda: reporter.samples, tell=self.notices.warn)
+        self.belonging.look_also = counted.look
         if not self.settings.normal_priority:
             lower_priority()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +73,8 @@ class Belonging:
         self._connection, self._state_dir, self._notices = connection, state_dir, notices
         self._dht, self._run_id = connection.dht, connection.run.run_id
         self._named, self.copies = connection.named, copies
+        self.look_also: Callable[[], None] = lambda: None
+        """Called at each look, by the same thread."""
         self._looks: list[str] = []
         self._other: LineageMessage | None = None
         self.resting = threading.Lock()
@@ -184,6 +186,7 @@ class Belonging:
                 self.copies.look()
                 own = str(self._connection.identity.peer_id)
                 self._look([message for message in self._posted_messages() if message.signer != own])
+                self.look_also()
 
     def _look(self, announced: Sequence[LineageMessage]) -> None:
         """Notes whether this peer's lineage is left; `announced` are the announcements of other peers and servers."""

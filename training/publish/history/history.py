@@ -189,6 +189,11 @@ class HistoryReader:
         """Samples per second of all active peers together; None if no peer reports any."""
         return self._rows("SELECT sum(samples_per_second) AS rate FROM peers WHERE active")[0]["rate"]
 
+    def peer(self, peer_id: str) -> dict | None:
+        """Time of a peer's latest record (`last_seen`) and its credited samples; None if no record has come."""
+        rows = self._rows("SELECT last_seen, samples FROM peers WHERE peer_id = ?", peer_id)
+        return rows[0] if rows else None
+
     def total_samples(self) -> int:
         """Samples that all volunteers have contributed so far."""
         return self._rows("SELECT coalesce(sum(samples), 0) AS n FROM peers")[0]["n"]

@@ -333,7 +333,7 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
         version = watch.version if watch is not None else 0
         return await documents.current(("volunteer", page), compute, version=version)
 
-    volunteers = volunteer_routes(history, volunteer)
+    volunteers = volunteer_routes(history, volunteer, clock)
     return [Route("/live/{name}.json", document), *volunteers, *stream_routes(Broadcast(state, is_over))]
 
 

@@ -1,4 +1,7 @@
-"""The page of each volunteer of a run: what it has contributed, as JSON and as a picture to share."""
+"""The page of each volunteer of a run: what it has contributed, as JSON and as a picture to share.
+
+A volunteer's program also asks here for what is counted of its own peer (`training.volunteer.terminal.counted`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 from fastapi import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from training.publish.history.history import HistoryReader
@@ -22,6 +25,8 @@ from training.storage.whole import write_whole
 PAGE = re.compile(r"[0-9a-f]{16}")
 """Pattern of a page's id."""
 FOLDER = "volunteers"
+PEERS = "/live/peers"
+"""Address of the documents of single peers."""
 _GONE = {"active": False, "samples_per_second": None}
 
 
@@ -43,12 +48,15 @@ def volunteer_document(history: HistoryReader, page: str, *, live: bool = True) 
     return {"run_id": run.get("run_id"), "title": run.get("title"), **found, **({} if live else _GONE)}
 
 
-def volunteer_routes(history: HistoryReader, current: Callable[[str], Awaitable[Rendered]]) -> list[Route]:
-    """Makes the routes of the documents and pictures: `/live/volunteers/PAGE.json` and `.svg`.
+def volunteer_routes(
+    history: HistoryReader, current: Callable[[str], Awaitable[Rendered]], clock: Callable[[], float]
+) -> list[Route]:
+    """Makes the routes of the documents and pictures: `/live/volunteers/PAGE.json` and `.svg`, `/live/peers/ID.json`.
 
     Args:
         history: History of the run.
         current: Returns the rendered document of a page that exists.
+        clock: Returns seconds since 1970.
     """
 
     async def rendered(request: Request) -> Rendered:
@@ -67,8 +75,14 @@ def volunteer_routes(history: HistoryReader, current: Callable[[str], Awaitable[
         headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return Response(drawn, media_type="image/svg+xml", headers=headers)
 
+    async def peer(request: Request) -> Response:
+        # Not kept: it is as quickly computed as found.
+        found = await asyncio.to_thread(history.peer, request.path_params["peer"])
+        return JSONResponse({"last_seen": None, "samples": 0} | (found or {}) | {"time": clock()})
+
     address = f"/live/{FOLDER}/{{page}}"
-    return [Route(f"{address}.json", document), Route(f"{address}.svg", picture)]
+    pages = [Route(f"{address}.json", document), Route(f"{address}.svg", picture)]
+    return [*pages, Route(f"{PEERS}/{{peer}}.json", peer)]
 
 
 def export_volunteers(history: HistoryReader, folder: Path) -> None:

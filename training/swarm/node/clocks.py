@@ -28,8 +28,8 @@ PEERS_ASKED = 8
 ANSWER_SECONDS = 3.0
 """Longest wait for the answer of each of these peers."""
 HOW_TO_SET = (
-    "Set the clock, on Linux with `sudo timedatectl set-ntp true`, on macOS with `sudo sntp -sS time.apple.com`, in WSL "
-    "with `sudo hwclock -s`"
+    "Set the clock, on Linux with `sudo timedatectl set-ntp true`, on macOS with `sudo sntp -sS time.apple.com`, in "
+    "WSL with `sudo hwclock -s`"
 )
 
 

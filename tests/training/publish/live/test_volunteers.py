@@ -68,6 +68,13 @@ def test_a_volunteers_document(get, swarm):
     assert not {"peer_id", "id", "volunteer"} & told.keys() and NAMES["ada"] not in str(told)
 
 
+def test_a_peer_finds_what_is_counted_of_it(get, swarm):
+    told = get(f"/live/peers/{NAMES['ada']}.json").json()
+    assert told == {"last_seen": swarm.clock.now, "samples": 800, "time": swarm.clock.now}
+    for unknown in ("12D3KooWnobody", "%00", "'"):
+        assert get(f"/live/peers/{unknown}.json").json() == told | {"last_seen": None, "samples": 0}
+
+
 @pytest.mark.parametrize("page", ["0" * 16, "a", "..%2f..%2fhistory", "%00", "0" * 17, "A" * 16])
 def test_unknown_pages_are_not_found(get, page):
     assert get(f"/live/volunteers/{page}.json").status_code == 404
