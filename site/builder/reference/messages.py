@@ -1,12 +1,18 @@
-"""The exit codes of the commands, and the faults that `doctor` knows by name, from the trainer's code."""
+"""What the trainer tells its user, from its code: exit codes, the screen's figures, faults by name, and symptoms."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
+import yaml
+
+from builder.folders import PAGES, ROOT
 from builder.markup.tables import code, stacked
+from builder.reference.claims import test_link
 from training import errors
 from training.doctor.catalogue import all_faults
+from training.volunteer.terminal.screen import FIGURES
 
 
 def exit_codes() -> str:
@@ -36,3 +42,32 @@ def fault_table() -> str:
         for fault in all_faults()
     ]
     return stacked("Faults that doctor finds", ("Name", "Level", "Why it matters", "What to do"), rows)
+
+
+def screen_table() -> str:
+    """HTML table of the rows of `join`'s screen, and what each means."""
+    return stacked(
+        "Rows of the screen", ("Row", "Meaning"), [(code(f"`{row}`"), code(FIGURES[row])) for row in FIGURES]
+    )
+
+
+@cache
+def symptoms() -> list[dict[str, str]]:
+    """Reads the symptoms; site/reference/symptoms.yml says what each has."""
+    return yaml.safe_load((PAGES / "reference" / "symptoms.yml").read_text(encoding="utf-8"))
+
+
+def symptom_table() -> str:
+    """HTML table of what volunteers see when something is wrong.
+
+    Raises:
+        ValueError: If a test, or the place that tells the volunteer, does not exist.
+    """
+    for symptom in symptoms():
+        test_link(symptom["test"])
+        file, _, name = symptom["says"].partition("::")
+        path = ROOT / file
+        if not path.is_file() or not re.search(rf"\b{re.escape(name)}\b", path.read_text(encoding="utf-8")):
+            raise ValueError(f"A symptom names {symptom['says']}, which does not exist.")
+    rows = [tuple(code(symptom[cell]) for cell in ("seen", "means", "do")) for symptom in symptoms()]
+    return stacked("When something is wrong", ("You see", "It means", "What to do"), rows)

@@ -14,7 +14,7 @@ import typer
 import calculator
 from builder.folders import RESULTS
 from builder.markup import links
-from builder.reference import claims, docstrings, hivemind_faults, performance
+from builder.reference import claims, docstrings, hivemind_faults, messages, performance
 from builder.steps import fill, prepare
 from training.cli import COMMANDS, build_app
 
@@ -90,6 +90,30 @@ def test_every_claim_has_a_test_or_a_record_that_exists(open_page):
     assert page.locator("table tbody tr").count() == len(made)
     with pytest.raises(ValueError, match="no-such-test"):
         claims.test_link("test_house.py::no-such-test")
+
+
+def test_every_symptom_has_a_remedy_a_place_that_tells_it_and_a_test(open_page, monkeypatch):
+    symptoms = messages.symptoms()
+    assert len(symptoms) == 27 and all(one["do"] for one in symptoms)
+    assert len({one["test"] for one in symptoms}) == len({one["seen"] for one in symptoms}) == 27
+    page = open_page("reference/messages/", scripts=False)
+    rows = page.get_by_role("region", name="When something is wrong").locator("tbody tr")
+    assert rows.count() == 27
+    for wrong in ({"test": "test_house.py::no-such-test"}, {"says": "training/cli.py::no_such_function"}):
+        monkeypatch.setattr(messages, "symptoms", lambda wrong=wrong: [symptoms[0] | wrong])
+        with pytest.raises(ValueError, match="which does not exist"):
+            messages.symptom_table()
+
+
+def test_every_figure_of_the_dashboard_is_explained(open_page):
+    page = open_page("dashboard/", scripts=False)
+    labels = page.locator(".tiles dt").all_text_contents()
+    columns = page.locator(".board thead th").all_text_contents()
+    terms = page.locator(".explained dt").all_text_contents()
+    assert len(terms) == len(labels) + len(columns) >= 12
+    assert all(label.startswith(term) for label, term in zip(labels, terms, strict=False))
+    assert all(column in term for column, term in zip(columns, terms[len(labels) :], strict=True))
+    assert all(text.strip() for text in page.locator(".explained dd").all_text_contents())
 
 
 def test_every_fault_of_hivemind_is_there_and_held_by_a_test(open_page):

@@ -123,6 +123,12 @@ def test_who_is_first_begins_with_fresh_weights(newcomer):
     assert first.come() == "fresh weights" and first.now == 0
 
 
+def test_who_comes_before_the_first_update_downloads_nothing(newcomer):
+    """All peers draw the same weights from the recipe, and others are still on their way to the first update."""
+    one = newcomer([record(0), record(0, "joining", name="grace", peer_id=GRACE)], gives=[True])
+    assert one.come() == "fresh weights" and one.now == 0 and one.wanted == []
+
+
 def test_epochs_of_another_lineage_are_not_waited_for(newcomer):
     assert newcomer([record(50, lineage=FOREIGN)]).come() == "fresh weights"
 

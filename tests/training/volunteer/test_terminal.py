@@ -16,7 +16,7 @@ from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.recipe import load_recipe
 from training.volunteer.terminal.lines import MOST_LINES, WITHIN_SECONDS, Lines
-from training.volunteer.terminal.screen import COLUMNS, ROWS, screen
+from training.volunteer.terminal.screen import COLUMNS, FIGURES, LABEL_COLUMNS, ROWS, screen
 from training.volunteer.terminal.view import LOADING, View
 
 LINK = {
@@ -83,6 +83,16 @@ def test_the_screen_tells_what_a_volunteer_wants_to_know(ada):
     assert ada.fact("problem") == "(now) The clock is wrong. Set it."
     assert ada.fact("dashboard") == "https://run.example"
     assert "Ctrl-C" in ada.fact("stop")
+
+
+def test_each_row_of_the_screen_is_explained(ada):
+    ada.join()
+    ada.end_epoch(11, 3.0)
+    ada.notices.warn(LONG)
+    shown = {row[:LABEL_COLUMNS].strip() for row in ada.shown()[1:]} - {""}
+    ada.view.has_keys = True
+    shown |= {row[:LABEL_COLUMNS].strip() for row in ada.shown()[1:]} - {""}
+    assert shown == set(FIGURES)
 
 
 def test_a_pause_is_shown_with_its_reason_until_it_ends(ada):

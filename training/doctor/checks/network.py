@@ -47,10 +47,10 @@ UNREACHABLE = Fault(
     name="peers-unreachable",
     why="This machine finds nobody to train with.",
     remedy="Give the address of the run's site rather than those of peers: it names the servers that are on. If a "
-    "connection is refused, the run's bootstrap peer is off. If it is accepted and then nothing comes, that peer hangs: "
-    "try again later. If this machine lacks IPv4 or IPv6, and the addresses need it, use a network that has it. If there "
-    "is no answer, a firewall may be in the way: try another network, such as a phone's; if it works there, ask for "
-    "outgoing TCP connections to the ports in the addresses. Peers do not connect through a proxy.",
+    "connection is refused, the run's bootstrap peer is off. If it is accepted and then nothing comes, that peer "
+    "hangs: try again later. If this machine lacks IPv4 or IPv6, and the addresses need it, use a network that has it. "
+    "If there is no answer, a firewall may be in the way: try another network, such as a phone's; if it works there, "
+    "ask for outgoing TCP connections to the ports in the addresses. Peers do not connect through a proxy.",
 )
 OTHER_ID = Fault(
     name="peer-of-another-id",

@@ -162,8 +162,8 @@ def _why_no_peer(connection: socket.socket) -> Unreached | None:
         return None
     return Unreached(
         seen="a program answers that is no peer of a run",
-        cure="Copy the addresses from the join page again: the server may have moved. It may also be starting just "
-        "now: then try again in a minute.",
+        cure="The server may have moved: give the address of the run's site instead, which names it anew. It may also "
+        "be starting just now: then try again in a minute.",
     )
 
 

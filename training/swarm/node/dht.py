@@ -148,8 +148,8 @@ _TOO_BUSY = "This machine is too busy to start it: end other programs, and try a
 _CURES = {
     "answers a ping": "The servers' network daemons answer, but their programs hang or are overloaded. Try again in "
     "some minutes; if it stays so, tell the run's maintainer.",
-    "bootstrap peers": "Peers answer at the addresses of --initial-peers, but not those of the ids at their ends: copy "
-    "the whole addresses from the join page again.",
+    "bootstrap peers": "Peers answer at the addresses of --initial-peers, but not those of the ids at their ends: give "
+    "the address of the run's site instead, which names them anew.",
     "failed to start in": _TOO_BUSY,
     "in time": _TOO_BUSY,
     "address already in use": "Another program has the port: end it, or give another in --host-maddrs.",

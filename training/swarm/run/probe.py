@@ -128,7 +128,7 @@ async def _dial_back(node: P2P, daemon: Client, peers: Sequence[PeerID], tell: T
         if answer.outcome != "refused":
             outcome, text = answer.outcome, answer.text
             break
-        text = "peers connect back to public addresses only, and this one is in their own network"
+        text = "peers connect back to public addresses only, and this one is in their network: nothing needs to be done"
     tell("dial-back", outcome=outcome, text=text)
 
 

@@ -20,6 +20,23 @@ ROWS, COLUMNS = 16, 80
 DRAWN_PER_SECOND = 2
 LABEL_COLUMNS = 12
 SPINNER = "|/-\\"
+FIGURES = {
+    "now": "What the peer does: with how many others it trains, or why it waits or pauses.",
+    "epoch": "Updates of the shared model so far, of those that are planned; all volunteers together compute one.",
+    "loss": "How wrong the model was on this peer's samples of the last epoch, and how that changed between the last "
+    "ten epochs and the ten before. Lower is better.",
+    "you": "This peer's speed in the last epoch, waiting included, and its part of the samples in that update.",
+    "credit": "Samples of this peer that have entered updates, since it joined, and of all starts with this state "
+    "folder. The run's page credits those that others have seen in an average, usually within a minute.",
+    "link": "How others reach this peer: `direct`; `relay`, through the run's servers; or `client`, not at all: it "
+    "calls them. Then a server's time to answer, the speed at which the weights came, and the most that it sends.",
+    "exchange": "When the next average is due, by the length of the last epoch.",
+    "problem": "The last warning, for ten minutes, and what to do about it.",
+    "dashboard": "Address of the run's page.",
+    "keys": "Keys that command the peer, where the terminal passes on single keys.",
+    "stop": "How to leave, where it does not.",
+}
+"""Meaning of each row, by its label; the join page shows this."""
 
 
 @contextmanager

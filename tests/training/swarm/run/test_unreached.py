@@ -14,9 +14,14 @@ from tests.programs import Programs, until
 from tests.training.doctor.places import CAN_UNSHARE, alone, closed_port, file_of, listening, serving
 from tests.training.swarm.run.test_redial import Peers
 from training.errors import TrainingError
+from training.recipe import load_recipe
+from training.swarm.engine.process import DHT
+from training.swarm.node import dht
 from training.swarm.node.addresses import GREETING, why_unreached
 from training.swarm.node.dht import answering
+from training.swarm.node.identity import Identity
 
+DEMO = load_recipe("demo")
 PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
@@ -67,7 +72,7 @@ def test_what_only_the_daemon_can_call_is_left_to_it():
 
 
 def test_each_kind_of_fault_has_its_advice_once():
-    page = "Copy the addresses from the join page again"
+    page = "give the address of the run's site instead"
     with answers(b"") as one, answers(b"") as other, pytest.raises(TrainingError) as error:
         answering([address(one), address(other), address(closed_port())])
     assert error.value.sentence.count(page) == 1 and "Check that the run is on" in error.value.cure
@@ -113,6 +118,24 @@ def test_no_protocol_in_common_is_told(prefix, host, has, seen):
     assert all(f"a network that has {seen.split()[-1]}" in found["cure"] for _ in has)
 
 
+@pytest.mark.swarm
+def test_a_node_that_does_not_start_has_the_advice_for_its_reason(tmp_path, monkeypatch):
+    """Another id than that of the peer at the address; and a start that takes too long, as on an overloaded machine."""
+    boot = DHT(start=True)
+    try:
+        place = str(boot.get_visible_maddrs()[0]).rpartition("/p2p/")[0]
+        settings = {"initial_peers": [f"{place}/p2p/{PEER_ID}"], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}
+        with pytest.raises(TrainingError) as other:
+            dht.start_dht(DEMO, Identity(tmp_path / "other"), **settings)
+        monkeypatch.setattr(dht, "START_SECONDS", 0.01)
+        with pytest.raises(TrainingError) as slow:
+            dht.start_dht(DEMO, Identity(tmp_path / "slow"), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    finally:
+        boot.shutdown()
+    assert "the ids at their ends" in other.value.cure
+    assert "too busy" in slow.value.cure
+
+
 @pytest.fixture
 def peers(tmp_path):
     with Programs() as programs:
@@ -137,4 +160,4 @@ def test_a_server_that_hangs_is_not_called_a_wrong_address(peers, which):
             one.send_signal(signal.SIGCONT)
     told = peers.log("ada").split("Error: ")[1]
     assert "hang" in told and "tell the run's maintainer" in told
-    assert "--initial-peers" not in told and "Copy" not in told
+    assert "--initial-peers" not in told and "instead" not in told

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,10 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from tests.programs import run_program
 from training.errors import TrainingError
+from training.recipe import load_recipe
 from training.swarm.engine.codecs import encode
 from training.swarm.engine.coroutine import wait_for_result
-from training.swarm.state import download
+from training.swarm.state import catching_up, download
 from training.swarm.state.alignment import AlignmentState
 from training.swarm.state.catching_up import CatchingUp
 from training.swarm.state.download import SMALLEST_PART_BYTES, TrainingState, _check_count, _Download
@@ -392,3 +394,18 @@ def test_a_peer_that_waits_for_the_state_of_others_that_are_ahead_is_behind(
     peer = CatchingUp(None, None, master, progress, alignment, let_rounds_end=None, begin_epoch=None)
     peer._go_without_state("No peer has sent a sound state.")
     assert alignment.behind == is_behind
+
+
+def test_a_download_that_the_others_outrun_is_not_wasted(monkeypatch):
+    """The newcomer goes on in their epoch at once, and takes the updates that it lacks with a round of parameters."""
+    state = TrainingState(epoch=7, tensors=(), optimizer_metadata=[], donor="Qm", seconds=12.0)
+    downloads, begun, alignment = [], [], AlignmentState()
+    monkeypatch.setattr(catching_up, "download_newer_state", lambda *_, **__: downloads.append(state) or state)
+    master = SimpleNamespace(epoch=0, shapes=[], load_state=lambda *_: None, copy_to_model=lambda: None)
+    progress = SimpleNamespace(peers=None, has_voices=True, look_who_stays=lambda: (9, 2), pause=nullcontext)
+    progress.believe = lambda: None
+    ways = {"let_rounds_end": lambda: None, "begin_epoch": begun.append}
+    peer = CatchingUp(load_recipe("demo"), None, master, progress, alignment, **ways)
+    assert peer.load_state_from_peers(1) and begun == [9] and alignment.drifted
+    progress.look_who_stays = lambda: (10, 2)
+    assert peer.skip_epochs(9) and begun == [9, 10] and len(downloads) == 1
