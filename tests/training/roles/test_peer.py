@@ -274,6 +274,7 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert run.event("grace", "joined")["state"] == "the state of another peer"
     link = run.event("grace", "joined")["link"]
     assert link["download_bytes"] > 10_000 and link["download_seconds"] > 0 and len(link["answer_seconds"]) == 1
+    assert link["reach"] == "direct", "in a network of their own no server tells, and nobody is called unreachable"
     together = run.event("grace", "epoch", number=2, senders=2)  # epochs of a second may miss each other
     assert together["epoch"] > RESUMED_EPOCH and 0 < together["own_share"] < 1
     assert together["bytes_sent"] > 0 and together["bytes_received"] > 0 and together["loss"] > 0

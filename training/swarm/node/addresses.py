@@ -133,14 +133,23 @@ def why_unreached(address: str, greeting_seconds: float = GREETING_SECONDS) -> U
         return None
     try:
         with socket.create_connection(place, timeout=REACH_SECONDS) as connection:
-            if not re.search(r"/tcp/\d+(/p2p/[^/]+)?$", address):
-                return None  # such as a web socket, in which the greeting comes later
+            if not is_plain(address):
+                return None
             connection.settimeout(greeting_seconds)
             return _why_no_peer(connection)
     except OSError as error:
         if error.errno == errno.ENETUNREACH:
             return _without_protocol(address)
         return Unreached(seen=error.strerror or str(error))
+
+
+def is_plain(address: str) -> bool:
+    """Returns True if a peer greets at once on a TCP connection; with a web socket, the greeting comes later.
+
+    >>> [is_plain(f"/ip4/203.0.113.7/tcp/31337{rest}/p2p/QmPeerId") for rest in ("", "/ws")]
+    [True, False]
+    """
+    return re.search(r"/tcp/\d+(/p2p/[^/]+)?$", address) is not None
 
 
 def _why_no_peer(connection: socket.socket) -> Unreached | None:

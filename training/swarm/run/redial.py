@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -29,7 +29,7 @@ from calculator.units import show_time
 from training.errors import TrainingError
 from training.swarm.engine.engine import NODE_SECONDS
 from training.swarm.engine.process import DHT
-from training.swarm.node.addresses import REACH_SECONDS, id_of, place_of, reach_of
+from training.swarm.node.addresses import GREETING, REACH_SECONDS, id_of, is_plain, place_of, reach_of
 from training.swarm.node.clocks import HOW_TO_SET, WrongClock, check_clock, is_settling
 from training.swarm.run.address_book import AddressBook
 from training.swarm.run.reach import SAYS, Reach, find_reach, find_relay
@@ -417,12 +417,12 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
     try:
         if peer.to_bytes() not in connected:
             # The daemon refuses to dial an address again for up to 5 minutes, longer after each failure. So it gets an
-            # address only when a program accepts connections there.
-            accepting = await asyncio.gather(*map(_accepts, addresses))
+            # address only when a peer answers there.
+            answering = await asyncio.gather(*map(_answers, addresses))
             maddrs = [
                 Multiaddr(address.removesuffix(f"/p2p/{name}")).to_bytes()
-                for address, accepts in zip(addresses, accepting, strict=True)
-                if accepts
+                for address, answers in zip(addresses, answering, strict=True)
+                if answers
             ]
             if not maddrs:
                 return False
@@ -438,17 +438,19 @@ async def _call_one(node: DHTNode, name: str, addresses: Iterable[str], connecte
         return False
 
 
-async def _accepts(address: str) -> bool:
-    """Returns True if a TCP connection is accepted at an address, or if only the daemon can try the address."""
+async def _answers(address: str) -> bool:
+    """Returns True if a peer answers at an address, or if only the daemon can try the address; see `why_unreached`."""
     place = place_of(address)
     if place is None:
         return True
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(*place), REACH_SECONDS)
-    except OSError:
+        async with asyncio.timeout(REACH_SECONDS):
+            reader, writer = await asyncio.open_connection(*place)
+            with closing(writer):
+                writer.write(GREETING)
+                return not is_plain(address) or await reader.readexactly(len(GREETING)) == GREETING
+    except (OSError, EOFError):
         return False
-    writer.close()
-    return True
 
 
 def _forget_former_ids(node: DHTNode) -> None:
