@@ -277,8 +277,7 @@ class _Newcomer:
         held, now = self.optimizer.local_epoch, f"The run is at epoch {newest}"
         names = " or ".join(record.name for record in others.there[:3])
         if unheard:
-            lacks = sorted({"IPv4", "IPv6"}.difference(protocols()))
-            lack = f" This machine has no {' and no '.join(lacks)}, which they may need." if lacks else ""
+            lack = "" if "IPv4" in protocols() else " This machine has no IPv4, on which volunteers usually listen."
             return (
                 f"{now}, and this peer does not reach {names}, who have its weights.{lack} It goes on trying. `doctor` "
                 "with the run's address says what is in the way; another network may have nothing in the way."
