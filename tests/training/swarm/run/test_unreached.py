@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.programs import Programs, until
+from tests.programs import ROOT, Programs, until
 from tests.training.doctor.places import CAN_UNSHARE, alone, closed_port, file_of, listening, serving
 from tests.training.swarm.run.test_redial import Peers
 from training.errors import TrainingError
@@ -116,6 +116,78 @@ def test_no_protocol_in_common_is_told(prefix, host, has, seen):
     found = json.loads(done.stdout)
     assert found["has"] == has and found["seen"] == seen
     assert all(f"a network that has {seen.split()[-1]}" in found["cure"] for _ in has)
+
+
+TWO_PROTOCOLS = """
+ip link set lo up
+enter() {{ unshare -n sleep 120 & holder=$!
+    until [ "$(readlink /proc/$holder/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done; }}
+enter; four=$holder; enter; six=$holder
+ip link add near4 type veth peer name far netns $four; ip addr add 11.2.2.1/24 dev near4; ip link set near4 up
+nsenter -t $four -n sh -c "ip link set lo up; ip addr add 11.2.2.2/24 dev far; ip link set far up
+    ip route add default via 11.2.2.1"
+ip link add near6 type veth peer name far netns $six
+ip addr add 2001:db8:7::1/64 dev near6 nodad; ip link set near6 up
+nsenter -t $six -n sh -c "ip link set lo up; ip addr add 2001:db8:7::2/64 dev far nodad; ip link set far up
+    ip route add default via 2001:db8:7::1"
+"{python}" "{node}" "{folder}" boot /ip4/11.2.2.1/tcp/4001,/ip6/2001:db8:7::1/tcp/4001 "" & boot=$!
+until [ -s "{folder}/boot.json" ]; do kill -0 $boot; sleep 0.1; done
+id=$(cat "{folder}/boot.json")
+nsenter -t $four -n "{python}" "{node}" "{folder}" ada /ip4/0.0.0.0/tcp/0 /ip4/11.2.2.1/tcp/4001/p2p/$id & ada=$!
+nsenter -t $six -n "{python}" "{node}" "{folder}" bob /ip6/::/tcp/0 /ip6/2001:db8:7::1/tcp/4001/p2p/$id & bob=$!
+until [ -s "{folder}/bob.json" ]; do kill -0 $ada $bob; sleep 0.1; done
+kill $boot $ada $bob $four $six
+"""
+"""A server with addresses of both protocols, Ada with IPv4 alone, and Bob with IPv6 alone."""
+NODE = """
+import json, sys
+from pathlib import Path
+from training.processes.environment import prepare_environment
+from training.processes.role import run_role
+from training.recipe import load_recipe
+
+prepare_environment()
+folder, name, listen = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
+
+
+def role(stop):
+    from tests.training.swarm.online_peers import record
+    from training.storage.whole import write_whole
+    from training.swarm.node.addresses import protocols
+    from training.swarm.node.identity import Identity
+    from training.swarm.node.metrics import MetricsBoard, read_records
+    from training.swarm.node.slow_nodes import any_answers
+    from training.swarm.run.online import go_online
+
+    run, identity = load_recipe("demo"), Identity(folder / name)
+    initial = [one for one in sys.argv[4:] if one]
+    redial = go_online(run, identity, initial, host_maddrs=listen, may_be_alone=not initial)
+    if name == "boot":
+        write_whole(folder / "boot.json", str(identity.peer_id))
+    board = MetricsBoard(dht=redial.dht, run_id=run.run_id, expiration_seconds=60.0)
+    stop.listen()
+    while not stop.wait(1.0):
+        board.post(record(identity, name), identity)
+        others = {one.name: one.peer_id for one in read_records(redial.dht, run.run_id)}
+        if name == "bob" and "ada" in others:
+            reached = {who: any_answers(redial.dht, [others[who]], 5.0) for who in others if who != name}
+            write_whole(folder / "bob.json", json.dumps({"has": protocols(), "reached": reached}))
+
+
+run_role(role)
+"""
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
+@pytest.mark.swarm
+def test_volunteers_without_a_common_protocol_see_each_other_and_do_not_answer(tmp_path):
+    """Such a newcomer is in the run, and would wait for ever for the weights; its arrival tells what it lacks."""
+    (tmp_path / "node.py").write_text(NODE)
+    script = TWO_PROTOCOLS.format(python=sys.executable, node=tmp_path / "node.py", folder=tmp_path)
+    done = alone(script, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert (tmp_path / "bob.json").is_file(), done.stdout + done.stderr
+    told = json.loads((tmp_path / "bob.json").read_text())
+    assert told == {"has": ["IPv6"], "reached": {"boot": True, "ada": False}}
 
 
 @pytest.mark.swarm
