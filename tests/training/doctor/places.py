@@ -75,17 +75,19 @@ def closed_port() -> int:
         return listener.getsockname()[1]
 
 
-def alone(script: str, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def alone(
+    script: str, *command: str | Path, env: dict[str, str] | None = None, within: float = 100
+) -> subprocess.CompletedProcess[str]:
     """Runs a shell's script in mounts and a network of its own, where it is root, and then a command.
 
     Args:
         script: Makes the surroundings, such as mounts; `$@` is the command.
         command: Program and arguments.
         env: Variables that are set besides the tests' own.
+        within: Most seconds that it takes.
     """
-    return run_program(
-        ["unshare", "-rmn", "sh", "-ec", script, "sh", *command], env={**os.environ, **(env or {})}, within=100
-    )
+    command = ["unshare", "-rmn", "sh", "-ec", script, "sh", *command]
+    return run_program(command, env={**os.environ, **(env or {})}, within=within)
 
 
 def check_alone(script: str, expression: str, **env: str) -> dict:

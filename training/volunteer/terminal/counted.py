@@ -61,8 +61,12 @@ class Counted:
         pages = [self._ask(site) for site in sites]
         if known := [page for page in pages if page]:
             self._note(now, known[0])
-        elif {} in pages:  # nothing there tells what is counted
-            self._answered = self._seen = self._credited_at = now
+        else:  # nothing tells what is counted
+            self._seen = self._credited_at = now
+            if {} in pages:
+                self._answered = now
+            elif now - self._answered < SILENT_SECONDS:
+                return
         fault = self._fault(now, sites[0])
         if fault is not None and not self._is_told:
             self._tell(fault)

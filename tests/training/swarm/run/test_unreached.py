@@ -106,7 +106,7 @@ def test_no_protocol_in_common_is_told(prefix, host, has, seen):
     """Networks of RFC 5737 and 3849, which are for examples."""
     family = "-6" if prefix and ":" in prefix else "-4"
     lines = [
-        "ip link add only type dummy; ip link set only up",
+        "ip link add only type veth peer name other; ip link set only up; ip link set other up",
         f"ip {family} addr add {prefix} dev only {'nodad' if family == '-6' else ''}",
         f"ip {family} route add default dev only",
     ]
@@ -120,7 +120,7 @@ def test_no_protocol_in_common_is_told(prefix, host, has, seen):
 
 TWO_PROTOCOLS = """
 ip link set lo up
-enter() {{ unshare -n sleep 120 & holder=$!
+enter() {{ unshare -n sleep 300 & holder=$!
     until [ "$(readlink /proc/$holder/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done; }}
 enter; four=$holder; enter; six=$holder
 ip link add near4 type veth peer name far netns $four; ip addr add 11.2.2.1/24 dev near4; ip link set near4 up
@@ -184,7 +184,7 @@ def test_volunteers_without_a_common_protocol_see_each_other_and_do_not_answer(t
     """Such a newcomer is in the run, and would wait for ever for the weights; its arrival tells what it lacks."""
     (tmp_path / "node.py").write_text(NODE)
     script = TWO_PROTOCOLS.format(python=sys.executable, node=tmp_path / "node.py", folder=tmp_path)
-    done = alone(script, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    done = alone(script, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, within=240)
     assert (tmp_path / "bob.json").is_file(), done.stdout + done.stderr
     told = json.loads((tmp_path / "bob.json").read_text())
     assert told == {"has": ["IPv6"], "reached": {"boot": True, "ada": False}}
@@ -226,10 +226,11 @@ def test_a_server_that_hangs_is_not_called_a_wrong_address(peers, which):
         one.send_signal(signal.SIGSTOP)
     try:
         peers.begin("ada", server)
-        until(lambda: "Error: " in peers.log("ada"), within=90)
+        log = peers.folder / "ada.log"
+        until(lambda: log.exists() and "Error: " in log.read_text(), within=90)
     finally:
         for one in frozen:
             one.send_signal(signal.SIGCONT)
-    told = peers.log("ada").split("Error: ")[1]
+    told = log.read_text().split("Error: ")[1]
     assert "hang" in told and "tell the run's maintainer" in told
     assert "--initial-peers" not in told and "instead" not in told
