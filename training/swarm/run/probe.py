@@ -92,6 +92,7 @@ async def _probe_run(node: P2P, daemon: Client, folder: Path, whom: Whom, tell: 
 async def _fault(daemon: Client, address: str) -> str | None:
     """Reason why the peer of this id cannot be reached at an address; None if it can."""
     place, _, peer = address.rpartition("/p2p/")
+    looks = asyncio.create_task(asyncio.to_thread(why_unreached, address, CONNECT_SECONDS))
     try:
         await asyncio.wait_for(daemon.connect(PeerID.from_base58(peer), [Multiaddr(place)]), CONNECT_SECONDS)
         return None
@@ -99,7 +100,7 @@ async def _fault(daemon: Client, address: str) -> str | None:
         fault = f"no peer answers within {CONNECT_SECONDS:g} s"
     except Exception as error:
         fault = " ".join(str(error).split("* [")[-1].split()) or type(error).__name__
-    unreached = await asyncio.to_thread(why_unreached, address, CONNECT_SECONDS)
+    unreached = await looks
     return unreached.seen if unreached is not None else fault
 
 
