@@ -47,7 +47,7 @@ def schedule() -> str:
     canvas.polyline([at(0, 0), peak, reached], "line-1")
     canvas.circle(*reached, 4, "fill-1")
     canvas.text(peak[0] + 8, 16, f"{plan.peak_learning_rate:g} after {show_count(plan.warmup_epochs)} updates", "soft")
-    canvas.text(reached[0] - 8, HEIGHT - 34, f"after {MONTHS:g} months", "soft", anchor="end")
+    canvas.text(reached[0] - 8, 36, f"after {MONTHS:g} months", "soft", anchor="end")
     canvas.text(0, HEIGHT - 6, "0", "soft")
     canvas.text(reached[0], HEIGHT - 6, f"{DONE_PERCENT} %", "soft", anchor="middle")
     canvas.text(canvas.width, HEIGHT - 6, show_count(plan.total_epochs), "soft", anchor="end")
