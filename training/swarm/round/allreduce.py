@@ -9,6 +9,9 @@ Each peer is the reducer of some parts of the tensors, and a sender of all. A pa
 Each stream is opened by the sender. Answers are the differences between the average and what the sender sent, so that
 codecs round small numbers. A peer also sends its own parts to itself.
 
+Messages of bytes are gathered the same way (`Travel.gathers`): the reducer answers with all others' copies of the part,
+and averages nothing.
+
 The exchange with a groupmate fails if
 
 - it sends or answers nothing for `chunk_seconds`, or twice as long as a reducer, which waits for senders itself;
