@@ -146,7 +146,7 @@ def _measured(loaded: LoadedCheckpoint, shards: str | None, *, as_json: bool) ->
     held_out, error = measure_held_out(loaded, shards), shards_of(loaded, shards).manifest.reconstruction_error
     if not as_json:
         show_held_out(loaded, held_out)
-        print(f"Reconstruction error of the codec: {error:.5f}, the mean square by `prepare`, of colours from 0 to 1.")
+        print(f"Reconstruction error of the codec: {error:.5f} (mean square, colours from 0 to 1), as `prepare` found.")
     return facts_of(loaded, held_out) | {"reconstruction_error": error}
 
 
