@@ -145,7 +145,7 @@ def test_a_file_that_fails_is_said_in_a_sentence(run_dir, tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr().err
-    assert end.value.code == 1 and said.count("\n") == 1 and "file cannot be read or written: " in said
+    assert end.value.code == 1 and said.count("\n") == 2 and "file cannot be read or written: " in said
 
 
 def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):

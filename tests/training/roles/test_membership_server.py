@@ -83,7 +83,8 @@ class Maintainer:
     def moderate(self, *words):
         done = run_program([*PROGRAM, "moderate", *words, "--state-dir", self.state])
         assert "Traceback" not in done.stderr
-        return SimpleNamespace(code=done.returncode, said=done.stdout + done.stderr)
+        _, _, more = done.stderr.partition("\n")  # the first line says that the command runs
+        return SimpleNamespace(code=done.returncode, said=done.stdout + more)
 
     def invite(self, name):
         return re.search(r"--invitation (\S+),", self.moderate("invite", name).said)[1]
