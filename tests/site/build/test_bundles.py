@@ -34,7 +34,8 @@ def test_the_calculator_asks_for_few_scripts(open_page, server):
     page.get_by_text("Computed in your browser").wait_for()
     asked = [path for path in server.requests if path.startswith("/javascripts/") and path.endswith(".mjs")]
     assert {"/javascripts/site.mjs", "/javascripts/calculator/page.mjs"} <= set(asked)
-    assert len(asked) <= 8, asked
+    # The page has 25 modules: two entries, the worker, and a file for each set of pages that share some of them.
+    assert len(asked) <= 10, asked
 
 
 def test_an_import_of_a_missing_module_fails_the_build_with_its_name(tmp_path):
