@@ -9,7 +9,7 @@ from calculator.figures.kit.controls import Choice, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Source
 from calculator.models.architectures import PRESETS
-from calculator.units import show_bytes, show_time
+from calculator.units import show_bytes, show_rate, show_time
 
 PAIRS = 100_000_000
 """Picture-caption pairs of the 2021 run (paper, section 3.2)."""
@@ -107,11 +107,11 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 def _caption(values: Values, ways: list[Way]) -> str:
     whole, _, stream = ways
     kind, link, speed = values["kind"], f"{values['link']:g} Mbit/s", f"{values['speed']:g} samples/s"
-    need = code_bytes() * float(values["speed"]) * 8 / 1e6 * (PICTURES_OVER_CODES if kind == "pictures" else 1)
+    need = 8 * code_bytes() * float(values["speed"]) * (PICTURES_OVER_CODES if kind == "pictures" else 1)
     waits = (
-        f"needs {need:.3g} Mbit/s, more than the link has: it waits {_percent(stream.waiting_share)} of the time"
+        f"needs {show_rate(need, 'bit')}, more than the link has: it waits {_percent(stream.waiting_share)} of the time"
         if stream.waiting_share
-        else f"needs only {need:.2g} Mbit/s and never waits"
+        else f"needs only {show_rate(need, 'bit', 2)} and never waits"
     )
     return (
         f"When {kind} are streamed at {link}, the first step starts after {show_time(stream.first_step_seconds)} with "
