@@ -92,6 +92,9 @@ def summary(findings: Sequence[Finding]) -> str:
     if faults:
         return f"{counts}: this machine cannot join as it is."
     unknown = [finding.check for finding in findings if finding.level == "skipped"]
-    given = " The run itself could not be checked: give --recipe and --initial-peers, and more time with --seconds 60."
+    given = (
+        " The run itself could not be checked: give its address as for `join`, or both --recipe and --initial-peers; "
+        "if its peers answer late, give more time with --seconds 60."
+    )
     asked = given if "run" in unknown else ""
     return f"{counts}: nothing that was checked keeps this machine from joining.{asked}"
