@@ -61,7 +61,7 @@ def moments_of(facts: dict) -> list[Moment]:
     """What happened in the run, in its order.
 
     Raises:
-        ValueError: If nobody was killed, or nobody averaged again: the page says that it was so.
+        ValueError: If nobody was killed, or nobody averaged again, since the page tells of both.
     """
     volunteers = {one["name"]: one for one in facts["volunteers"]}
     killed = [(end, name) for name, one in volunteers.items() for _, end, how in one["lives"] if how == "killed"]
@@ -111,7 +111,7 @@ def moments_of(facts: dict) -> list[Moment]:
 
 
 def course_of(facts: dict) -> dict:
-    """What the script needs: seconds of the run, and by time the epochs, the snapshots and the moments."""
+    """Facts for the script: length of the run, and by time the epochs, the snapshots and the moments."""
     ended: dict[int, list[Epoch | None]] = {}
     for place, one in enumerate(facts["volunteers"]):
         for epoch in epochs_of(one, facts["columns"]):
@@ -133,11 +133,6 @@ def course_of(facts: dict) -> dict:
         "snapshots": [snapshot[0] for snapshot in facts["snapshots"]],
         "moments": [round(one.seconds, 2) for one in moments_of(facts)],
     }
-
-
-def _seconds(facts: dict) -> float:
-    """Length of the replay: to the last update, and a second more."""
-    return facts["history"][-1][1] + 1
 
 
 def seconds_of(facts: dict) -> float:

@@ -37,7 +37,7 @@ def replay() -> str:
         '<figure class="figure timeline" id="figure-run" data-part="timeline" aria-labelledby="timeline-title" '
         f'data-course="{escape(json.dumps(course, separators=(",", ":")))}">'
         f'<h2 class="figure__title" id="timeline-title">{TITLE}</h2><p>{_about(facts)}</p>'
-        f'<div class="timeline__top">{_film(facts, shown)}<div>{_state(facts, course)}{_whole(facts, moments)}'
+        f'<div class="timeline__top">{_film(facts, shown)}<div>{_state(facts, course)}{_whole(facts, course, moments)}'
         f"{controls}{lanes_html(facts, moments)}</div></div>{_list(moments)}"
         '<p class="figure__source">A light box is computing, as high as the samples that came of it; a full one is an '
         "exchange of gradients. Times and samples are from the volunteers’ event logs, the loss from the monitor’s "
@@ -118,9 +118,8 @@ def _list(moments: list[Moment]) -> str:
     return f'<ol class="timeline__moments">{lines}</ol>'
 
 
-def _whole(facts: dict, moments: list[Moment]) -> str:
+def _whole(facts: dict, course: dict, moments: list[Moment]) -> str:
     """The whole run at a glance: the loss, and below it the samples of each volunteer on top of each other."""
-    course = course_of(facts)
     losses = [(row["at"], row["loss"]) for row in course["epochs"] if row["loss"] is not None]
     across = Scale(0, course["seconds"], 0, 1000)
     up = Scale(min(loss for _, loss in losses), max(loss for _, loss in losses), 58, 2)
