@@ -92,7 +92,7 @@ export function isOver({ state }) {
   return state?.status === "finished" || state?.status === "stopped" || (state?.status === "failed" && state.stream === false);
 }
 
-/** Whether what is shown is a record in files, and no monitor that still answers. */
+/** Whether the run comes from files, and not from a monitor that still answers. */
 function isRecording({ state }) {
   return state.status === "finished" && !state.stream;
 }
@@ -125,7 +125,7 @@ export function describe(feed) {
   return { kind, label: LABELS[kind] ?? status, text: told + kept(feed), remedy: feed.state.remedy ?? "" };
 }
 
-/** Says where it is so that the page shows a copy that the browser has kept. */
+/** Says that the page shows a copy which the browser has kept; empty if it does not. */
 function kept(feed) {
   return feed.kept ? ` ${feed.offline ? "You are offline" : "The server does not answer"}: this is the copy that your browser has kept.` : "";
 }

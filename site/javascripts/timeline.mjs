@@ -1,9 +1,9 @@
-// The replay of a recorded run: shows what was so at the time that the reader chooses, or plays it.
+// The replay of a recorded run: shows the run at the time that the reader chooses, or plays it.
 
 /** Seconds of the run in a second of playing: near a moment that the list tells of, and otherwise. */
 const SLOW = 1.5;
 const FAST = 20;
-/** Playing is slow from so many seconds before such a moment until so many after it. */
+/** Playing is slow from BEFORE_SECONDS before such a moment until AFTER_SECONDS after it. */
 const BEFORE_SECONDS = 2;
 const AFTER_SECONDS = 4;
 
