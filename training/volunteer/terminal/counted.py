@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from calculator.units import show_time
 from training.storage.remote import Refusal, read_document
 from training.swarm.node.metrics import RECENT_EPOCHS
 
@@ -99,25 +100,21 @@ class Counted:
         """Returns what is wrong and what to do; None if nothing is."""
         if now - self._answered >= SILENT_SECONDS:
             return (
-                f"The run's page, {site}, has not answered for {_minutes(now - self._answered)}: its monitor is away. "
+                f"The run's page, {site}, has not answered for {show_time(now - self._answered)}: its monitor is away. "
                 f"This peer trains on, and the monitor credits the last {RECENT_EPOCHS} epochs when it is back. If it "
                 "stays away, tell the run's maintainer."
             )
         if now - self._seen >= UNSEEN_SECONDS:
             return (
-                f"The run's page, {site}, has heard nothing of this peer for {_minutes(now - self._seen)}, though it "
+                f"The run's page, {site}, has heard nothing of this peer for {show_time(now - self._seen)}, though it "
                 "trains. `doctor` with the run's address compares its clock and tries its connections; if it finds no "
                 f"fault, give the run's maintainer the peer's id: {self._peer_id}."
             )
         if now - self._credited_at >= FROZEN_SECONDS:
             return (
-                f"The run's page, {site}, has credited nothing for {_minutes(now - self._credited_at)}, though this "
+                f"The run's page, {site}, has credited nothing for {show_time(now - self._credited_at)}, though this "
                 f"peer has brought {self._brought() - self._brought_then:,} samples. Usually that takes less than a "
                 "minute: the others' records tell of them. Your page there says why epochs were missed; if none was, "
                 "tell the run's maintainer."
             )
         return None
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes"
