@@ -29,7 +29,7 @@ from training.swarm.peers.groups import RoundReport
 from training.swarm.round.rounds import GroupAllReduce
 
 WEIGHT = struct.Struct("<d")
-"""Begin of a message: the weight of the tensors. The code follows."""
+"""Start of a message: the weight of the tensors. The code follows."""
 
 Result = TypeVar("Result")
 
@@ -79,13 +79,14 @@ class SparseMean:
         """Reads a peer's message. Returns the weight of its tensors and their code, which can be decoded to its end.
 
         Raises:
-            ValueError: If `pack` makes no such message.
+            ValueError: If `pack` cannot have made the message.
         """
         if message.dtype != torch.uint8 or message.shape != (WEIGHT.size + self.code.bytes,):
-            raise ValueError(f"{tuple(message.shape)} of {message.dtype} is no message of {self.code.bytes} bytes")
+            length = WEIGHT.size + self.code.bytes
+            raise ValueError(f"a message has {length} bytes, not the shape {tuple(message.shape)} of {message.dtype}")
         weight, code = WEIGHT.unpack(message[: WEIGHT.size].numpy())[0], message[WEIGHT.size :]
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError("the weight is no number from 0 on")
+            raise ValueError(f"the weight {weight} is not a finite number of at least 0")
         for _ in self.code.decode(code):
             pass
         return weight, code
@@ -125,7 +126,7 @@ class SparseMean:
     ) -> None:
         for piece in self.code.pieces:
             values, unsent = piece.of(tensors), piece.of(self.unsent)
-            if own in codes:  # otherwise its tensors were no sound ones
+            if own in codes:  # otherwise the group has left its message out
                 unsent.mul_(self.decay).add_(values)
             values.zero_()
             for peer, code in codes.items():

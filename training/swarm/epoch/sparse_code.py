@@ -83,17 +83,17 @@ class BlockCode:
         """Decodes blocks (B, bytes). Returns the places in each block and the values there, both (B, k).
 
         Raises:
-            ValueError: If `encode` writes no such code: places do not increase, or a scale is not finite.
+            ValueError: If `encode` cannot have written the code: places do not increase, or a scale is out of range.
         """
         scale_bytes, entry_bytes, _ = self._lengths
         halves = np.ascontiguousarray(code[:, :scale_bytes].numpy()).view("<u2")
-        scales = torch.from_numpy((halves.astype(np.uint32) << 16).view(np.float32))  # bfloat16's bits are its first
+        scales = torch.from_numpy((halves.astype(np.uint32) << 16).view(np.float32))  # bfloat16: float32's first bits
         if not bool(((scales >= 0) & (scales <= LARGEST_SCALE)).all()):  # false for NaN as well
-            raise ValueError("a block's scale is no number from 0 to 2^100")
+            raise ValueError("a block's scale is not a number from 0 to 2^100")
         fields, blocks = code[:, scale_bytes:].numpy(), len(code)
         buckets = np.unpackbits(fields[:, entry_bytes:], axis=1, count=self._bucket_bits)
         if bool((buckets.sum(axis=1, dtype=np.int64) != self.kept).any()):
-            raise ValueError(f"a block has another number of values than {self.kept}")
+            raise ValueError(f"a block does not have {self.kept} values")
         high = np.nonzero(buckets)[1].reshape(blocks, self.kept) - np.arange(self.kept)
         bits = np.unpackbits(fields[:, :entry_bytes], axis=1, count=self.kept * (self.low_bits + 2))
         bits = bits.reshape(blocks, self.kept, self.low_bits + 2)
@@ -175,7 +175,7 @@ class SparseCode:
         values.
 
         Raises:
-            ValueError: If `encode` writes no such code.
+            ValueError: If `encode` cannot have written the code.
         """
         places, values = piece.code.decode(code[piece.bytes].view(piece.blocks, -1))
         places += torch.arange(piece.blocks)[:, None] * piece.code.values
@@ -186,7 +186,7 @@ class SparseCode:
         values there.
 
         Raises:
-            ValueError: If `encode` writes no such code.
+            ValueError: If `encode` cannot have written the code.
         """
         for piece in self.pieces:
             yield piece, *self.decode_piece(piece, code)

@@ -377,8 +377,10 @@ class GroupAllReduce:
         return report
 
     async def gather(self, message: torch.Tensor) -> tuple[dict[PeerID, torch.Tensor], RoundReport]:
-        """Sends a message to all peers of the group, and gets theirs. As many bytes go up as if each peer sent its
-        message to each other one, but through the reducers: fewer from a slow link, and to peers in client mode.
+        """Sends a message to all peers of the group, and gets theirs.
+
+        As many bytes go up as if each peer sent its message to each other one. They go through the reducers, so a slow
+        link sends fewer of them, and peers in client mode take part.
 
         Args:
             message: (length,) in uint8, equally long for all peers.
