@@ -55,7 +55,7 @@ UNREACHABLE = Fault(
 OTHER_ID = Fault(
     name="peer-of-another-id",
     why="The peer id names the server that volunteers trust. Another one there is not believed.",
-    remedy="Give the address of the run's site instead, which names it anew: it may have a new identity.",
+    remedy="Give the address of the run's site instead, which has the server's current id: it may have a new one.",
 )
 SOME_FAIL = Fault(
     name="some-peers-fail",

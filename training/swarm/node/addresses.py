@@ -24,7 +24,7 @@ REACH_SECONDS = 5.0
 """Longest wait for a peer to accept a connection."""
 GREETING, GREETING_SECONDS = b"\x13/multistream/1.0.0\n", 15.0
 """First bytes of a peer on each connection (github.com/multiformats/multistream-select), and the longest wait for them.
-The network daemon gives up a call after the same time (go-libp2p, `defaultDialTimeout`)."""
+The network daemon gives up after the same time (go-libp2p, `defaultDialTimeout`)."""
 FREE_SECONDS = 10.0
 """Longest time until the port of a killed program's network daemon is free again."""
 _ANY_PORT = re.compile(r"/tcp/0(?=/|$)")
@@ -35,8 +35,8 @@ _PROTOCOLS = {
     "ip6": ("IPv6", socket.AF_INET6, "2001:db8::1"),
     "dns6": ("IPv6", socket.AF_INET6, "2001:db8::1"),
 }
-"""Protocol of each kind of host that has only one, with an address of the protocol that is public and nobody's (RFC
-5737, 3849)."""
+"""Protocol of each kind of host that has only one, with a public address of it that is reserved for examples (RFC 5737,
+3849)."""
 
 
 def parse(address: str) -> Multiaddr:
@@ -171,8 +171,8 @@ def _why_no_peer(connection: socket.socket) -> Unreached | None:
         return None
     return Unreached(
         seen="a program answers that is no peer of a run",
-        cure="The server may have moved: give the address of the run's site instead, which names it anew. It may also "
-        "be starting just now: then try again in a minute.",
+        cure="The server may have moved: give the address of the run's site instead, which has its current "
+        "address. It may also be starting just now: then try again in a minute.",
     )
 
 
@@ -186,8 +186,8 @@ def _without_protocol(address: str) -> Unreached:
         return Unreached(seen="this machine's network has no way to it")
     return Unreached(
         seen=f"this machine has no {needed}",
-        cure=f"This machine has {has[0]} only, and these servers do not. Use a network that has {needed}, or ask the "
-        f"run's maintainer for a server with an address of {has[0]} (`--announce-maddrs`).",
+        cure=f"This machine has {has[0]} only, and the address needs {needed}. Use a network that has {needed}, or ask "
+        f"the run's maintainer for a server with an address of {has[0]} (`--announce-maddrs`).",
     )
 
 

@@ -149,7 +149,7 @@ _CURES = {
     "answers a ping": "The servers' network daemons answer, but their programs hang or are overloaded. Try again in "
     "some minutes; if it stays so, tell the run's maintainer.",
     "bootstrap peers": "Peers answer at the addresses of --initial-peers, but not those of the ids at their ends: give "
-    "the address of the run's site instead, which names them anew.",
+    "the address of the run's site instead, which has the current ids.",
     "failed to start in": _TOO_BUSY,
     "in time": _TOO_BUSY,
     "address already in use": "Another program has the port: end it, or give another in --host-maddrs.",
