@@ -140,8 +140,8 @@ def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
     gpu_memory, local = plan.estimate.gpu, config.swarm.local_updates
     gradients = "gradients" if plan.trained_parameters == plan.parameters else "gradients of the adapters"
     if gpu_memory.gradients < plan.estimate.gradient_bytes:
-        gradients += f", made so far of {show_bytes(plan.estimate.gradient_bytes)}"
-    here = gpu_memory.total + plan.stored_bytes + plan.local_bytes + (plan.host_bytes if plan.device.unified else 0)
+        gradients += f" so far; in all {show_bytes(plan.estimate.gradient_bytes)}"
+    counted = gpu_memory.total + plan.stored_bytes + plan.local_bytes + (plan.host_bytes if plan.device.unified else 0)
     return {
         "weights": gpu_memory.weights,
         gradients: gpu_memory.gradients,
@@ -149,6 +149,6 @@ def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
         f"activations kept of {plan.stored_layers} layers": plan.stored_bytes,
         "temporary": gpu_memory.temporary,
         f"{config.optimizer.name} and an inner batch's gradients": plan.local_bytes,
-        "CUDA itself": plan.need_bytes - here,
+        "CUDA itself": plan.need_bytes - counted,
         f"host: averaged copies and {'SGD' if local else config.optimizer.name}": plan.host_bytes,
     }
