@@ -1,6 +1,6 @@
 """Eight figures of this version compared with the recorded ones; exits with 1 if one is worse than its bound.
 
-    .venv/bin/nox -s bench                      (as root, Linux, quiet machine; about a quarter of an hour)
+    .venv/bin/nox -s bench                      (as root, Linux, quiet machine; about 20 minutes)
     python benchmarks/regression.py --only "model step" estimate
 
 Run it before and after a change in `training/swarm/`, `training/optim/`, `training/model/` or `training/data/`. Each
