@@ -54,7 +54,7 @@ def write_manifest(folder: Path, run: RunConfig, names: tuple[str, ...], samples
 
 
 def hold_out(folder: Path, run: RunConfig, counts: tuple[int, ...]) -> None:
-    """Adds held-out pictures to these shards of pictures: a file with so many of them for each of `counts`."""
+    """Adds held-out pictures to these shards of pictures: a file for each of `counts`, with that many."""
     random_numbers, names = np.random.default_rng(1), []
     for number, count in enumerate(counts):
         names.append(f"held-out-{number:05d}.parquet")

@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=128, help="samples of an update of all peers (128)")
     parser.add_argument("--inner", type=int, default=10, help="updates between two exchanges (10)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of weights and stories (0 1 2)")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="which (all)")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to train (all)")
     parser.add_argument("--kept", type=int, default=64, help="values of 4096 that are sent (64)")
     parser.add_argument("--decay", type=float, default=0.95, help="of what was not sent (0.95)")
     parser.add_argument("--optimizer", help="another than the recipe's")

@@ -77,7 +77,7 @@ def events(path: Path, kind: str) -> list[dict]:
 
 
 def train(micro_batches: Sequence[int], epochs: int, folder: Path, programs: Programs, patience: float) -> list[str]:
-    """Runs a bootstrap peer and these volunteers until the run has had so many epochs; returns the volunteers' names.
+    """Runs a bootstrap peer and these volunteers until the run has had `epochs` epochs; returns the volunteers' names.
 
     Raises:
         AssertionError: If that takes longer than `patience` seconds.
@@ -117,7 +117,7 @@ def train(micro_batches: Sequence[int], epochs: int, folder: Path, programs: Pro
 
 
 def count(folder: Path, names: Sequence[str], epochs: int) -> Counted:
-    """Counts the updates of the last so many epochs that all volunteers have finished."""
+    """Counts the updates of the last `epochs` epochs that all volunteers have finished."""
     counted = Counted()
     of_peers = {name: {event["epoch"]: event for event in events(folder / f"{name}.jsonl", "epoch")} for name in names}
     end = min(max(of_peer) for of_peer in of_peers.values())

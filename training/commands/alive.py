@@ -54,7 +54,7 @@ def moving(words: str, stream: TextIO) -> Iterator[None]:
     console = Console(file=terminal)
     ends.enter_context(moving_sign(console)).add_task(words)
     console.show_cursor(True)  # a role may end by `os._exit`, and nobody would show it again
-    # Named, so that they live on while `print`, which has no reference of its own, calls the first `write` of one.
+    # These references keep both alive: `print` holds none while the first `write` replaces `sys.stdout`.
     watched = [_Watched(one, end) for one in streams]
     sys.stdout, sys.stderr = watched
     try:

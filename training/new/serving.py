@@ -62,7 +62,7 @@ def start_command(folder: Path) -> str:
 def _commands(folder: Path, join: str) -> list[tuple[str, str]]:
     program = shlex.join(short_command((sys.executable, "-m", "training")))
     where = shlex.quote(str(folder))
-    join = join.replace(PROGRAM, program, 1)  # of this environment, which need not be on the PATH
+    join = join.replace(PROGRAM, program, 1)  # the program here may not be on the PATH
     return [
         ("Start the servers; Ctrl-C ends them, and the next start goes on:", start_command(folder)),
         ("Take part, here or on any computer that has the project:", join),
