@@ -148,7 +148,7 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare eight figures with the recorded ones (Linux, root, quiet machine, 20 minutes); `-- --only page` some."""
+    """Compare eight figures with the recorded ones (Linux, root, quiet machine, 20 minutes); `-- --only page`: one."""
     _install(session, *ALL)
     _build_site(session)
     environment = {"CHROMIUM": _browser(session)} | END_WITH_NOX

@@ -19,7 +19,7 @@ CODECS = ("blockwise8", "uniform8", "float16", "float32")
 BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/engine/codecs.py)."""
 SPARSE_BLOCK = 4096
-"""Values of which `mode = "sparse"` sends some, as in Sarfi et al. 2025, arXiv:2508.15706."""
+"""Values of a block, of which `mode = "sparse"` sends the largest ones (Sarfi et al. 2025, arXiv:2508.15706)."""
 CODEBOOK_BYTES = 8 + 256 * 4
 """Bytes in each part of `uniform8` besides its codes: a length and 256 float32 values (hivemind 1.1.12,
 compression/quantization.py)."""

@@ -61,7 +61,7 @@ class Check:
     doing: str = "looking at this machine"
     """What the check does, in case that takes too long."""
     advice: str = ""
-    """What else helps in that case, as a sentence."""
+    """Further advice in that case, as a sentence."""
 
 
 def run_checks(

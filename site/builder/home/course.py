@@ -14,9 +14,9 @@ class Epoch:
     number: int
     began: float
     found: float
-    """Its group was found, and the average began."""
+    """Time at which its group was found, and its average began."""
     ready: float
-    """It had computed, and looked for a group."""
+    """Time at which it had computed its samples, and began to look for a group."""
     ended: float
     samples: int
     together: int

@@ -90,7 +90,7 @@ def _computing(row: list[Epoch], floor: float, most: int) -> Iterator[Box]:
 
 
 def _is_repeated(epoch: Epoch, facts: dict) -> bool:
-    """Whether a volunteer averaged twice in an epoch, because a groupmate was lost."""
+    """Returns True if a volunteer averaged twice in an epoch, because a groupmate was lost."""
     return any(
         text.startswith(f"Epoch {epoch.number}:") and "averaged again" in text
         for one in facts["volunteers"]

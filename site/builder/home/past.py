@@ -15,7 +15,7 @@ MONTHS = 2.5
 DONE_PERCENT = 80
 """Part of the schedule that the run has passed, about (section 3.4)."""
 PARAMETERS_BILLION = 1.1
-"""Parameters to whose compute the model's compute is equal, about (section 3.1)."""
+"""Billions of parameters that would take as much compute as the model, about (section 3.1)."""
 PAIRS_MILLION = 100
 """Pictures with captions, the first of LAION-400M (section 3.2)."""
 PROMPT = load_recipe("dalle-2021").monitor.prompts[0]

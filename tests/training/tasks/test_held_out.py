@@ -132,7 +132,7 @@ def test_a_large_model_is_measured_on_fewer_samples_but_on_one_at_least(texts, m
 
 
 def test_the_loss_of_pictures_is_that_of_their_tokens(pictures):
-    """Of both files; the model's logits are compared with a slow model's elsewhere."""
+    """The samples are from both files; the model's logits are compared with a slow model's elsewhere."""
     part, task = held_out_part(open_shards(pictures)), task_of(SHAPES)
     model = task.build_model().eval()
     found = measure(model, task, part)

@@ -20,7 +20,7 @@ SILENT_SECONDS, UNSEEN_SECONDS, FROZEN_SECONDS = 600.0, 300.0, 600.0
 """Seconds without an answer of the page, without this peer on it, and without credit for new samples, after which the
 volunteer is told. A new record, and credit for an average, usually take less than a minute."""
 STALE_SECONDS = 120.0
-"""Seconds after which a peer's last record does not show any more that its records arrive."""
+"""Age from which a peer's last record no longer shows that its records arrive."""
 
 
 class Counted:

@@ -97,7 +97,7 @@ def test_a_code_of_tensors_is_that_of_their_blocks():
 
 
 def test_places_take_at_most_a_tenth_more_than_their_entropy():
-    """Of the paper's number and up to three times as many; of a quarter of all values a quarter more."""
+    """This holds for the paper's number and up to three times as many; a quarter of all values takes a quarter more."""
     metadata = SwarmConfig.model_fields["sparse_kept"].metadata
     assert [one.ge for one in metadata if hasattr(one, "ge")] == [min(KEPT)]  # all that a recipe may say
     assert [one.le for one in metadata if hasattr(one, "le")] == [max(KEPT)]
@@ -242,7 +242,7 @@ def test_a_message_that_cannot_be_read_is_left_out_by_all_and_its_sender_is_name
 
 
 def test_all_that_is_given_arrives_in_the_end():
-    """Of one peer, always the same: the mean of its messages becomes what it gives, although each has few values."""
+    """A peer gives the same tensors each time: the mean of its messages approaches them, though each has few values."""
     mean, total, rounds = new_mean(), [torch.zeros(shape) for shape in SHAPES], 200
     for _ in range(rounds):
         tensors = tensors_of(0)

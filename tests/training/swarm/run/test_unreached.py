@@ -31,7 +31,7 @@ def address(port, host="ip4/127.0.0.1"):
 
 @contextmanager
 def answers(answer):
-    """A program that sends these bytes to whoever calls, and hangs up; gives its port."""
+    """A program that sends these bytes to each caller, and hangs up; gives its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def work():
@@ -181,7 +181,7 @@ run_role(role)
 @pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
 @pytest.mark.swarm
 def test_volunteers_without_a_common_protocol_see_each_other_and_do_not_answer(tmp_path):
-    """Such a newcomer is in the run, and would wait for ever for the weights; its arrival tells what it lacks."""
+    """The newcomer is in the run, and would wait for ever for the weights; its arrival tells what it lacks."""
     (tmp_path / "node.py").write_text(NODE)
     script = TWO_PROTOCOLS.format(python=sys.executable, node=tmp_path / "node.py", folder=tmp_path)
     done = alone(script, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, within=240)
