@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from calculator.units import show_time
 from training.storage.remote import Refusal, read_document
 from training.swarm.node.metrics import RECENT_EPOCHS
+from training.swarm.run.servers import SITE_SECONDS
 
-LOOK_SECONDS, ANSWER_SECONDS = 60.0, 5.0
-"""Seconds between two looks at the page, and the longest wait for its answer."""
+LOOK_SECONDS = 60.0
+"""Seconds between two looks at the page."""
 SILENT_SECONDS, UNSEEN_SECONDS, FROZEN_SECONDS = 600.0, 300.0, 600.0
 """Seconds without an answer of the page, without this peer on it, and without credit for new samples, after which the
 volunteer is told. A new record, and credit for an average, usually take less than a minute."""
@@ -78,7 +79,7 @@ class Counted:
     def _ask(self, site: str) -> dict[str, float] | None:
         """Asks a site. Returns an empty document if the site has none, such as one of files; None without an answer."""
         try:
-            page = json.loads(read_document(f"{site}/live/peers/{self._peer_id}.json", seconds=ANSWER_SECONDS))
+            page = json.loads(read_document(f"{site}/live/peers/{self._peer_id}.json", seconds=SITE_SECONDS))
             last_seen = -math.inf if page["last_seen"] is None else float(page["last_seen"])
             return {"silent_seconds": float(page["time"]) - last_seen, "samples": int(page["samples"])}
         except Refusal as error:
