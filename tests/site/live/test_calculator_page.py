@@ -921,11 +921,11 @@ def test_the_settings_go_along_to_the_join_page(open_page, server):
     page = open_page("calculator/?micro_batch_size=5&model=dalle-2021")
     shows(page, {"model": "dalle-2021", "micro_batch_size": 5, "optimizer": "adamw8bit"})
     page.get_by_role("link", name="Join with this micro-batch and GPU").click()
-    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join --recipe .* --micro-batch-size 5$"))
+    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join http://\S+ --micro-batch-size 5$"))
     expect(page.locator("[data-slot=other]")).to_be_hidden()
     server.live["run"]["recipe_digest"] = load_recipe("demo").digest
     page.reload()
-    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join --recipe .* --micro-batch-size 32$"))
+    expect(page.locator("[data-slot=command]")).to_have_text(re.compile(r"join http://\S+ --micro-batch-size 32$"))
     expect(page.locator("[data-slot=other]")).to_contain_text("dalle-2021, which no run here trains now")
     server.live = {}
     page.goto(server.url + "join/?micro_batch_size=5%3B%20rm%20-rf")
