@@ -8,7 +8,7 @@ from started_peers import meet, relative_error
 
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
-from training.swarm.epoch.strategies.local_updates import OUTER_LEARNING_RATE, OUTER_MOMENTUM
+from training.swarm.epoch.strategies.local_updates import LocalUpdates
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def test_common_weights_follow_nesterov_on_the_mean_of_both_peers_ways(rounds):
             assert relative_error(ways[0], ways[1]) > 0.1
             mean = sum(weight * way for weight, way in zip(weights, ways, strict=True)) / sum(weights)
             for notes, _ in both:
-                momentum = OUTER_MOMENTUM * notes["momentum"][kind].double() + mean
-                expected = OUTER_LEARNING_RATE * (mean + OUTER_MOMENTUM * momentum)
+                momentum = LocalUpdates.outer_momentum * notes["momentum"][kind].double() + mean
+                expected = LocalUpdates.outer_learning_rate * (mean + LocalUpdates.outer_momentum * momentum)
                 step = notes["before"][kind].double() - notes["after"][kind].double()
                 assert relative_error(step, expected) < 0.02, kind
                 assert torch.equal(notes["model"][kind], notes["after"][kind])  # from here all go on

@@ -29,9 +29,6 @@ from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.state.master_weights import MasterWeights
 
-OUTER_LEARNING_RATE, OUTER_MOMENTUM = 0.7, 0.9
-"""Settings of the outer optimizer, as in the paper."""
-
 
 class DistanceAverager(GradientAverager):
     """Averages the distances by which peers' weights have moved since the last exchange; keeps no gradients.
@@ -68,6 +65,9 @@ class LocalUpdates(Strategy):
     optimizer's state and the sum of an inner batch's gradients (4 bytes a parameter) where its model is.
     """
 
+    outer_learning_rate, outer_momentum = 0.7, 0.9
+    """Settings of the outer optimizer, as in the paper."""
+
     def __init__(self, parts: Parts):
         super().__init__(parts)
         config, groups = parts.run.optimizer, parameter_groups(parts.model, parts.run.optimizer)
@@ -85,13 +85,13 @@ class LocalUpdates(Strategy):
     @classmethod
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
         """Makes the outer optimizer."""
-        rate, momentum = OUTER_LEARNING_RATE, OUTER_MOMENTUM
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=True, foreach=False)
+        rate, momentum = cls.outer_learning_rate, cls.outer_momentum
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=momentum > 0, foreach=False)
 
     @classmethod
     def learning_rate(cls, epoch: int, run: RunConfig) -> float:
         """Learning rate of the outer optimizer, equal for all epochs."""
-        return OUTER_LEARNING_RATE
+        return cls.outer_learning_rate
 
     @classmethod
     def make_averager(

@@ -10,10 +10,6 @@ Source: Sarfi et al. 2025, arXiv:2508.15706 (SparseLoCo).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
-
 from training.recipe import RunConfig
 from training.swarm.engine.process import DHT
 from training.swarm.epoch.sparse import SparseMean
@@ -23,10 +19,6 @@ from training.swarm.peers.epochs import EpochEnd
 from training.swarm.round.pipe import AveragerSettings
 from training.swarm.state.master_weights import MasterWeights
 
-OUTER_LEARNING_RATE = 1.0
-"""Share of the mean by which the common weights move: with it, peers that sent everything would meet at the mean of
-their own weights."""
-
 
 class SparseUpdates(LocalUpdates):
     """Strategy in which peers exchange sparse distances between stretches of local training; see the module.
@@ -34,19 +26,13 @@ class SparseUpdates(LocalUpdates):
     On the host a peer holds weights, distance and unsent distance (12 bytes a parameter).
     """
 
+    outer_learning_rate, outer_momentum = 1.0, 0.0
+    """The common weights move by the whole mean: peers that sent everything would meet at the mean of their own
+    weights."""
+
     def __init__(self, parts: Parts):
         super().__init__(parts)
         self._next_epoch: int | None = None
-
-    @classmethod
-    def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
-        """Makes the outer optimizer, which has no momentum."""
-        return torch.optim.SGD(groups, lr=OUTER_LEARNING_RATE, foreach=False)
-
-    @classmethod
-    def learning_rate(cls, epoch: int, run: RunConfig) -> float:
-        """Learning rate of the outer optimizer, equal for all epochs."""
-        return OUTER_LEARNING_RATE
 
     @classmethod
     def make_averager(
