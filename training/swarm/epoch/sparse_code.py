@@ -16,7 +16,6 @@ code is cut into equal parts at any place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calculator.swarm.exchange import SPARSE_BLOCK
+from calculator.swarm.exchange import SPARSE_BLOCK, sparse_fields
 
 PIECE_BLOCKS = 256
 """Most blocks that are encoded or decoded at once. They take 4 MiB as 32-bit numbers, which fit into a cache."""
@@ -47,16 +46,17 @@ class BlockCode:
     @property
     def low_bits(self) -> int:
         """Bits of a place within its bucket."""
-        return int(math.log2(self.values / self.kept))
+        return sparse_fields(self.values, self.kept)[0]
 
     @property
     def _bucket_bits(self) -> int:
-        return self.kept + ((self.values - 1) >> self.low_bits) + 1
+        return sparse_fields(self.values, self.kept)[2]
 
     @property
     def _lengths(self) -> tuple[int, int, int]:
         """Bytes of scale, entries and buckets."""
-        return 2, -(-self.kept * (self.low_bits + 2) // 8), -(-self._bucket_bits // 8)
+        _, entries, buckets = sparse_fields(self.values, self.kept)
+        return 2, -(-entries // 8), -(-buckets // 8)
 
     @property
     def bytes(self) -> int:
