@@ -110,6 +110,8 @@ class ClipEvaluation:
     """For each picture, whether CLIP found its own prompt nearest."""
     interval: tuple[float, float]
     """95 % interval of the share that is right."""
+    score: float
+    """CLIP score; see `clip_score`."""
 
     @property
     def share(self) -> float:
@@ -153,6 +155,7 @@ def evaluate_by_clip(pictures: Sequence[Picture], clip: Clip, *, seed: int) -> C
         choices=choices,
         right=right,
         interval=wilson_interval(sum(right), len(pictures)),
+        score=sum(row[mine] for row, mine in zip(rows, own, strict=True)) / len(pictures),
     )
 
 

@@ -72,7 +72,7 @@ def test_clip_counts_the_pictures_that_it_finds_nearest_to_their_own_caption():
     ]
     result = evaluate_by_clip(pictures, Oracle(captions), seed=0)
     assert result.choices == 10 and result.share == 24 / 30
-    assert clip_score(pictures, Oracle(captions)) == pytest.approx(24 / 30)
+    assert clip_score(pictures, Oracle(captions)) == pytest.approx(24 / 30) == result.score
     assert result.interval == wilson_interval(24, 30)
     with pytest.raises(BadInput, match="at least two different captions"):
         evaluate_by_clip(pictures[:1] * 3, Oracle(captions), seed=0)

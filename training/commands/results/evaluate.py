@@ -130,7 +130,10 @@ def _judge_pictures(
     if out is not None:
         save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=verdict.notes)
     asked = {"captions": captions, "count": len(pictures), "candidates": candidates, "judge": judge}
-    score = {"clip_score": clip_score(pictures, ranker), "clip": ranker.name} if ranker is not None else NO_SCORE
+    score = NO_SCORE
+    if ranker is not None:
+        found = verdict.found.score if judge == "clip" else clip_score(pictures, ranker)
+        score = {"clip_score": found, "clip": ranker.name}
     if as_json:
         facts |= {**asked, **verdict.facts, **score, "seed": seed, "sampling": asdict(sampling)}
         print(json.dumps(facts))
