@@ -268,6 +268,17 @@ def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
         sh("ip", "link", "del", bridge, check=False)
 
 
+@contextmanager
+def busy(programs: int) -> Iterator[None]:
+    """Context in which so many programs compute without end, at the niceness of this one."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+
+
 class Peer:
     """A peer's process and the lines that it has printed."""
 
@@ -474,6 +485,9 @@ def _flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--newcomers", type=int, default=1, metavar="N", help="peers that join later, one after the other (1)"
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="programs that only compute beside the swarm (0)"
+    )
     parser.add_argument("--death", action="store_true", help="kill a peer in the middle of an average at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -518,16 +532,17 @@ def main(arguments: list[str] | None = None) -> None:
     for speeds in [flags.speeds] if flags.speeds else [[1.0] * peers for peers in flags.peers]:
         found, peers = {}, len(speeds)
         for stack in flags.stacks:
-            found[stack] = facts = swarm(
-                stack,
-                speeds,
-                flags.rate,
-                flags.epochs,
-                newcomers=flags.newcomers,
-                death=flags.death,
-                epoch_seconds=flags.epoch_seconds,
-                warm_up=flags.warm_up,
-            )
+            with busy(flags.busy):
+                found[stack] = facts = swarm(
+                    stack,
+                    speeds,
+                    flags.rate,
+                    flags.epochs,
+                    newcomers=flags.newcomers,
+                    death=flags.death,
+                    epoch_seconds=flags.epoch_seconds,
+                    warm_up=flags.warm_up,
+                )
             _print_row(stack, facts, peers=peers)
         results += _entries(found, _swarm_name(speeds))
     if flags.json:
@@ -535,7 +550,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         versions = {name: version(name) for name in ("torch", "hivemind")}
         link = {"rate": flags.rate, "parameters": PARAMETERS, "epochs": flags.epochs}
-        link |= {"epoch_seconds": flags.epoch_seconds}
+        link |= {"epoch_seconds": flags.epoch_seconds, "busy": flags.busy}
         record(flags.json, "swarm", versions, results, link=link)
 
 

@@ -32,12 +32,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import record, result
 from tests.programs import Programs, until
 from tests.random_shards import write_shards
+from training.swarm.epoch.exchange import ENOUGH
 
 TARGET = 48
 GROUPS = ((48, 4), (48, 12, 2), (48, 16, 8, 1), (48, 24, 8, 4, 1))
 """Micro-batches of the volunteers of each run."""
-ENOUGH = 0.9
-"""Share of the target below which an update counts as small."""
 WARM_UP_EPOCHS = 3
 """First epochs of a run, in which its volunteers still arrive."""
 CHANGES = {
@@ -76,8 +75,18 @@ def events(path: Path, kind: str) -> list[dict]:
     return [event for event in parsed if event["event"] == kind]
 
 
-def train(micro_batches: Sequence[int], epochs: int, folder: Path, programs: Programs, patience: float) -> list[str]:
+def train(
+    micro_batches: Sequence[int], epochs: int, folder: Path, programs: Programs, *, patience: float, window: float
+) -> list[str]:
     """Runs a bootstrap peer and these volunteers until the run has had `epochs` epochs; returns the volunteers' names.
+
+    Args:
+        micro_batches: Micro-batch of each volunteer.
+        epochs: Number of epochs after the warm-up.
+        folder: Folder of the run's files.
+        programs: Starts the peers.
+        patience: Longest time in seconds.
+        window: Seconds for which peers look for a group.
 
     Raises:
         AssertionError: If that takes longer than `patience` seconds.
@@ -85,7 +94,7 @@ def train(micro_batches: Sequence[int], epochs: int, folder: Path, programs: Pro
     from training.recipe import RECIPES, load_recipe
 
     text = (RECIPES / "demo.toml").read_text(encoding="utf-8")
-    for before, after in CHANGES.items():
+    for before, after in {**CHANGES, "matchmaking_seconds = 1.5": f"matchmaking_seconds = {window}"}.items():
         assert before in text, before
         text = text.replace(before, after)
     recipe = folder / "recipe.toml"
@@ -147,13 +156,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=50, help="epochs of each of the four runs")
     parser.add_argument("--busy", type=int, default=6, help="number of programs that compute beside the volunteers")
     parser.add_argument("--nice", type=int, default=0, help="their niceness; volunteers have 10")
+    parser.add_argument(
+        "--matchmaking-seconds", type=float, default=1.5, help="how long peers look for a group; the demo's is 1.5"
+    )
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=range(len(GROUPS)), help="numbers of the groups that run, from 0"
+    )
     parser.add_argument("--minutes", type=float, default=30, help="longest time of one run")
     parser.add_argument("--keep", type=Path, help="folder for the logs; default: a temporary one")
     parser.add_argument("--json", type=Path, help="file for the record")
     args = parser.parse_args()
     total = Counted()
     with tempfile.TemporaryDirectory() as temporary:
-        for micro_batches in GROUPS:
+        for micro_batches in (GROUPS[number] for number in args.groups):
             folder = (args.keep or Path(temporary)) / "-".join(map(str, micro_batches))
             folder.mkdir(parents=True)
             began = time.monotonic()
@@ -161,7 +176,14 @@ def main() -> None:
                 for _ in range(args.busy):
                     spin = f"import os; os.nice({args.nice})\nwhile True: pass"
                     programs.start([sys.executable, "-c", spin], env=dict(os.environ))
-                names = train(micro_batches, args.epochs, folder, programs, args.minutes * 60)
+                names = train(
+                    micro_batches,
+                    args.epochs,
+                    folder,
+                    programs,
+                    patience=args.minutes * 60,
+                    window=args.matchmaking_seconds,
+                )
             counted = count(folder, names, args.epochs)
             seconds = time.monotonic() - began
             print(
@@ -180,7 +202,16 @@ def main() -> None:
             result("small updates without a reason in the log", "", total.without_reason, runs=total.small),
             result("median update, relative to the target", "", statistics.median(total.sizes), runs=total.updates),
         ]
-        record(args.json, "uneven", {}, results, busy=args.busy, nice=args.nice, missed=total.missed)
+        record(
+            args.json,
+            "uneven",
+            {},
+            results,
+            busy=args.busy,
+            nice=args.nice,
+            matchmaking_seconds=args.matchmaking_seconds,
+            missed=total.missed,
+        )
 
 
 if __name__ == "__main__":

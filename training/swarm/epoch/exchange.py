@@ -24,6 +24,8 @@ from training.swarm.state.alignment import AlignmentState, Event, Minorities
 
 OVERTAKEN = "the others were faster; it takes their weights and goes on, and its samples do not count"
 """Fault of a peer whose epoch the others have ended without it."""
+ENOUGH = 0.9
+"""Share of the target batch size below which a peer reports how few samples its update has."""
 
 
 class Exchange:
@@ -340,6 +342,7 @@ class Exchange:
         if report.torn:  # the others make another update
             self._alignment.note(Event.AVERAGE_TORN)
         if report.senders > 1:
+            self._note_few_samples(report, epoch_end)
             self._note_minority(report, epoch_end)
         # A newcomer has downloaded its weights, and takes another peer's weights if its own lack updates. One of the
         # announcements is this peer's own.
@@ -351,6 +354,12 @@ class Exchange:
         """Notes that this peer makes an update with its own gradients alone. It is no newcomer afterwards."""
         self._alignment.updated_alone()
         self.averager.is_new = False
+
+    def _note_few_samples(self, report: RoundReport, epoch_end: EpochEnd) -> None:
+        target = self._swarm.target_batch_size
+        if report.weight is not None and report.weight < ENOUGH * target:
+            volunteers = f"{report.group_size} of {max(epoch_end.others + 1, report.group_size)} volunteers"
+            epoch_end.notes.append(f"its group of {volunteers} had {report.weight:.0f} of {target} samples")
 
     def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:
         is_minority = 2 * report.group_size <= self._present

@@ -115,6 +115,15 @@ def test_what_the_others_have_brought_is_compared_with_their_reports(brought, sa
     assert end.report([]).brought == {str(PeerID(b"1")): (8, samples)}
 
 
+@pytest.mark.parametrize("samples", [None, 1.0, 0.8, 1.2])
+def test_an_update_with_fewer_samples_than_its_epoch_should_have_is_reported(samples):
+    """None: the peer averages no part, and sees no samples."""
+    target = SWARM.target_batch_size
+    weight = samples and samples * target
+    end = average(exchange_of(averaged(weight=weight, group_size=2))[0])
+    assert [f"{weight:.0f} of {target} samples" in note for note in end.notes] == ([True] if samples == 0.8 else [])
+
+
 def test_a_groupmates_samples_are_of_the_epoch_that_it_has_announced():
     """With delayed gradients a group has two epochs."""
     told = [Announcement(epoch, False, 0).packed() for epoch in (7, 6)]
