@@ -87,27 +87,28 @@ def vector_bytes(parameters: int, small_parameters: int, codec: str) -> int:
     return large + encoded_bytes(small_parameters, "float16")
 
 
-def sparse_fields(values: int, kept: int) -> tuple[int, int, int]:
+def sparse_fields(values: int, kept: int, bits: int = 2) -> tuple[int, int, int]:
     """Low bits of a place, and bits of the fields `entries` and `buckets`, in the sparse code of a block.
 
     Args:
         values: Values of the block.
         kept: Values that the code keeps; at least 1.
+        bits: Bits of a kept value; the trainer sends 2.
 
     >>> sparse_fields(4096, 64)
     (6, 512, 128)
     """
     low_bits = int(math.log2(values / kept))
-    return low_bits, kept * (low_bits + 2), kept + ((values - 1) >> low_bits) + 1
+    return low_bits, kept * (low_bits + bits), kept + ((values - 1) >> low_bits) + 1
 
 
-def sparse_bytes(values: int, kept: int) -> int:
+def sparse_bytes(values: int, kept: int, bits: int = 2) -> int:
     """Bytes of a message of `mode = "sparse"` (training/swarm/epoch/sparse_code.py), if all blocks of 4096 are whole.
 
     >>> sparse_bytes(20_000_000, 64) * 8 / 20_000_000
     0.1601624
     """
-    _, entries, buckets = sparse_fields(SPARSE_BLOCK, kept)
+    _, entries, buckets = sparse_fields(SPARSE_BLOCK, kept, bits)
     return -(-values // SPARSE_BLOCK) * (2 + -(-entries // 8) + -(-buckets // 8))
 
 

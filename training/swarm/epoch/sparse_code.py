@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 
 from calculator.swarm.exchange import SPARSE_BLOCK, sparse_fields
+from calculator.swarm.sparse import LARGE, SMALL
 
 PIECE_BLOCKS = 256
 """Most blocks that are encoded or decoded at once. They take 4 MiB as 32-bit numbers, which fit into a cache."""
-SMALL, LARGE = 0.875, 1.375
-"""The two magnitudes, as multiples of the mean magnitude. For normally distributed values the code's relative squared
-error is 0.015, for Laplace's 0.015, for Student's with three degrees of freedom 0.12."""
 LARGEST_SCALE = 2.0**100
 """Largest scale that is read: no mean of such values overflows."""
 

@@ -10,6 +10,7 @@ import torch
 from played import averaged
 
 from calculator.swarm.exchange import SPARSE_BLOCK, sparse_bytes
+from calculator.swarm.sparse import coded, exchanged, kept_of
 from training.swarm.config import SwarmConfig
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.epoch.sparse import WEIGHT, SparseMean
@@ -81,7 +82,7 @@ def test_a_code_has_the_largest_values_of_each_block_as_a_slow_reference_has_the
     places, found = code.decode(raw)
     for block, line, at, of in zip(blocks, raw, places, found, strict=True):
         expected = slow_block(block.tolist(), kept)
-        assert dict(zip(at.tolist(), of.tolist(), strict=True)) == expected
+        assert dict(zip(at.tolist(), of.tolist(), strict=True)) == expected == coded(block.tolist(), kept)
         assert slow_decode(bytes(line.tolist()), values, kept) == expected
 
 
@@ -189,6 +190,20 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(decay):
     for whole, part, unsent in zip(given, sent, mean.unsent, strict=True):
         assert relative_error(part + unsent.double(), whole) < 1e-6
     assert float(mean.unsent[0].norm()) > 1  # much is left
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+def test_the_sites_exchanges_send_and_keep_the_same(decay):
+    """`calculator.swarm.sparse`, which the site's figures run, on one short block."""
+    mean, unsent = SparseMean([torch.Size((256,))], kept=64, decay=decay), [0.0] * 256
+    for number in range(20):
+        values = torch.randn(256, generator=torch.Generator().manual_seed(number))
+        (theirs,) = decoded(mean.code, mean.read(mean.pack([values], 8.0))[1], [torch.Size((256,))])
+        sent, unsent = exchanged(values.tolist(), unsent, kept=kept_of(256, 64), decay=decay)
+        assert len(sent) == 4 and theirs.nonzero().flatten().tolist() == list(sent)
+        assert theirs[list(sent)].tolist() == pytest.approx(list(sent.values()), rel=0.005)
+        average(mean, [values], Exchange(8.0, {"other": mean.pack([torch.randn(256)], 8.0)}))
+        assert mean.unsent[0].tolist() == pytest.approx(unsent, abs=0.02)
 
 
 def test_all_peers_of_a_group_have_the_same_mean_to_the_last_bit_weighted_by_samples():
