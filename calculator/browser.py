@@ -6,7 +6,7 @@ that is refused is `{"error": "<one sentence>"}`.
 
 `answer({"setup", "gpu"})`
     Everything that the page shows at once; see `calculator.page.shown.show_answer`. In addition `why`, a text for every
-    part, and `own`, the model's own settings.
+    part, `own`, the model's own settings, and `curve`, by which an address sets the figure of the step to the setup.
 `advise({"setup", "gpu"})`
     {`sentence`, `room`, `choices`}: ways to make the setup fit and the largest one that fits; see
     `calculator.page.advised`.
@@ -51,6 +51,7 @@ from calculator.errors import BadSetup
 from calculator.families.registry import family_of
 from calculator.figures.catalogue import figure_named
 from calculator.figures.kit.figure import answered
+from calculator.figures.step import address_of
 from calculator.models.architectures import PRESETS, Architecture
 from calculator.page.advised import advised
 from calculator.page.explained import explanations
@@ -117,6 +118,7 @@ def answer(request: dict) -> dict:
     return show_answer(setup, result, _estimate(plain(setup)), verdict) | {
         "why": explanations(setup, result, device),
         "own": own_values(resolve(setup)),
+        "curve": address_of(setup),
     }
 
 

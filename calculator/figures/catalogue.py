@@ -8,17 +8,36 @@ from calculator.figures import (
     outliers,
     quantization,
     ring,
+    sharding,
     shuffling,
+    step,
     streaming,
     thousandfold,
     tickets,
     uneven,
 )
+from calculator.figures.exchanges import feedback, local_updates, poison, sparse
 from calculator.figures.kit.figure import Figure
 
 FIGURES: dict[str, Figure] = {
     module.FIGURE.name: module.FIGURE
-    for module in (thousandfold, ring, uneven, quantization, streaming, shuffling, outliers, tickets, designer)
+    for module in (
+        thousandfold,
+        ring,
+        sparse,
+        uneven,
+        step,
+        sharding,
+        quantization,
+        streaming,
+        shuffling,
+        outliers,
+        tickets,
+        local_updates,
+        feedback,
+        poison,
+        designer,
+    )
 }
 
 

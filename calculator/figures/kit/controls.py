@@ -1,4 +1,4 @@
-"""The controls of a figure: sliders, sliders over given numbers, and choices.
+"""The controls of a figure: sliders, sliders over given numbers, choices, and texts that only an address sets.
 
 Values are texts in addresses and in requests. Each is changed to the nearest accepted value, and a sentence says so if
 that differs from the text.
@@ -7,7 +7,7 @@ that differs from the text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from calculator.units import show_count
@@ -116,7 +116,38 @@ class Choice:
         return dict(self.options)[value]
 
 
-Control = Range | Stops | Choice
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """A text that another page puts into the address, such as the reader's own setup; the figure shows no input for it.
+
+    Empty unless an address sets it.
+    """
+
+    name: str
+    label: str
+    check: Callable[[str], str]
+    """Returns a sentence that says why a text is refused, or an empty text."""
+    example: str
+    """A text that is accepted."""
+    default: str = ""
+    folded: bool = False
+    needs: tuple[str, str] | None = None
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Reads the text, or returns the default and a sentence if it is refused."""
+        refusal = self.check(text) if text else ""
+        return (self.default, f"{self.label}: {refusal}") if refusal else (text, "")
+
+    def text(self, value: str) -> str:
+        """The value as text in an address."""
+        return value
+
+    def shown(self, value: str) -> str:
+        """The value as text for readers."""
+        return value
+
+
+Control = Range | Stops | Choice | Given
 Values = dict[str, float | str]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 
 Vector = tuple[float, ...]
 
@@ -69,3 +70,42 @@ def centered_clip(vectors: Sequence[Vector], start: Vector, radius: float, itera
             moved = [move + scale * part for move, part in zip(moved, away, strict=True)]
         guesses.append(tuple(own + move / len(vectors) for own, move in zip(guess, moved, strict=True)))
     return guesses
+
+
+def clip_to_most(vectors: Sequence[Vector], weights: Sequence[float], iterations: int = 5) -> Vector:
+    """CenteredClip as this project's peers compute it: nobody sets a radius or a first estimate.
+
+    The first estimate is the vector that is nearest to most others. The radius is the distance from the estimate within
+    which more than half of the vectors lie. A weight counts at most as much as the median weight.
+
+    Args:
+        vectors: The received gradients.
+        weights: Samples that each sender claims, above 0.
+        iterations: Number of moves.
+
+    Source: training/swarm/defence/clipping.py, which computes the same for tensors.
+
+    >>> clip_to_most([(1.0,), (2.0,), (3.0,), (1e6,), (1e6,)], [8, 8, 8, 8, 1e9], iterations=1)
+    (2.4,)
+    """
+    usual = sorted(weights)[(len(weights) - 1) // 2]
+    counted = [min(weight, usual) for weight in weights]
+    total, most = sum(counted), len(vectors) // 2
+    apart = [[0.0] * len(vectors) for _ in vectors]
+    for row, own in enumerate(vectors):
+        for column in range(row):
+            apart[row][column] = apart[column][row] = math.dist(own, vectors[column])
+    guess = min(zip(apart, vectors, strict=True), key=lambda pair: sorted(pair[0])[most])[1]
+    for _ in range(iterations):
+        far = [math.dist(vector, guess) for vector in vectors]
+        radius = sorted(far)[most]
+        pulls = [
+            weight / total * (radius / length if length > radius else 1.0)
+            for weight, length in zip(counted, far, strict=True)
+        ]
+        stays = 1 - sum(pulls)
+        guess = tuple(
+            stays * own + sum(map(mul, pulls, values))
+            for own, values in zip(guess, zip(*vectors, strict=True), strict=True)
+        )
+    return guess

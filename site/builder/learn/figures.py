@@ -14,7 +14,7 @@ from calculator import browser
 from calculator.choose.devices import device_named
 from calculator.choose.flops import samples_per_second
 from calculator.figures.catalogue import FIGURES
-from calculator.figures.kit.controls import Choice, Control, Range, Stops
+from calculator.figures.kit.controls import Choice, Control, Given, Range, Stops
 from calculator.figures.kit.figure import Figure
 from calculator.models.architectures import PRESETS
 
@@ -111,6 +111,8 @@ def _ends(control: Control) -> list:
             return [control.stops[0], control.stops[-1]]
         case Choice():
             return [value for value, _ in control.options]
+        case Given():
+            return [control.default, control.example]
 
 
 def _control(figure: Figure, control: Control, answer: dict) -> str:
@@ -120,6 +122,8 @@ def _control(figure: Figure, control: Control, answer: dict) -> str:
     if isinstance(control, Choice):
         made = _radios if len(control.options) <= MOST_RADIOS else _list
         return made(name, control, box, facts)
+    if isinstance(control, Given):
+        return f'<input type="hidden" name="{name}" value="{escape(text)}" {facts}>'
     if isinstance(control, Stops):
         stops = [control.text(stop) for stop in control.stops]
         ends = f'min="0" max="{len(stops) - 1}" step="1" value="{stops.index(text)}" '

@@ -281,6 +281,14 @@ function updateJoinLink(page) {
   link.textContent = isOfARun ? "Join with this micro-batch and GPU" : "How to join a run";
 }
 
+/** Puts a setup into the link to the figure of its step; `curve` are the figure's values in an address. */
+function updateCurveLink({ view }, { curve }) {
+  const link = view.slot("curve");
+  const url = new URL(link.href);
+  url.search = new URLSearchParams(curve);
+  link.href = url.href;
+}
+
 /** Asks Python about the form's setup and shows the answer, unless a later request was made meanwhile. */
 async function compute(page, control = null, values = readForm(page.form)) {
   delete page.root.dataset.alone;
@@ -344,6 +352,7 @@ function sayComputing(page) {
 
 function showAnswer(page, request, answer) {
   showTexts(page.view, answer);
+  updateCurveLink(page, answer);
   page.answered = request;
   page.root.dataset.state = "shown";
   say(page, page.limited);

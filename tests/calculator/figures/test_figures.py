@@ -10,7 +10,7 @@ import pytest
 
 from calculator.browser import figure
 from calculator.figures.catalogue import FIGURES
-from calculator.figures.kit.controls import Choice, Range, Stops
+from calculator.figures.kit.controls import Choice, Given, Range, Stops
 from calculator.figures.kit.drawing import Scale, wrapped
 
 HOSTILE = ("", "x", "nan", "inf", "-inf", "-1e300", "1e300", "0", "<b>", "1" * 5000, "[]", "null", "\u202e")
@@ -28,6 +28,8 @@ def other_values(control) -> list[str]:
             return [control.text(stop) for stop in control.stops]
         case Choice():
             return [value for value, _ in control.options]
+        case Given():
+            return [control.default, control.example]
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import expect
 
 from builder.learn.figures import answer_of, ends_of
+from calculator import Setup, estimate
 from calculator.figures.catalogue import FIGURES
+from calculator.units import show_bytes
 from tests.site.live.test_calculator_page import ASK_ALL
 from tests.site.pages.test_every_page import ROOT, faults, open_all
 
@@ -23,6 +26,8 @@ PAGE_OF = {
     for name in re.findall(r'figure\("(\w+)"\)', file.read_text(encoding="utf-8"))
 }
 PAGES = sorted(set(PAGE_OF.values()))
+OWN_SETUP = Setup(model="gpt2-large", micro_batch_size=3, checkpointing=True, optimizer="lion")
+OWN_STEP = estimate(OWN_SETUP)
 MOST_BYTES = 300_000
 """Sent, compressed, before the reader touches anything."""
 
@@ -213,3 +218,20 @@ def test_the_measured_streams_are_those_recorded(open_page):
     shown = [float(re.sub(r"[^\d.]", "", cell)) for cell in rows.first.locator("td").all_inner_texts()]
     peers = [one["peer"] for one in results if one["metric"] == first["metric"]]
     assert shown == pytest.approx([first["ours"], *peers], rel=0.005)
+
+
+def test_the_calculators_link_shows_the_readers_own_step(open_page):
+    page = open_page("calculator/?model=gpt2-large&micro_batch_size=3&checkpointing=true&optimizer=lion")
+    total = page.locator('[data-slot="total"]')
+    expect(total).to_have_text(show_bytes(OWN_STEP.gpu.total))
+    page.get_by_role("link", name="This step as a curve").click()
+    page.wait_for_url("**/challenges/memory/**")
+    caption = figure(page, "step").locator("[data-slot=caption]")
+    expect(caption).to_contain_text(f"at most {show_bytes(OWN_STEP.gpu.total)}")
+    expect(figure(page, "step").get_by_label("Model", exact=True)).to_be_hidden()
+    figure(page, "step").get_by_role("group", name="Checkpointing").get_by_label("off").check()
+    without = replace(OWN_SETUP, checkpointing=False)
+    expect(caption).to_contain_text(f"at most {show_bytes(estimate(without).gpu.total)}")
+    figure(page, "step").get_by_role("button", name="Start over").click()
+    shows(page, "step", {})
+    expect(figure(page, "step").get_by_label("Model", exact=True)).to_be_visible()

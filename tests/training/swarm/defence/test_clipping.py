@@ -26,6 +26,16 @@ def gradients(count, values=200, *, seed=0, scale=1.0):
     return [scale * (signal + torch.randn(values, generator=generator)) for _ in range(count)]
 
 
+@pytest.mark.parametrize("count, hostile", [(1, 0), (2, 0), (3, 1), (12, 5), (25, 5)])
+def test_the_sites_clipping_is_the_trainers(count, hostile):
+    """`averaging.clip_to_most`, which the site's figure of a poisoned run computes with."""
+    vectors = [*gradients(count - hostile), *(-5 * one for one in gradients(hostile, seed=1))]
+    weights = [8.0 + number for number in range(count - hostile)] + [1e9] * hostile
+    expected = centered_clip(vectors, weights, Clipping(iterations=ITERATIONS, weight_over_median=1.0))
+    found = averaging.clip_to_most([tuple(one.tolist()) for one in vectors], weights, ITERATIONS)
+    assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
+
+
 def majority_distance(point, vectors):
     """The distance within which more than half of the vectors lie."""
     return sorted(numpy.linalg.norm(vectors - point, axis=1))[len(vectors) // 2]
