@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from calculator.swarm.recipe_file import toml
+from calculator.units import show_count
+from training.data.store.shards import Manifest, TextManifest
 from training.errors import BadInput
 from training.processes.servers.ports import ANYWHERE
 from training.storage.whole import write_whole
@@ -93,23 +95,33 @@ def change_servers(run_dir: Path, changes: Mapping[str, Any]) -> Servers:
     return servers
 
 
-def write_readme(run_dir: Path, title: str, commands: Sequence[tuple[str, str]]) -> None:
+def held_out_words(manifest: Manifest | TextManifest) -> str:
+    """Says how many samples are held out of training, and what for."""
+    held_out = manifest.splits.get("held-out")
+    if held_out is None or not held_out.samples:
+        return "Nothing is held out of training, so the dashboard shows no loss on samples that nobody trains on."
+    samples = f"{show_count(held_out.samples)} more are" if held_out.samples > 1 else "One more is"
+    return f"{samples} held out of training: the dashboard shows the loss of each checkpoint on them."
+
+
+def write_readme(run_dir: Path, title: str, commands: Sequence[tuple[str, str]], held_out: str) -> None:
     """Writes the commands that matter into the run's folder.
 
     Args:
         run_dir: The run's folder.
         title: The run's title.
         commands: Each a sentence and the command that it is about.
+        held_out: Sentence on samples that are held out of training.
     """
     parts = [f"# {title}", "Everything of this run is in this folder."]
     parts += [f"{sentence}\n\n    {command}" for sentence, command in commands]
-    parts.append(_CONTENT)
+    parts.append(_CONTENT.format(held_out=held_out))
     write_whole(run_dir / README, "\n\n".join(parts) + "\n")
 
 
 _CONTENT = f"""- `{RECIPE}`: what is trained, and how. Its comments say what may be changed.
 - `{SERVERS}`: ports and addresses of the servers.
-- `{SHARDS}/`: the prepared data.
+- `{SHARDS}/`: the prepared data. {{held_out}}
 - `checkpoints/`: the weights. `history.sqlite`: the dashboard's curves; copies of it are in `backups/`.
 - `damaged/`: files that the monitor found damaged and does not use.
 - `bootstrap/`, `monitor/`: the servers' secret keys. Keep a copy of them where only you can read it.

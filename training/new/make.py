@@ -18,7 +18,7 @@ from training.data.sources.hub import is_hub
 from training.data.sources.work import Progress
 from training.data.store.shards import Manifest, TextManifest, check_text_fit
 from training.errors import BadInput
-from training.new.folder import RECIPE, SHARDS
+from training.new.folder import RECIPE, SHARDS, held_out_words
 from training.new.found import Found
 from training.new.plan import Wanted, adapted_model, choose_model, designed
 from training.recipe import parse_recipe
@@ -113,6 +113,7 @@ def _prepared(
     """
     found = new.found
     if found.manifest is not None:
+        say(held_out_words(found.manifest))
         return found.place, found.manifest
     out = new.run_dir / SHARDS
     if isinstance(model, LanguageModel):
@@ -126,6 +127,7 @@ def _prepared(
         with shown() as progress:
             manifest = _prepare_pictures(new, model, out, progress)
         say(f"Prepared {show_count(manifest.splits['train'].samples)} pictures with captions.")
+    say(held_out_words(manifest))
     if manifest.left_out:
         told = ", ".join(f"{reason}: {show_count(count)}" for reason, count in manifest.left_out.items())
         say(f"Left out: {told}. {out}/left-out.jsonl names them.")
@@ -142,7 +144,7 @@ def _prepare_text(new: NewRun, model: LanguageModel, base: Base | None, out: Pat
     else:
         tokenizer = {"tokenizer": base.tokenizer_file, "end_of_text": _end_of_text(base)}
     path = place if is_hub(place) else Path(place)
-    source = TextInput(path=path, block_length=model.block_length, **tokenizer, **columns)
+    source = TextInput(path=path, block_length=model.block_length, holds_out=True, **tokenizer, **columns)
     return prepare_text(source, out, replace=True, progress=progress)[0]
 
 
@@ -162,7 +164,7 @@ def _prepare_pictures(new: NewRun, model: PictureModel, out: Path, progress: Pro
     place = new.found.place
     where = {"hub": place} if is_hub(place) else {"images": Path(place)}
     columns = {"image_column": new.image_column, "caption_column": new.text_column}
-    source = Input(captions=new.captions or new.found.captions, **where, **columns)
+    source = Input(captions=new.captions or new.found.captions, holds_out=True, **where, **columns)
     wish, made = designed(model, new.wanted)
     draft = recipe_text([], recipe_tables(wish, made, {"run_id": new.run_id, "title": new.title}))
     count = new.found.samples

@@ -6,8 +6,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from training.data.store.shards import read_manifest
 from training.demo.config import short_command
-from training.new.folder import LOGS, RECIPE, Servers, write_readme
+from training.new.folder import LOGS, RECIPE, Servers, held_out_words, write_readme
 from training.processes.events import EventLog
 from training.publish.invitation import PROGRAM
 from training.recipe import load_recipe
@@ -20,6 +21,7 @@ BUILT_SITE = Path("public")
 def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> None:
     """Serves the run of a folder until Ctrl-C, and writes its README once the servers are ready."""
     title = load_recipe(str(folder / RECIPE)).title
+    held_out = held_out_words(read_manifest(folder / servers.shards))
     site = Path(servers.site) if servers.site else BUILT_SITE
     settings = ServeSettings(
         recipe=str(folder / RECIPE),
@@ -38,7 +40,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
 
     def note(event: dict) -> None:
         if event["event"] == "ready" and "role" not in event:
-            write_readme(folder, title, _commands(folder, event["join_command"]))
+            write_readme(folder, title, _commands(folder, event["join_command"]), held_out)
 
     if settings.site is None:
         print(f"No site is served, because there is no {site}; `nox -s site` builds it.")

@@ -16,7 +16,7 @@ from training.data.store.shards import read_manifest, read_shard
 from training.data.store.text_tokenizer import TextTokenizer
 from training.errors import BadInput
 from training.new.begin import free_ports
-from training.new.folder import Servers, read_servers, write_servers
+from training.new.folder import Servers, held_out_words, read_servers, write_servers
 from training.new.questions import ask, days_of
 from training.recipe import load_recipe
 from training.tasks.known import task_of
@@ -74,6 +74,9 @@ def test_what_is_printed_names_data_forecast_and_the_next_command(made):
     folder, printed = made
     assert "60 files of text" in printed and "  2 × computer without a GPU: 114 GFLOP/s" in printed
     assert re.search(r"whole .* epochs, \d+ min", printed)
+    held_out = read_manifest(folder / "shards").splits["held-out"].samples
+    assert held_out > 1 and f"{held_out} more are held out of training" in printed
+    assert held_out_words(read_manifest(folder / "shards")) in printed
     assert f"new {folder}" in printed
 
 
@@ -189,3 +192,4 @@ def test_pictures_get_a_model_for_their_captions(monkeypatch, tmp_path):
     longest = max(len(caption.split()) for caption in captions)
     assert longest <= run.model.text_seq_len < longest + 8
     assert run.monitor.prompts and run.monitor.top_p == 0.5
+    assert manifest.splits["held-out"].samples == 10

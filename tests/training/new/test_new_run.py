@@ -95,6 +95,7 @@ def test_one_command_makes_a_run_that_goes_on_after_a_stop(programs, tmp_path):
     volunteer = run.join(first["join_command"])
     run.until_epoch(1)
     readme = (run.run_dir / "README.md").read_text()
+    assert "held out of training: the dashboard shows" in readme
     start, join, use = re.findall(r"^    (.+)$", readme, re.MULTILINE)
     assert here(join) == here(first["join_command"]) and f"    {first['join_command']}\n" in run.log.read_text()
     run.end()

@@ -6,6 +6,7 @@ cut, a block also says at which of its positions a document begins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,12 @@ class Packed:
     """(blocks, T), in the type of the packer."""
     starts: np.ndarray
     """bool (blocks, T): whether a document begins at this token."""
+
+    def divided(self, places: Sequence[int]) -> tuple[Packed, Packed]:
+        """Divides the blocks: returns all others, and those at some places."""
+        chosen = np.isin(np.arange(len(self.tokens)), places)
+        others, some = (Packed(tokens=self.tokens[of], starts=self.starts[of]) for of in (~chosen, chosen))
+        return others, some
 
 
 @dataclass(kw_only=True)

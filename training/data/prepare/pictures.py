@@ -79,6 +79,8 @@ class Input:
     """Key or column of the pictures, their names or their addresses; None: the first usual name that is found."""
     caption_column: str | None = None
     """Key or column of the captions; None: the first usual name that is found."""
+    holds_out: bool = False
+    """Whether some pictures are held out of training if the source itself holds none out."""
 
     def __post_init__(self) -> None:
         given = [one for one in (self.images, self.urls, self.hub) if one is not None]
@@ -92,8 +94,9 @@ class Input:
         """Opens the rows that are not left out; `folder` is for temporary files, `out` for the shards."""
         tables = self.tables(out)
         if self.hub is None and not tables:
-            return RowTable(folder, self.rows(out))
+            return RowTable(folder, self.rows(out), holds_out=self.holds_out)
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
+        columns["holds_out"] = self.holds_out
         return HubRows(LocalSet(self.images, tables) if tables else HubSet(self.hub), folder, **columns)
 
     def tables(self, out: Path) -> list[Path]:
@@ -170,7 +173,7 @@ def prepare(
         if table.kept is not None and not table.count("train"):
             raise _nothing_left("to train on", table.unused, held_out=table.kept)
         files = [codec_file, tokenizer_file, *source.files(out)]
-        settings = [codec_steps, seed, drops_near_duplicates]
+        settings = [codec_steps, seed, drops_near_duplicates, *(["holds out"] if source.holds_out else [])]
         digest = _input_digest(table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
@@ -408,7 +411,7 @@ def _input_digest(
     pictures: Pictures,
     run: RunConfig,
     files: list[Path | None],
-    settings: list[int],
+    settings: list[int | str],
     progress: Progress,
 ) -> str:
     sizes = {"text_vocab_size": run.model.text_vocab_size, "rows_per_shard": ROWS_PER_SHARD, "row_group": ROW_GROUP}

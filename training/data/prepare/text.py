@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from training.data.demo.captions import SPLITS, Split
-from training.data.prepare.packing import Packer
+from training.data.prepare.packing import Packed, Packer
 from training.data.sources.documents import TEXT_COLUMN, Piece, TextFile, name_of, text_files
 from training.data.sources.hub import HubText, hub_texts, is_hub
 from training.data.sources.unused import Unusable, Unused, told_reasons, write_left_out
@@ -31,6 +31,7 @@ from training.data.sources.work import (
     digest_of_input,
     finish,
     finished,
+    held_out_places,
     part_folder,
 )
 from training.data.store.card import write_text_card
@@ -87,6 +88,8 @@ class TextInput:
     """Least characters of a document; shorter documents are left out."""
     seed: int = 0
     """Seed of the order of a shard's blocks."""
+    holds_out: bool = False
+    """Whether some blocks of the first shard are held out of training if the source itself holds nothing out."""
 
     def __post_init__(self) -> None:
         if (self.tokenizer is None) == (self.vocabulary is None):
@@ -283,19 +286,32 @@ class _TextWork:
             self._pack([piece for piece, _, _ in batch], packers, tokenizer, note, unused)
             note.file, note.read = batch[-1][1:]
         note.unused, note.blocks = asdict(unused), {}
+        taken = {}
         for split, packer in packers.items():
             is_ended = note.is_last and packer.is_open
             note.lengths = _counted(note.lengths, [*packer.finished, *([packer.length] if is_ended else [])])
-            note.blocks[split] = packer.blocks
-            packed = packer.take()
-            if len(packed.tokens):
+            taken[split] = packer.take()
+        if self._holds_out(note.number, taken):
+            places = held_out_places(len(taken["train"].tokens))
+            taken["train"], taken["held-out"] = taken["train"].divided(places)
+        for split, packed in taken.items():
+            note.blocks[split] = len(packed.tokens)
+            if note.blocks[split]:
                 name = _shard_name(split, note.number)
                 order = permuted(np.arange(len(packed.tokens)), len(packed.tokens), f"{self.source.seed}/{name}")
                 write_text_shard(self.folder / name, tokens=packed.tokens[order], starts=packed.starts[order])
-            note.rests[split] = packer.rest
+            note.rests[split] = packers[split].rest
         # Only after the shards: a note without a shard would make the next start skip these documents.
         write_whole(self.folder / f"{note.number:05d}{NOTE_SUFFIX}", json.dumps(asdict(note)))
         return note
+
+    def _holds_out(self, number: int, taken: dict[Split, Packed]) -> bool:
+        """Returns whether blocks of a shard are held out. A file's folder, or its first documents, tell if the source
+        itself holds some out."""
+        divided = any(file.split != "train" for file in self.files) or any(
+            len(packed.tokens) for split, packed in taken.items() if split != "train"
+        )
+        return self.source.holds_out and number == 0 and not divided
 
     def _pack(
         self,
@@ -371,6 +387,8 @@ def _files(source: TextInput, out: Path) -> tuple[Sequence[TextFile | HubText], 
 def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progress: Progress) -> str:
     settings = asdict(source)
     del settings["path"], settings["tokenizer"]
+    if not source.holds_out:
+        del settings["holds_out"]  # sets that were made before it existed keep their digest
     described = [settings, SHARD_TOKENS, READ_CHARACTERS, GROUP_TOKENS, VOCABULARY_CHARACTERS]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     digest.update(digest_of_input(source.tokenizer))

@@ -110,7 +110,8 @@ class TextFile:
 
     def __init__(self, path: Path, column: str = TEXT_COLUMN, *, name: str | None = None):
         self._path, self._column, self._name = path, column, name or path.name
-        self._split = split_of_folder(self._name)
+        self.split = split_of_folder(self._name)
+        """Split that the file's folder names."""
         self._records = Records(path, (column, "split"), long=(column,))
         self.read_bytes = 0
         """Bytes of the file that have been read."""
@@ -127,7 +128,7 @@ class TextFile:
     @property
     def identity(self) -> bytes:
         """Digest of the content and of what only the file's name tells: plain text or records, and a split."""
-        split = b"" if self._split == "train" else self._split.encode()
+        split = b"" if self.split == "train" else self.split.encode()
         return digest_of_input(self._path) + (b"plain" if self._is_plain else b"") + split
 
     def __iter__(self) -> Iterator[Piece | Unusable]:
@@ -148,7 +149,7 @@ class TextFile:
             if isinstance(found, str):
                 yield Unusable(reason=found, file=name)
             else:
-                yield replace(found, name=name, split=self._split)
+                yield replace(found, name=name, split=self.split)
 
     def _plain(self) -> Iterator[Piece | str]:
         with opened_text(self._path) as (text, raw, _):
@@ -173,11 +174,11 @@ class TextFile:
         elif (key := key_of(record, (self._column,))) is None:
             yield NO_TEXT
         elif (text := record[key]) is None:
-            yield from pieces_of("", record.get("split") or self._split, name)
+            yield from pieces_of("", record.get("split") or self.split, name)
         elif not isinstance(text, str) or not is_unicode(text):  # half of a surrogate pair is not valid text
             yield BROKEN
         else:
-            yield from pieces_of(text, record.get("split") or self._split, name)
+            yield from pieces_of(text, record.get("split") or self.split, name)
 
 
 def pieces_of(text: str, split: object, name: str) -> Iterator[Piece | str]:

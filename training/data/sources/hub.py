@@ -237,7 +237,7 @@ class HubText:
     """Size of the part's files, which is not known."""
 
     def __init__(self, part: HubPart, column: str, *, identity: str):
-        self._part, self._column = part, column
+        self._part, self._column, self.split = part, column, part.split
         self.identity = f"{identity} {part.name}".encode()
         self.read_bytes = 0
         """Bytes of the texts that were read."""
@@ -256,7 +256,7 @@ class HubText:
             yield "no text"
         else:
             self.read_bytes += len(text)
-            yield from pieces_of(text, self._part.split, name)
+            yield from pieces_of(text, self.split, name)
 
 
 def hub_texts(address: str, column: str) -> list[HubText]:

@@ -22,7 +22,13 @@ from training.data.sources.fetch import LARGEST_PICTURE_BYTES
 from training.data.sources.hub import HubPart, HubSet, broken_off
 from training.data.sources.rows import MORE_CAPTIONS, Row, reason_to_leave_out
 from training.data.sources.unused import Unusable, Unused
-from training.data.sources.work import NOTE_SUFFIX, PLACE_SUFFIX
+from training.data.sources.work import (
+    HELD_OUT_ONE_IN,
+    MOST_HELD_OUT,
+    NOTE_SUFFIX,
+    PLACE_SUFFIX,
+    held_out_places,
+)
 from training.data.stream.order import permuted
 from training.storage.whole import write_whole
 
@@ -32,6 +38,8 @@ SPOOL_BYTES = 1 << 30
 """A shard is written when its pictures' files reach this size, even if it has room for more rows."""
 READ_TOGETHER = 64
 """Rows whose pictures are fetched at the same time, where the set has them as files of their own."""
+HELD_OUT_AMONG = held_out_places(HELD_OUT_ONE_IN * MOST_HELD_OUT)
+"""Places of rows that are held out, in a part whose number of rows is not known."""
 MOST_SAMPLED_PARTS = 64
 """Most files of a set whose first pictures train a codec."""
 
@@ -57,6 +65,7 @@ class HubRows:
         folder: Folder for the pictures of one shard.
         image_column: Name of the column of pictures; None: a usual one.
         caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
+        holds_out: Whether some rows of the first part are held out if the set has no other split than `train`.
 
     Raises:
         BadInput: If the set has no such columns.
@@ -65,8 +74,19 @@ class HubRows:
     kept = None
     """Number of rows of all splits, which is not known."""
 
-    def __init__(self, found: HubSet, folder: Path, *, image_column: str | None, caption_column: str | None):
+    def __init__(
+        self,
+        found: HubSet,
+        folder: Path,
+        *,
+        image_column: str | None,
+        caption_column: str | None,
+        holds_out: bool = False,
+    ):
         self._set, self._folder = found, folder
+        divided = found.parts[0] if holds_out and all(part.split == "train" for part in found.parts) else None
+        self._divided = divided
+        """Part of which some rows are held out; None if there is none."""
         pictures = [name for name, kind in (found.features or {}).items() if type(kind).__name__ == "Image"]
         usual = (*pictures, *IMAGE_COLUMNS) if len(pictures) < 2 else IMAGE_COLUMNS
         self._image = found.column(image_column, usual, what="pictures", flag="--image-column")
@@ -82,7 +102,8 @@ class HubRows:
     @property
     def identity(self) -> str:
         """Text that identifies the rows: equal texts mean equal rows."""
-        return f"{self._set.identity} {self._image} {self._caption}"
+        divided = "" if self._divided is None else " held out"
+        return f"{self._set.identity} {self._image} {self._caption}{divided}"
 
     def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
         """Yields the rows of a split in numbered batches of at most `size`, each in a random order.
@@ -91,7 +112,7 @@ class HubRows:
         next one is asked for.
         """
         (self._folder / "sample").unlink(missing_ok=True)  # tokenizer and codec are trained by now
-        parts = [part for part in self._set.parts if part.split == split]
+        parts = self._parts(split)
         last, number = _Read(is_last=not parts), 0
         rows: Iterator[tuple[int, int, dict | str]] | None = None
         while not last.is_last:
@@ -100,7 +121,7 @@ class HubRows:
             if place.with_name(f"{split}-{number:05d}{NOTE_SUFFIX}").exists():
                 last = _Read(**json.loads(place.read_text()))
             else:
-                rows = rows or _placed(parts, last)
+                rows = rows or self._placed(parts, last, split)
                 batch, last = self._spooled(rows, parts, size, "spool", last)
                 write_whole(place, json.dumps(asdict(last)))
             self.read += last.read
@@ -112,16 +133,33 @@ class HubRows:
     def sample(self, most: int, *, seed: str) -> list[Row]:
         """Returns at most `most` rows to train on, from the beginnings of files all over the set."""
         if self._sampled is None:
-            parts = [part for part in self._set.parts if part.split == "train"]
+            parts = self._parts("train")
             parts = parts[:: -(-len(parts) // MOST_SAMPLED_PARTS)]
             share = -(-most // len(parts))
-            firsts = (one for part in parts for one in islice(_placed([part], _Read()), share))
+            firsts = (one for part in parts for one in islice(self._placed([part], _Read(), "train"), share))
             self._sampled, _ = self._spooled(firsts, parts, most, "sample", _Read())
         return self._sampled
 
     def captions(self, most: int, *, seed: str) -> Iterator[str]:
         """Yields the captions of the sample."""
         return (row.caption for row in self.sample(most, seed=seed))
+
+    def _parts(self, split: Split) -> list[HubPart]:
+        """Lists the parts with rows of a split."""
+        if split == "held-out" and self._divided is not None:
+            return [self._divided]
+        return [part for part in self._set.parts if part.split == split]
+
+    def _placed(self, parts: list[HubPart], last: _Read, split: Split) -> Iterator[tuple[int, int, dict | str]]:
+        """Yields the rows of a split after a place: number of the part, number of the row, and the row."""
+        wanted = split == "held-out" and self._divided is not None
+        for number in range(last.part, len(parts)):
+            skipped = last.place if number == last.part else 0
+            for at, row in enumerate(parts[number].rows(skipped), start=skipped):
+                if wanted and at >= HELD_OUT_AMONG.stop:
+                    break
+                if (parts[number] is self._divided and at in HELD_OUT_AMONG) == wanted:
+                    yield number, at, row
 
     def _spooled(
         self,
@@ -189,11 +227,3 @@ class HubRows:
             return b""
         except Exception as error:  # of the libraries below: there are many kinds
             raise broken_off(self._set.address, error) from None
-
-
-def _placed(parts: list[HubPart], last: _Read) -> Iterator[tuple[int, int, dict | str]]:
-    """Yields the rows after a place: number of the part, number of the row, and the row."""
-    for number in range(last.part, len(parts)):
-        skipped = last.place if number == last.part else 0
-        for at, row in enumerate(parts[number].rows(skipped), start=skipped):
-            yield number, at, row

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from training.data.demo.captions import SPLITS, Split
 from training.data.sources.unused import Unusable, Unused
+from training.data.sources.work import held_out_places
 from training.data.store.layouts import LARGEST_ASPECT_RATIO, LARGEST_CAPTION_BYTES, LEAST_CAPTION_CHARACTERS
 from training.data.stream.order import permuted
 
@@ -75,9 +77,10 @@ class RowTable:
     Args:
         folder: Folder for the table's files.
         rows: All rows, and the lines or files that cannot be used.
+        holds_out: Whether some rows are held out if no row is in another split than `train`.
     """
 
-    def __init__(self, folder: Path, rows: Iterable[Row | Unusable]):
+    def __init__(self, folder: Path, rows: Iterable[Row | Unusable], *, holds_out: bool = False):
         self._file, self._unusable = folder / "rows.jsonl", folder / "unusable.jsonl"
         self._offsets = {split: folder / f"{split}.offsets" for split in SPLITS}
         self.unused = Unused()
@@ -100,6 +103,8 @@ class RowTable:
                 if self.read % READ_TOGETHER == 0:
                     self._append(pending)
             self._append(pending)
+        if holds_out and self.kept == self.count("train"):
+            self._hold_out()
 
     @staticmethod
     def _list(reason: str, file: str | None, unusable: TextIO) -> None:
@@ -149,12 +154,28 @@ class RowTable:
 
     def captions(self, most: int, *, seed: str) -> Iterator[str]:
         """Yields all captions to train on, even if they are more than `most`."""
-        return (row.caption for row in self if row.split == "train")
+        if not self.count("train"):
+            return
+        with self._file.open("rb") as lines:
+            for offset in np.memmap(self._offsets["train"], dtype="<u8", mode="r"):
+                yield self._row(lines, int(offset)).caption
 
     def __iter__(self) -> Iterator[Row]:
         with self._file.open("rb") as lines:
             for line in lines:
                 yield Row(**json.loads(line))
+
+    def _hold_out(self) -> None:
+        """Moves some rows from the split `train` to the one that is held out."""
+        train, kept = self._offsets["train"], self._offsets["train"].with_suffix(".kept")
+        if not (places := held_out_places(self.count("train"))):
+            return
+        offsets = np.memmap(train, dtype="<u8", mode="r")
+        np.array(offsets[places]).tofile(self._offsets["held-out"])
+        with kept.open("wb") as file:
+            for before, after in pairwise((-1, *places, len(offsets))):
+                offsets[before + 1 : after].tofile(file)
+        kept.replace(train)
 
     def _append(self, pending: dict[str, array]) -> None:
         for split, offsets in pending.items():

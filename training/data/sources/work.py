@@ -36,6 +36,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
 NOTE_SUFFIX = ".note.json"
 """Suffix of the note beside a finished shard of unfinished work, with counts of its input."""
+HELD_OUT_ONE_IN, MOST_HELD_OUT = 20, 256
+"""Share of the samples that `held_out_places` holds out, and the most: no more are measured."""
 PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
 """Suffix of the file beside a shard that says where its input ends, for input that is read as a stream; and name of the
 file of marks of all pictures. Both let interrupted work continue, and are deleted when the set is finished."""
@@ -167,6 +169,15 @@ def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifes
         if not replace:
             raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
     return None
+
+
+def held_out_places(samples: int) -> range:
+    """Chooses the samples that are held out of a set that names none: one of twenty, and few of a large set.
+
+    >>> list(held_out_places(50)), len(held_out_places(1_000_000)), list(held_out_places(1))
+    ([1, 21, 41], 256, [])
+    """
+    return range(1, samples, max(HELD_OUT_ONE_IN, -(-samples // MOST_HELD_OUT)))
 
 
 def digest_of(file: Path) -> bytes:

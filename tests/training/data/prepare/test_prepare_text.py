@@ -127,6 +127,36 @@ def test_reasons_are_counted(tmp_path):
     assert manifest.documents == 27 and manifest.splits["held-out"].samples == 0
 
 
+def test_a_set_that_holds_nothing_out_holds_out_some_blocks_of_its_first_shard(small, tmp_path):
+    """If that is asked for. All text is one document, which a split by documents would lose or not divide at all."""
+    write_documents(tmp_path / "all.jsonl", 60, first=1)
+    words = " ".join(json.loads(line)["text"] for line in (tmp_path / "all.jsonl").read_text().splitlines())
+    (tmp_path / "one.txt").write_text(words)
+    plain, _ = prepare_documents(tmp_path / "plain", tmp_path / "one.txt")
+    divided, _ = prepare_documents(tmp_path / "divided", tmp_path / "one.txt", holds_out=True)
+    assert plain.splits["held-out"].samples == 0 < divided.splits["held-out"].samples
+    first = len(blocks_in(tmp_path / "plain")[: 256 // LENGTH])
+    assert divided.splits["held-out"].samples == -(-(first - 1) // 20)
+    both = blocks_in(tmp_path / "divided") + blocks_in(tmp_path / "divided", "held-out")
+    assert sorted(both) == sorted(blocks_in(tmp_path / "plain")), "nothing is lost, and nothing is in both"
+    assert divided.document_lengths == plain.document_lengths
+
+
+def test_a_set_that_names_what_is_held_out_is_not_divided(lines, tmp_path):
+    whole, _ = prepare_documents(tmp_path / "whole", lines)
+    asked, _ = prepare_documents(tmp_path / "asked", lines, holds_out=True)
+    assert asked.splits == whole.splits and blocks_in(tmp_path / "asked") == blocks_in(tmp_path / "whole")
+    (tmp_path / "named" / "validation").mkdir(parents=True)
+    for name in ("b.txt", "validation/a.txt"):
+        (tmp_path / "named" / name).write_text(" ".join(WORDS[:100]))
+    asked, _ = prepare_documents(tmp_path / "folders", tmp_path / "named", holds_out=True)
+    assert {split: entry.samples for split, entry in asked.splits.items()} == {
+        "train": 6,
+        "held-out": 6,
+        "new-pairs": 0,
+    }
+
+
 def test_shards_may_lie_in_the_folder_of_the_text(small, lines, tmp_path, monkeypatch):
     """Neither finished nor unfinished ones are text: tokenizer.json and the shards end as such files do."""
     expected, _ = prepare_documents(tmp_path / "elsewhere", lines)

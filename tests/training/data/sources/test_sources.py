@@ -460,6 +460,31 @@ def test_rows_of_the_hub_that_are_left_out_are_named(tmp_path):
     ]
 
 
+def test_some_rows_of_a_set_without_such_are_held_out_if_asked(tmp_path):
+    """The second of each twenty, on disk and in a stream; neither twice, nor lost, nor for the tokenizer."""
+    held = {1, 21, 41}
+    found = HubSetOf([{"image": {"bytes": picture()}, "caption": f"cat {number}"} for number in range(45)])
+    (tmp_path / "hub").mkdir()
+    streamed = HubRows(found, tmp_path / "hub", image_column="image", caption_column="caption", holds_out=True)
+    (tmp_path / "disk").mkdir()
+    rows = [Row(file=f"{number}.png", caption=f"cat {number}") for number in range(45)]
+    table = RowTable(tmp_path / "disk", iter(rows), holds_out=True)
+    for source in (streamed, table):
+        wanted = {"held-out": held, "train": set(range(45)) - held, "new-pairs": set()}
+        for split, numbers in wanted.items():
+            batches = list(source.batches(split, 50, seed="1", folder=tmp_path / "hub"))
+            captions = [row.caption for _, batch in batches for row in batch]
+            assert sorted(captions) == sorted(f"cat {number}" for number in numbers)
+        assert not {f"cat {number}" for number in held} & set(source.captions(100, seed="1"))
+    (tmp_path / "named").mkdir()
+    named = RowTable(
+        tmp_path / "named", iter([*rows, Row(file="a.png", caption="a dog", split="held-out")]), holds_out=True
+    )
+    assert named.count("held-out") == 1 and named.count("train") == 45
+    (tmp_path / "one").mkdir()
+    assert RowTable(tmp_path / "one", iter(rows[:1]), holds_out=True).count("train") == 1
+
+
 def test_lists_of_addresses_as_laions(tmp_path):
     table = pa.table(
         {
