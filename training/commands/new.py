@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, pass_on
+from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, ScoringClip, pass_on
 from training.processes.servers.ports import DHT_PORT, SITE_PORT
 
 Data = Annotated[
@@ -90,6 +90,7 @@ def run(
     dht_host: DhtHost = None,
     dht_port: DhtPort = None,
     push_to: PushTo = None,
+    clip: ScoringClip = None,
     initial_peers: InitialPeers = None,
     invitation: Invitation = None,
     log_json: LogJson = None,
@@ -99,7 +100,7 @@ def run(
     from training.new.serving import serve, start_command
 
     servers = {"host": host, "port": port, "dht_host": dht_host, "dht_port": dht_port, "address": address}
-    servers |= {"site": None if site is None else str(site), "push_to": push_to}
+    servers |= {"site": None if site is None else str(site), "push_to": push_to, "clip": clip}
     servers["initial_peers"] = initial_peers
     servers = {name: value for name, value in servers.items() if value is not None}
     if (Path(data) / RECIPE).is_file():

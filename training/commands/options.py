@@ -74,6 +74,14 @@ PushTo = Annotated[
         "hf://OWNER/NAME. Keys come from the environment (AWS_..., HF_TOKEN)."
     ),
 ]
+ScoringClip = Annotated[
+    str | None,
+    typer.Option(
+        "--clip",
+        help="Folder or name of a CLIP model, such as openai/clip-vit-base-patch32: the monitor computes the CLIP "
+        "score of each checkpoint's pictures of held-out captions.",
+    ),
+]
 InitialPeers = Annotated[
     list[str] | None,
     typer.Option(

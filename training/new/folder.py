@@ -47,6 +47,8 @@ class Servers:
     """Folder of the built site; None: `public`, if there is one."""
     push_to: str | None = None
     """Place to which the monitor also copies each checkpoint; None: it copies none."""
+    clip: str | None = None
+    """CLIP model by which the monitor scores pictures of held-out captions; None: it does not."""
     initial_peers: Sequence[str] = ()
     """Addresses of the run's servers on other machines."""
 

@@ -35,6 +35,7 @@ def serve(folder: Path, servers: Servers, *, log_json: Path | None = None) -> No
         dht_port=servers.dht_port,
         announce_host=servers.announce_host,
         push_to=servers.push_to,
+        clip=servers.clip,
         initial_peers=tuple(servers.initial_peers),
     )
 

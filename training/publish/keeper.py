@@ -66,6 +66,7 @@ class Keeper:
         history: The run's history, which has its epochs and gets an entry for each checkpoint and its pictures.
         events: The monitor's event log.
         pusher: Copies checkpoints elsewhere.
+        clip: Folder or name of the CLIP model by which pictures of held-out captions are scored; None: they are not.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Keeper:
         history: History,
         events: EventLog,
         pusher: Pusher | None = None,
+        clip: str | None = None,
     ):
         self._run, self._history, self._events, self._pusher = run, history, events, pusher
+        self._clip = clip
         self._run_dir, self._pictures, self._shards = run_dir, run_dir / "pictures", shards
         run_dir.mkdir(parents=True, exist_ok=True)
         self._saver = Saver(
@@ -252,29 +255,27 @@ class Keeper:
         return wanted if done_epoch < wanted <= self._epoch() else None
 
     def _measure(self) -> None:
-        """Tries once to compute the newest checkpoint's loss on held-out samples, if the shards hold some out."""
+        """Tries once to compute the newest checkpoint's loss on held-out samples, if the shards hold some out, and its
+        CLIP score."""
         checkpoint = latest_checkpoint(self._saver.folder)
         # A branch comes to the same epoch, and so to the same path, with other weights.
         tried, self._measured = self._measured, (checkpoint, self._saver.lineage)
         if checkpoint is None or tried == self._measured:
             return
         epoch, lineage = checkpoint_epoch(checkpoint), lineage_of(checkpoint)
-        if self._is_measured(epoch) or not self._can_measure():
+        if self._is_measured(epoch) or not self._holds_out():
             return
-        if (found := self._drawer.measure(checkpoint)) is not None:
-            self._history.add_held_out(epoch, found, lineage=lineage)
+        if (found := self._drawer.measure(checkpoint)) is None:
+            return
+        self._history.add_held_out(epoch, found, lineage=lineage)
+        if self._clip is not None and not self._stopping.is_set():
+            self._history.add_clip_score(epoch, self._drawer.score(checkpoint, self._clip), lineage=lineage)
 
     def _is_measured(self, epoch: int) -> bool:
         return any(one["epoch"] == epoch for one in self._history.held_out())
 
-    def _can_measure(self) -> bool:
-        """Returns whether samples are held out; then a process reads the weights.
-
-        A monitor of adapters reads the frozen weights beside them only if the recipe has prompts to continue: they may
-        need far more memory than the monitor.
-        """
-        if self._run.calculator_adapters and not self._run.monitor.prompts:
-            return False
+    def _holds_out(self) -> bool:
+        """Returns whether samples are held out; only then a process reads the weights, frozen ones included."""
         try:
             held_out = open_manifest(self._shards, kind=self._run.kind).splits.get("held-out")
         except BadInput:  # the monitor has warned when it started

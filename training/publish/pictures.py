@@ -1,6 +1,7 @@
-"""Draws or continues the run's fixed prompts with a checkpoint, and measures its loss on held-out samples.
+"""Draws or continues the run's fixed prompts with a checkpoint, and measures its loss on held-out samples, and its CLIP
+score.
 
-Both happen in a separate process of low priority.
+All happen in a separate process of low priority.
 
 `PictureDrawer` is the monitor's end; `main` is the process. It reads one job per line from standard input and writes
 one answer per line to standard output, until the input ends.
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +29,7 @@ NICENESS = 15
 DRAW_SECONDS = 600.0
 """Longest time of a drawing, or of a measurement, before it is aborted."""
 
-PICTURES, HELD_OUT = "pictures", "held-out loss"
+PICTURES, HELD_OUT, CLIP_SCORE = "pictures", "held-out loss", "CLIP score"
 """Keys of the process's answers, which are also their names for people."""
 
 
@@ -63,6 +65,14 @@ class PictureDrawer:
         """
         answer = self._answer({"checkpoint": str(checkpoint)}, HELD_OUT, seconds)
         return HeldOut(**answer) if answer is not None else None
+
+    def score(self, checkpoint: Path, clip: str, *, seconds: float = DRAW_SECONDS) -> float:
+        """Computes the checkpoint's CLIP score of pictures of held-out captions; `clip` names the CLIP model.
+
+        Raises:
+            TrainingError: As `draw` does.
+        """
+        return self._answer({"checkpoint": str(checkpoint), "clip": clip}, CLIP_SCORE, seconds)
 
     def _answer(self, job: dict[str, str], wanted: str, seconds: float) -> Any:
         """Gives the process a job, and returns the part `wanted` of its answer."""
@@ -110,10 +120,12 @@ def main(shards: str) -> None:
 
     import torch
 
-    from training.publish.prompts import measure, show
+    from training.publish.prompts import measure, score, show
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but the monitor must end it
     os.nice(NICENESS)
+    with suppress(OSError):  # Linux then ends this process, and not the monitor, if the weights do not fit the memory
+        Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints goes to the log, not between the answers
@@ -123,6 +135,8 @@ def main(shards: str) -> None:
         try:
             if "folder" in job:
                 answer = {PICTURES: [asdict(one) for one in show(checkpoint, shards, Path(job["folder"]))]}
+            elif "clip" in job:
+                answer = {CLIP_SCORE: score(checkpoint, shards, job["clip"])}
             else:
                 found = measure(checkpoint, shards)
                 answer = {HELD_OUT: asdict(found) if found is not None else None}

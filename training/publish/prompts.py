@@ -3,6 +3,7 @@ held-out samples."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,19 @@ from PIL import Image
 from training.checkpoints.branches import folder_name
 from training.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from training.errors import BadInput
-from training.generate.evaluate import evaluate_held_out
+from training.generate.clip import load_clip
+from training.generate.evaluate import captions_of, choose_captions, clip_score, evaluate_held_out
 from training.generate.judge import judge
-from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
+from training.generate.pictures import Picture, Sampling, draw_prompts, load_codec_and_tokenizer, shards_of
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
 from training.publish.showcase import Shown
 from training.storage.whole import whole_file
-from training.tasks.held_out import HeldOut
+from training.tasks.held_out import HeldOut, affordable_samples
+from training.tasks.known import task_of
+
+CLIP_PICTURES = 16
+"""Most pictures that a checkpoint draws for its CLIP score; a large model draws fewer."""
 
 
 def show(checkpoint: Path, shards: str, folder: Path) -> list[Shown]:
@@ -45,11 +51,30 @@ def measure(checkpoint: Path, shards: str) -> HeldOut | None:
     return evaluate_held_out(load_checkpoint(checkpoint), shards)
 
 
-def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Shown]:
-    run = loaded.config
+def score(checkpoint: Path, shards: str, clip: str) -> float:
+    """Computes a checkpoint's CLIP score of pictures of held-out captions, always of the same ones.
+
+    Args:
+        checkpoint: Folder of the checkpoint of a run that draws pictures.
+        shards: Folder or address of the run's shards, which hold samples out.
+        clip: Folder or name of the CLIP model.
+    """
+    loaded = load_checkpoint(checkpoint)
+    known = captions_of(shards_of(loaded, shards, "held-out"))
+    count = min(len(set(known)), CLIP_PICTURES, affordable_samples(task_of(loaded.config)))
+    captions = choose_captions(known, count=count, seed=loaded.config.seed)
+    return clip_score(_drawn(loaded, shards, captions), load_clip(clip))
+
+
+def _drawn(loaded: Checkpoint, shards: str, captions: Sequence[str]) -> list[Picture]:
+    """Draws a picture of each caption as the recipe says."""
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
-    sampling = Sampling.of_recipe(run.monitor)
-    drawn = draw_prompts(loaded.model, codec, tokenizer, run.monitor.prompts, sampling=sampling, seed=run.seed)
+    how = {"sampling": Sampling.of_recipe(loaded.config.monitor), "seed": loaded.config.seed}
+    return draw_prompts(loaded.model, codec, tokenizer, captions, **how)
+
+
+def _draw(loaded: Checkpoint, shards: str, folder: Path, name: str) -> list[Shown]:
+    drawn = _drawn(loaded, shards, loaded.config.monitor.prompts)
     (folder / name).mkdir(parents=True, exist_ok=True)
     shown = []
     for number, picture in enumerate(drawn):

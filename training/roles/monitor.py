@@ -87,6 +87,8 @@ class MonitorFlags:
     """Credentials that this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
     """Place to which checkpoints are copied; see `training.publish.copies.push`."""
+    clip: str | None = None
+    """Folder or name of the CLIP model that scores pictures of held-out captions; None: none does."""
     log_json: Path | None = None
     one_machine: bool = False
     """True if all volunteers are programs on one machine, as in the demo; pages say so."""
@@ -119,6 +121,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     """
     recipe_toml = read_recipe(flags.recipe)
     run = parse_recipe(recipe_toml, source=flags.recipe)
+    if flags.clip is not None and run.kind == "text":
+        raise BadInput("--clip is for runs that draw pictures, and this one trains a language model; omit it.")
     if flags.shards is not None:
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
     shards = str(flags.shards or run.data.shards)
@@ -146,7 +150,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
             history = running.enter_context(closing(_history(flags, run)))
             _note_damage(history, events, damaged)
             pusher = _pusher(flags, run, target, history, events)
-            kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
+            kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest, "clip": flags.clip}
             keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
             invitation = _invitation(flags, redial, members_only=not run.membership.open)
             facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}

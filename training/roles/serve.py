@@ -61,6 +61,8 @@ class ServeSettings:
     """Addresses of other servers of the run."""
     push_to: str | None = None
     """Place to which the monitor copies its checkpoints."""
+    clip: str | None = None
+    """CLIP model by which the monitor scores pictures of held-out captions."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """Command line of the trainer."""
 
@@ -188,6 +190,7 @@ class _Servers:
             *_flags("--shards", [settings.shards] if settings.shards else []),
             *_flags("--site", [settings.site] if settings.site else []),
             *_flags("--push-to", [settings.push_to] if settings.push_to else []),
+            *_flags("--clip", [settings.clip] if settings.clip else []),
         ]
 
     def _listening(self, number: int) -> list[str]:

@@ -109,5 +109,9 @@ def measure(
 
 def _count(task: Task, samples: int) -> int:
     """Number of samples to measure of a part with `samples`."""
-    affordable = MOST_OPERATIONS // (2 * task.computing_parameters * task.seq_len)
-    return min(samples, MOST_SAMPLES, max(1, affordable))
+    return min(samples, MOST_SAMPLES, affordable_samples(task))
+
+
+def affordable_samples(task: Task) -> int:
+    """Number of samples with `MOST_OPERATIONS`, at least 1."""
+    return max(1, MOST_OPERATIONS // (2 * task.computing_parameters * task.seq_len))

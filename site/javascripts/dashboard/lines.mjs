@@ -40,6 +40,8 @@ export function speedLines(feed) {
   return [{ name: "samples per second", points: pointsOf(feed, "samples_per_second"), colour: "series-2", strong: true }];
 }
 
+const isScored = ({ clip_score }) => Number.isFinite(clip_score);
+
 function heldOutPoints({ held_out }) {
   return held_out.map(({ epoch, loss }) => [epoch, loss]);
 }
@@ -56,6 +58,11 @@ export function lossTable(feed) {
   if (feed.held_out.length) {
     losses.unshift(new Map(heldOutPoints(feed)));
     head.splice(2, 0, "Held out");
+  }
+  const scores = feed.held_out.filter(isScored).map(({ epoch, clip_score }) => [epoch, clip_score]);
+  if (scores.length) {
+    losses.splice(1, 0, new Map(scores));
+    head.splice(3, 0, "CLIP score");
   }
   const cells = ({ epoch, loss }) => [loss, ...losses.map((known) => known.get(epoch))].map((value) => showNumber(value, 4));
   return { head, body: newestFirst(feed).map((row) => [row.epoch, ...cells(row)]) };
@@ -91,16 +98,21 @@ export function lossSummary(feed) {
   );
 }
 
-/** The newest loss on held-out samples in words, and the codec's error of a run of pictures; empty if there is no loss. */
+/**
+ * The newest loss on held-out samples in words; of a run of pictures also the newest CLIP score and the codec's error.
+ * Empty if there is no loss.
+ */
 export function heldOutText({ run, held_out }) {
   if (!held_out.length) return "";
   const { epoch, loss, samples, tokens } = held_out.at(-1);
   const perplexity = run?.kind === "text" ? `, perplexity ${showNumber(Math.exp(loss))}` : "";
   const measured = `${showCount(samples)} held-out samples (${showCount(tokens)} tokens)`;
   const error = run?.reconstruction_error ?? null;
+  const scored = held_out.findLast(isScored);
+  const clip = scored ? ` CLIP score of pictures of held-out captions: ${showNumber(scored.clip_score, 3)} at epoch ${showCount(scored.epoch)} (mean cosine of picture and caption, larger is better).` : "";
   const codec = error === null ? "" : ` The codec gives the data's own pictures back with a mean squared error of ${showNumber(error, 2)}, of colours from 0 to 1.`;
   return (
     "Each ring is a checkpoint's loss on samples of the data that nobody trains on. " +
-    `The newest: ${showNumber(loss, 4)} at epoch ${showCount(epoch)}${perplexity}, over ${measured}.${codec}`
+    `The newest: ${showNumber(loss, 4)} at epoch ${showCount(epoch)}${perplexity}, over ${measured}.${clip}${codec}`
   );
 }

@@ -29,7 +29,7 @@ const CHECKS = {
   }),
   "history.json": record({
     epochs: list(record({ epoch: number, loss: maybe(number), active_peers: number, samples_per_second: maybe(number) })),
-    held_out: maybe(list(record({ epoch: number, loss: number, samples: number, tokens: number }))),
+    held_out: maybe(list(record({ epoch: number, loss: number, samples: number, tokens: number, clip_score: maybe(number) }))),
   }),
   "losses.json": record({
     peers: (peers) => record({})(peers) && Object.values(peers).every(list(list(maybe(number)))),

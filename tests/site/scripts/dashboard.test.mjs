@@ -38,6 +38,10 @@ test("checkpoints' losses on held-out samples are points of their own", () => {
   const ofPictures = heldOutText({ ...feed, run: { kind: "pictures", reconstruction_error: 0.01234 } });
   assert.match(ofPictures, /at epoch 3, over 10 .* mean squared error of 0\.012, of colours from 0 to 1\.$/);
   assert.equal(heldOutText(FEED), "");
+  const scored = { ...feed, run: { kind: "pictures" }, held_out: [{ ...feed.held_out[0], clip_score: 0.2512 }, { ...feed.held_out[1], clip_score: null }] };
+  assert.match(heldOutText(scored), /CLIP score of pictures of held-out captions: 0\.251 at epoch 1 /);
+  assert.deepEqual(lossTable(scored).head, ["Epoch", "All", "Held out", "CLIP score", "ada", "<b>"]);
+  assert.deepEqual(lossTable(scored).body[2], [1, "–", "4", "0.2512", "–", "–"]);
 });
 
 test("a volunteer keeps its colour, and the ninth gets the first colour again", () => {

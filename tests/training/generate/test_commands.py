@@ -11,16 +11,20 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from training.cli import build_app, main
 from training.data.demo.draw import draw_set
 from training.data.prepare.pictures import Input, prepare
+from training.data.store.sets import open_shards
 from training.data.store.shards import read_manifest
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
+from training.generate.evaluate import captions_of
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 from training.model.codecs.codec import digest_of
 from training.model.transformer import build_model
 from training.publish.keeper import codec_of_run
+from training.publish.pictures import PictureDrawer
+from training.publish.prompts import CLIP_PICTURES
 from training.recipe import RECIPES, parse_recipe
 
 RECIPE = (RECIPES / "demo.toml").read_text()
@@ -199,6 +203,21 @@ def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_pat
     command("generate", *prompts, *ranked, "--keep", 1, "--out", tmp_path / "kept")
     kept = json.loads((tmp_path / "kept" / "pictures.json").read_text())["pictures"]
     assert [entry["seed"] for entry in judged] == [entry["seed"] for entry in kept] != [5, 9]
+
+
+@pytest.mark.programs
+def test_the_monitors_process_scores_pictures_of_held_out_captions_as_evaluate_does(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
+    seed, known = parse_recipe(RECIPE).seed, captions_of(open_shards(run_dir / "shards", "held-out"))
+    asked = ("--checkpoint", run_dir, "--judge", "clip", "--seed", seed, "--count", min(len(set(known)), CLIP_PICTURES))
+    facts = json.loads(command("evaluate", *asked, "--json").stdout)
+    with (tmp_path / "log").open("wb") as log:
+        drawer = PictureDrawer(str(run_dir / "shards"), log)
+        found = drawer.score(find_checkpoint(run_dir), str(run_dir / "clip"))
+        with pytest.raises(TrainingError, match="CLIP score"):
+            drawer.score(find_checkpoint(run_dir), str(tmp_path))
+        drawer.close()
+    assert facts["captions"] == "held-out" and found == pytest.approx(facts["clip_score"], abs=1e-5)
 
 
 def test_no_checkpoint_is_said_in_a_sentence(tmp_path):

@@ -119,6 +119,33 @@ def test_a_monitor_that_comes_back_measures_only_what_has_no_loss(tmp_path, hist
     assert [one["loss"] for one in history.held_out()] == [2.0]
 
 
+def test_each_checkpoint_is_scored_once_if_a_clip_model_is_named(tmp_path, history, keeper):
+    """The loss stays if the drawing of pictures fails."""
+    folder, asked = write_shards(tmp_path / "shards", RUN), []
+    hold_out(folder, RUN, (3,))
+
+    def score(checkpoint, clip):
+        asked.append((checkpoint_epoch(checkpoint), clip))
+        if len(asked) == 2:
+            raise TrainingError("The process ended.")
+        return 0.25
+
+    measure = lambda checkpoint: HeldOut(loss=2.0, samples=3, tokens=192)  # noqa: E731
+    keeper._drawer, keeper._shards = SimpleNamespace(measure=measure, score=score), str(folder)
+    for epoch, clip in ((3, None), (4, "clip"), (5, "clip")):
+        keeper._clip = clip
+        save(tmp_path, epoch, OLD)
+        with contextlib.suppress(TrainingError):
+            keeper._measure()
+        keeper._measure()
+    assert asked == [(4, "clip"), (5, "clip")]
+    assert [(one["epoch"], one["loss"], one["clip_score"]) for one in history.held_out()] == [
+        (3, 2.0, None),
+        (4, 2.0, 0.25),
+        (5, 2.0, None),
+    ]
+
+
 def test_a_checkpoint_is_copied_though_the_history_cannot_note_it(tmp_path, history, keeper):
     """It may be the run's last one, after which nobody looks again. The history's disk is full, or it is locked."""
     path, told = save(tmp_path, 5, OLD), []

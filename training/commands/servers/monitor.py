@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.commands.options import Invitation, LogJson
+from training.commands.options import Invitation, LogJson, ScoringClip
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT, listens_at
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def run(
     invitation: Invitation = None,
     log_json: LogJson = None,
     push_to: PushTo = None,
+    clip: ScoringClip = None,
     export: Export = None,
     backup: Backup = None,
 ) -> None:
@@ -131,6 +132,7 @@ def run(
         "host_maddrs": tuple(host_maddrs or [listens_at(dht_port)]),
         "announce_maddrs": tuple(announce_maddrs or ()),
         "push_to": push_to,
+        "clip": clip,
         "log_json": log_json,
         "one_machine": one_machine,
     }

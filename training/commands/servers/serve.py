@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, pass_on
+from training.commands.options import InitialPeers, Invitation, LogJson, PushTo, ScoringClip, pass_on
 from training.processes.servers.ports import ANYWHERE, DHT_PORT, SITE_PORT
 
 RunDir = Annotated[
@@ -63,6 +63,7 @@ def run(
     announce_host: AnnounceHost = None,
     initial_peers: InitialPeers = None,
     push_to: PushTo = None,
+    clip: ScoringClip = None,
     invitation: Invitation = None,
     log_json: LogJson = None,
 ) -> None:
@@ -84,6 +85,7 @@ def run(
         announce_host=announce_host,
         initial_peers=tuple(initial_peers or ()),
         push_to=push_to,
+        clip=clip,
     )
     pass_on(invitation)
     run_serve(settings, events=EventLog(log_json))

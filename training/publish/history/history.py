@@ -281,10 +281,10 @@ class HistoryReader:
         return [{**snapshot, "pictures": by_epoch[snapshot["epoch"]]} for snapshot in snapshots]
 
     def held_out(self, since: int | None = None) -> list[dict]:
-        """Losses of checkpoints on held-out samples, oldest first: epoch, time, loss, samples, tokens.
+        """Losses of checkpoints on held-out samples, oldest first: epoch, time, loss, samples, tokens, clip_score.
 
         Args:
-            since: Only losses that were measured when the run was beyond this epoch. A loss comes later than its epoch,
+            since: Only rows that were measured when the run was beyond this epoch. A loss comes later than its epoch,
                 so readers who know the epoch may lack the loss. None: all.
         """
         query = """SELECT * FROM shown_held_out
@@ -785,7 +785,15 @@ class History(HistoryReader):
         with self._writing() as connection:
             branch = self._branch_of(connection, epoch, lineage)
             values = (branch, epoch, self._clock(), measured.loss, measured.samples, measured.tokens)
-            connection.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?, ?, ?, ?, ?)", values)
+            connection.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?, ?, ?, ?, ?, NULL)", values)
+
+    def add_clip_score(self, epoch: int, score: float, *, lineage: str | None = None) -> None:
+        """Stores the CLIP score of an epoch, beside its loss on held-out samples; arguments as for `add_snapshot`."""
+        with self._writing() as connection:
+            branch = self._branch_of(connection, epoch, lineage)
+            # With the time, so that readers who have the loss get the row again.
+            values = (score, self._clock(), branch, epoch)
+            connection.execute("UPDATE held_out SET clip_score = ?, time = ? WHERE branch = ? AND epoch = ?", values)
 
     def _branch_of(self, connection: sqlite3.Connection, epoch: int, lineage: str | None) -> int:
         """Returns the branch that holds an epoch of a lineage, or of the current branch; see `add_snapshot`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.errors import BadInput, TrainingError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the history's tables, kept in SQLite's `user_version`."""
 FIRST_BRANCH = 1
 
@@ -46,7 +46,7 @@ CREATE TABLE pictures (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE held_out (
     branch INTEGER NOT NULL, epoch INTEGER NOT NULL, time REAL NOT NULL,
-    loss REAL NOT NULL, samples INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    loss REAL NOT NULL, samples INTEGER NOT NULL, tokens INTEGER NOT NULL, clip_score REAL,
     PRIMARY KEY (branch, epoch)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -85,7 +85,7 @@ _COLUMNS = {
     "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
     "reports": "epoch, peer_id, loss, samples",
     "snapshots": "epoch, time",
-    "held_out": "epoch, time, loss, samples, tokens",
+    "held_out": "epoch, time, loss, samples, tokens, clip_score",
     "pictures": f"epoch, number, {', '.join(SHOWN_COLUMNS)}",
 }
 _PATH = """

@@ -51,6 +51,7 @@ def history(tmp_path, clock):
         clock.now += 20
     history.observe([Report(epoch=3, loss=1.0, samples=30, time=9)])
     history.add_held_out(2, HeldOut(loss=1.75, samples=64, tokens=8128))
+    history.add_clip_score(2, 0.25)
     history.add_snapshot(2, [Shown(prompt="a red circle", file="000002/0.png", shape=True, colour=False)])
     (tmp_path / "pictures" / "000002").mkdir(parents=True)
     (tmp_path / "pictures" / "000002" / "0.png").write_bytes(b"\x89PNG picture")
@@ -106,7 +107,7 @@ def test_documents_say_what_was_observed(address):
     }
     assert [row["loss"] for row in documents["history"]["epochs"]] == [2.5, 1.5, 1.0]
     assert documents["history"]["held_out"] == [
-        {"epoch": 2, "time": 1060.0, "loss": 1.75, "samples": 64, "tokens": 8128}
+        {"epoch": 2, "time": 1060.0, "loss": 1.75, "samples": 64, "tokens": 8128, "clip_score": 0.25}
     ]
     assert [branch["left"] for branch in documents["history"]["branches"]] == [[]]
     assert documents["losses"]["peers"] == {"ada": [[1, 3.0], [2, 1.5], [3, 1.0]], "al & <b>": [[1, 2.0]]}
