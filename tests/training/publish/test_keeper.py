@@ -13,6 +13,7 @@ import pytest
 from tests.random_shards import hold_out, write_shards
 from tests.training.publish.history.test_history import Report, open_history
 from training.checkpoints.checkpoint import checkpoint_epoch, lineage_of, save_checkpoint
+from training.data.prepare.text import TextInput, prepare_text
 from training.errors import TrainingError
 from training.model.transformer import build_model
 from training.processes.events import EventLog
@@ -144,6 +145,19 @@ def test_each_checkpoint_is_scored_once_if_a_clip_model_is_named(tmp_path, histo
         (4, 2.0, 0.25),
         (5, 2.0, None),
     ]
+
+
+def test_adapters_are_measured_though_their_recipe_has_no_prompts(tmp_path, history, keeper):
+    run = load_recipe("lora-7b")
+    keeper._run = run.model_copy(update={"monitor": run.monitor.model_copy(update={"prompts": ()})})
+    (tmp_path / "text.txt").write_text("Ada has a red key. " * 200)
+    text = TextInput(path=tmp_path / "text.txt", block_length=16, vocabulary=300, holds_out=True)
+    prepare_text(text, tmp_path / "text")
+    save(tmp_path, 5, OLD)
+    measured = HeldOut(loss=2.0, samples=3, tokens=48)
+    keeper._drawer, keeper._shards = SimpleNamespace(measure=lambda checkpoint: measured), str(tmp_path / "text")
+    keeper._measure()
+    assert [(one["epoch"], one["loss"]) for one in history.held_out()] == [(5, 2.0)]
 
 
 def test_a_checkpoint_is_copied_though_the_history_cannot_note_it(tmp_path, history, keeper):
