@@ -97,4 +97,3 @@ def test_recipes_have_the_defaults_of_the_forecast():
     for name, field in SwarmConfig.model_fields.items():
         if hasattr(DEFAULTS, name):
             assert field.default == getattr(DEFAULTS, name)
-    assert (SwarmConfig.model_fields["mode"].default == "diloco") == DEFAULTS.local_updates

@@ -30,6 +30,8 @@ from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
 
+MODES = {"delayed": "delayed", "local": "diloco", "sparse": "sparse"}
+"""Modes of the stacks; the others await gradients."""
 RECORDS = ("swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json")
 """These contain each kind of swarm; the other records repeat some of them, with a death or with newcomers."""
 PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4
@@ -40,6 +42,7 @@ STACKS = {
     "ours, gradients awaited": "awaited",
     "ours, gradients delayed": "delayed",
     "ours, local updates": "local",
+    "ours, sparse updates": "sparse",
 }
 METRIC = re.compile(r"(\d+) peers(?: of speeds ((?:[\d.]+, )*[\d.]+))?, (.*): seconds an epoch")
 SWEPT = (10, 30, 100, 300, 1000, 3000, 10_000)
@@ -97,9 +100,8 @@ class Case:
             target_batch_size=int(self.computing_seconds / SECONDS_A_SAMPLE * sum(self.speeds)),
             gradient_codec="uniform8" if old else "blockwise8",
             state_bits=8 if old else 16,
-            average_state_every=1 if old else 25,
-            delay_gradient_averaging=self.stack == "delayed",
-            local_updates=self.stack == "local",
+            average_state_every=1 if old else 100 if self.stack == "sparse" else 25,
+            mode=MODES.get(self.stack, "synchronous"),
             matchmaking_seconds=1.5,
         )
         return Rules(exchange=exchange, costs=costs, patient=not old, request_timeout_seconds=1.0)
@@ -176,7 +178,7 @@ def compare(case: Case, costs: Costs) -> dict:
 def settings() -> dict[str, tuple[str, dict, dict, bool]]:
     """Settings of the sweep: description, changes of the recipe, links, whether the progress record limits the run."""
     home, good = dict(up_megabits=50.0, down_megabits=100.0), dict(up_megabits=100.0, down_megabits=100.0)
-    grown = dict(delay_gradient_averaging=True, average_state_every=25, state_bits=16, **PATIENT)
+    grown = dict(mode="delayed", average_state_every=25, state_bits=16, **PATIENT)
     return {
         "recipe": ("dalle-2021 as it is, links of 50/100 Mbit/s", {}, home, True),
         "timeouts": ("the same with time-outs that suit the links", PATIENT, home, True),
@@ -184,11 +186,11 @@ def settings() -> dict[str, tuple[str, dict, dict, bool]]:
         "batch": ("the same, 512 samples per volunteer and epoch", grown | {"batch_a_volunteer": 512}, good, True),
         "local": (
             "local updates, 4096 samples per volunteer between exchanges",
-            PATIENT | {"local_updates": True, "average_state_every": 10**6, "batch_a_volunteer": 4096}, good, True,
+            PATIENT | {"mode": "diloco", "average_state_every": 10**6, "batch_a_volunteer": 4096}, good, True,
         ),
         "beyond": (
             "the same, if the progress record had no limits",
-            PATIENT | {"local_updates": True, "average_state_every": 10**6, "batch_a_volunteer": 4096}, good, False,
+            PATIENT | {"mode": "diloco", "average_state_every": 10**6, "batch_a_volunteer": 4096}, good, False,
         ),
     }  # fmt: skip
 

@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
+from calculator.swarm.settings import LOCAL_MODES
 
 PARAMETERS, MATRIX = 20_000_000, (1000, 1000)
 SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 0.125, 6.0, 4
@@ -57,7 +58,9 @@ STACKS = {
     "ours": "ours, gradients awaited",
     "ours, delayed": "ours, gradients delayed",
     "ours, local": "ours, local updates",
+    "ours, sparse": "ours, sparse updates",
 }
+MODES = {"ours, delayed": "delayed", "ours, local": "diloco", "ours, sparse": "sparse"}
 COMPARED = ("2021", "ours", "ours, delayed")
 """The default of --stacks."""
 
@@ -74,15 +77,15 @@ def _model():
 def _run(stack: str, peers: float, epoch_seconds: float):
     from training.recipe import load_recipe
 
-    demo = load_recipe("demo")
+    demo, mode = load_recipe("demo"), MODES.get(stack, "synchronous")
     swarm = demo.swarm.model_copy(
         update=dict(
             target_batch_size=int(epoch_seconds / SECONDS_A_SAMPLE * peers),
             matchmaking_seconds=MATCHMAKING_SECONDS,
             allreduce_timeout_seconds=60.0,
             next_chunk_timeout_seconds=10.0,
-            average_state_every=25,
-            mode={"ours, delayed": "delayed", "ours, local": "diloco"}.get(stack, "synchronous"),
+            average_state_every=100 if mode == "sparse" else 25,
+            mode=mode,
         )
     )
     schedule = demo.schedule.model_copy(update=dict(total_epochs=1_000_000))
@@ -189,7 +192,7 @@ def _train(stack: str, model, optimizer, speed: float, stop) -> None:
         if optimizer.local_epoch != epoch:
             epoch = optimizer.local_epoch
             said = {"time": time.monotonic(), "bytes_sent": bytes_sent()}
-            say(event="epoch", epoch=epoch, **said, waited=waited(steps, ends_alone=stack == "ours, local"))
+            say(event="epoch", epoch=epoch, **said, waited=waited(steps, ends_alone=MODES.get(stack) in LOCAL_MODES))
         if stack != "2021":
             _say_reports(optimizer)
 

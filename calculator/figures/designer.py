@@ -31,6 +31,7 @@ from calculator.swarm.designer import (
     memory_of,
     recipe,
 )
+from calculator.swarm.exchange import SPARSE_BLOCK
 from calculator.units import show_bytes, show_count, show_days, show_number, show_time
 
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
@@ -183,10 +184,12 @@ def _settings(made: Design) -> str:
     chosen = made.collaboration
     batch = show_count(chosen.target_batch_size)
     if chosen.local_updates:
-        return (
-            f"each volunteer trains on its own, and after {batch} samples in total all average the changes of their "
-            "weights, in 8 bit"
+        changes = (
+            f"send each other the {chosen.sparse_kept} largest of each {show_count(SPARSE_BLOCK)} changes of their "
+            "weights, in 2 bit"
         )
+        exchange = changes if chosen.mode == "sparse" else "average the changes of their weights, in 8 bit"
+        return f"each volunteer trains on its own, and after {batch} samples in total all {exchange}"
     way = "while the next update is computed" if chosen.delay_gradient_averaging else "before the next update"
     return f"updates of {batch} samples, gradients in 8 bit, averaged {way}"
 
@@ -221,9 +224,10 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     alone = alone_days(wish)
     first = device_named(wish.people[0].gpu).title
     if chosen.local_updates:
-        way = "local updates (mode = diloco)"
+        way = f"local updates (mode = {chosen.mode})"
     else:
         way = "delayed" if chosen.delay_gradient_averaging else "awaited"
+    sent = f"{chosen.sparse_kept} of {show_count(SPARSE_BLOCK)} changes in 2 bit" if chosen.mode == "sparse" else ""
     micro = ", ".join(f"{size or 'none'} on {device_named(gpu).title}" for gpu, size in made.micro_batches.items())
     return [
         ("Feasible", "yes" if feasible else "no"),
@@ -241,9 +245,9 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         ("Samples per update", show_count(chosen.target_batch_size)),
         ("Why so many", made.why_batch),
         ("Updates", show_count(made.epochs)),
-        ("Compression", f"gradients {chosen.gradient_codec}, parameters {chosen.state_bits} bit"),
+        ("Compression", f"{sent or f'gradients {chosen.gradient_codec}'}, parameters {chosen.state_bits} bit"),
         ("Gradients", way),
-        ("An update takes", f"{show_time(reached.epoch_seconds)}, an average {show_time(reached.all_reduce_seconds)}"),
+        ("An update takes", f"{show_time(reached.epoch_seconds)}, an exchange {show_time(reached.all_reduce_seconds)}"),
         ("Each peer sends per update", show_bytes(reached.sent_bytes)),
         ("A newcomer downloads", f"{show_bytes(exchange.newcomer_bytes)}, {show_time(reached.newcomer_seconds)}"),
         ("Micro-batch", micro),
@@ -328,6 +332,7 @@ FIGURE = Figure(
     draw=draw,
     sources=(
         Source(text="Douillard et al., DiLoCo, 2023, on local updates", address="https://arxiv.org/abs/2311.08105"),
+        Source(text="Sarfi et al., SparseLoCo, 2025, on sparse ones", address="https://arxiv.org/abs/2508.15706"),
         Source(text="Biderman et al., Pythia, 2023, on language models", address="https://arxiv.org/abs/2304.01373"),
         Source(text="Diskin et al., DeDLOC, 2021, on batches of uneven peers", address="https://arxiv.org/abs/2106.10207"),
         Source(text="Jaghouar et al., INTELLECT-1, 2024, on utilisation", address="https://arxiv.org/abs/2412.01152"),

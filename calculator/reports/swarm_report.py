@@ -16,6 +16,7 @@ from calculator.parts.optimizers import OPTIMIZERS
 from calculator.swarm.collaboration import Collaboration, answer, collaboration_from
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import Forecast
+from calculator.swarm.settings import MODES
 from calculator.units import show_bytes, show_days, show_number, show_time
 
 EXAMPLE = "30:t4:20/100"
@@ -64,8 +65,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allreduce-timeout-seconds", type=float, default=one.allreduce_timeout_seconds, metavar="S")
     parser.add_argument("--next-chunk-timeout-seconds", type=float, default=one.next_chunk_timeout_seconds, metavar="S")
     parser.add_argument("--max-group-size", type=int, default=one.max_group_size, metavar="N")
-    parser.add_argument("--delay-gradient-averaging", action="store_true", help="average while the next epoch computes")
-    parser.add_argument("--local-updates", action="store_true", help="peers train alone between exchanges (diloco)")
+    parser.add_argument(
+        "--mode", choices=MODES, default=one.mode,
+        help="delayed averages while the next epoch computes; with diloco and sparse, peers train alone in between",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sparse-kept", type=int, default=one.sparse_kept, metavar="K", help="values of each 4096 that are sent"
+    )
     parser.add_argument("--declared-links", action="store_true", help="balance parts by bandwidth, as hivemind can")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -124,7 +130,7 @@ def report(collaboration: Collaboration, made: Forecast) -> str:
         "",
         f"{'Samples per second':<44}{reached:>12} of {ideal}",
         f"{'An epoch':<44}{show_time(made.epoch_seconds):>12}, of which {show_time(made.computing_seconds)} computing",
-        f"{'An average of gradients':<44}{show_time(made.all_reduce_seconds):>12}",
+        f"{'An exchange':<44}{show_time(made.all_reduce_seconds):>12}",
         f"{'Each peer sends an epoch, at most':<44}{show_bytes(made.sent_bytes):>12}",
         f"{'A newcomer trains after':<44}{show_time(made.newcomer_seconds):>12}, {show_bytes(exchange.newcomer_bytes)}",
         f"{f'{collaboration.epochs:,} epochs':<44}{show_days(made.days(collaboration.epochs)):>12}",

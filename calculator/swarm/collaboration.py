@@ -21,7 +21,7 @@ from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import Setup
 from calculator.swarm.exchange import CODECS, Link
 from calculator.swarm.forecast import ExchangedVectors, Forecast, Volunteers, forecast
-from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
+from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, MODES, ExchangeSettings
 from calculator.units import show_bytes, show_number, show_rate
 
 MOST_KINDS = 20
@@ -193,6 +193,8 @@ def collaboration_from(request: object) -> Collaboration:
         raise BadSetup("lora_rank needs a model or a config, beside which adapters stand; omit parameters.")
     if made.gradient_codec not in CODECS:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
+    if made.mode not in MODES:
+        raise BadSetup(f"mode is one of {', '.join(MODES)}, not {made.mode!r:.60}.")
     if made.optimizer is not None and made.optimizer not in OPTIMIZERS:
         raise BadSetup(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {made.optimizer!r:.60}.")
     _check_length(made)

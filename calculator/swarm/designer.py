@@ -40,9 +40,11 @@ SHORT_EPOCH_SECONDS = 30.0
 """Longest epoch for which volunteers report more often, so that the dashboard moves."""
 MOST_COMMUNICATION = 0.1
 """The largest share of the time that the exchange may take if it can be avoided."""
-INNER_UPDATES = (100, 500)
-"""Numbers of local updates between two exchanges that the designer tries; Douillard et al.
-2023 (arXiv:2311.08105) use 500."""
+INNER_UPDATES = (30, 100, 500)
+"""Numbers of local updates between two exchanges that the designer tries. Sarfi et al. 2025 (arXiv:2508.15706) use 30,
+Douillard et al. 2023 (arXiv:2311.08105) 500."""
+STATES_EVERY, SPARSE_STATES_EVERY = 25, 100
+"""Epochs between two averages of the parameters; the second is the least with `mode = "sparse"`."""
 WHY_DELAYED = (
     "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
     "averaged while the next update is computed, so they are one update old."
@@ -50,7 +52,7 @@ WHY_DELAYED = (
 WHY_ASKED = "You chose it."
 WHY_LOCAL = (
     "The links are too slow, or the volunteers too many, to average gradients: each volunteer trains on its own for "
-    "about {updates} updates, then all average the changes of their weights."
+    "about {updates} updates, then all exchange the changes of their weights."
 )
 GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
 """The longest advised time-outs. Settings are tried with these; the final ones follow from the slowest link."""
@@ -167,8 +169,8 @@ def design(wish: Wish) -> Design:
         collaboration=replace(
             collaboration,
             target_batch_size=chosen.target_batch_size,
-            delay_gradient_averaging=chosen.delay_gradient_averaging,
-            local_updates=chosen.local_updates,
+            mode=chosen.mode,
+            average_state_every=chosen.average_state_every,
             matchmaking_seconds=chosen.matchmaking_seconds,
             allreduce_timeout_seconds=_timeout(made.all_reduce_seconds),
             next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
@@ -206,7 +208,7 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
         optimizer=wish.model.host_optimizer,
         **{name: value for name, value in wish.model.adapters.items() if name != "base_bits"},
         utilisation=wish.utilisation,
-        average_state_every=25,
+        average_state_every=STATES_EVERY,
         state_bits=16,
         **GENEROUS,
     )
@@ -299,13 +301,17 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
             low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
         return best.exchange, best.forecast, best.why
     # Then what learns less well: gradients that are one update old, and last local updates.
-    others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
+    others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], mode="delayed")]
     local = _crew(wish, local_updates=True)  # which takes more memory
     for updates in INNER_UPDATES if local.people else ():
         batch = max(batches[-1], round(present * INNER_BATCH_SIZE * updates))
         if others[-1].good or wish.batch or batch > wish.samples / LEAST_EXCHANGES:
             break
-        others.append(tried(WHY_LOCAL.format(updates=updates), batch, local, local_updates=True))
+        why = WHY_LOCAL.format(updates=updates)
+        sparse = tried(why, batch, local, mode="sparse", average_state_every=SPARSE_STATES_EVERY)
+        dense = tried(why, batch, local, mode="diloco")
+        # Every peer gets all sparse messages, so in large groups they are more bytes than an average.
+        others.append(max(dense, sparse, key=lambda one: (one.forecast.works, one.forecast.samples_per_second)))
     chosen = others[-1]
     if chosen.good:
         return chosen.exchange, chosen.forecast, chosen.why
@@ -366,7 +372,7 @@ def recipe_tables(wish: Wish, made: Design, named: Mapping[str, str]) -> dict[st
             gradient_codec=chosen.gradient_codec,
             average_state_every=chosen.average_state_every,
             state_bits=chosen.state_bits,
-            mode="diloco" if chosen.local_updates else "delayed" if chosen.delay_gradient_averaging else "synchronous",
+            mode=chosen.mode,
             **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
             max_epochs_alone=0 if is_alone else EPOCHS_ALONE,
             metrics_every_seconds=METRICS_SECONDS if forecast.epoch_seconds > SHORT_EPOCH_SECONDS else 3.0,

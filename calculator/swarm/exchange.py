@@ -3,7 +3,8 @@
 hivemind averages by a butterfly all-reduce: the vector is cut into parts, each peer collects one part from all others,
 averages it and returns the result. Peer i of n, whose part is the fraction f_i of V bytes, sends (1 - f_i) V of its own
 vector and (n - 1) f_i V of results, and receives as much: V (1 + (n - 2) f_i) each way (hivemind 1.1.12,
-averaging/load_balancing.py). A peer in client mode averages no part.
+averaging/load_balancing.py). A peer in client mode averages no part. Sparse messages are gathered instead: each peer
+gets those of all others.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from calculator.errors import BadSetup
+from calculator.swarm.settings import MODES
 
 CODECS = ("blockwise8", "uniform8", "float16", "float32")
 """The encodings among which a recipe chooses (training/swarm/engine/codecs.py)."""
@@ -20,6 +23,8 @@ BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/engine/codecs.py)."""
 SPARSE_BLOCK = 4096
 """Values of a block, of which `mode = "sparse"` sends the largest ones (Sarfi et al. 2025, arXiv:2508.15706)."""
+USUAL_GROUP = 8
+"""Peers of a group for which costs are stated where nobody knows yet how many there will be."""
 CODEBOOK_BYTES = 8 + 256 * 4
 """Bytes in each part of `uniform8` besides its codes: a length and 256 float32 values (hivemind 1.1.12,
 compression/quantization.py)."""
@@ -27,6 +32,9 @@ SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 1 << 14, 1 << 19
 PARTS_OF_A_VECTOR = 32
 """Rule of the length of parts: a vector of V values is sent in parts of V / `PARTS_OF_A_VECTOR` bytes, within the
 bounds above; the upper bound is hivemind's default (1.1.12, averaging/partition.py)."""
+GATHERED_PARTS = 8
+"""Number of parts of a gathered message that each peer passes on: enough to divide them by the peers' bandwidths
+(training/swarm/round/rounds.py)."""
 WIRE_BYTES_PER_BYTE = 1514 / 1448
 """Bytes of an Ethernet frame over those of its payload: 14 bytes of Ethernet, 20 of IPv4 and 32 of TCP with time stamps
 (RFC 894, 791, 7323) around 1448."""
@@ -112,6 +120,66 @@ def sparse_bytes(values: int, kept: int, bits: int = 2) -> int:
     return -(-values // SPARSE_BLOCK) * (2 + -(-entries // 8) + -(-buckets // 8))
 
 
+class Exchanging(Protocol):
+    """Settings on which the cost of an exchange depends, as `ExchangeSettings` and the trainer's `SwarmConfig` have."""
+
+    mode: str
+    gradient_codec: str
+    sparse_kept: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeCost:
+    """What one exchange takes of a peer: of its link in each direction, and of its memory."""
+
+    peers: int
+    """Peers of the group."""
+    message_bytes: int
+    """Bytes that a peer brings: its gradient, the distance that its weights have moved, or the largest values of it."""
+    gathers: bool
+    """True if every peer gets every message; False if the messages are averaged on their way."""
+    host_bytes: int
+    """Host memory for what the peer has not sent yet (error feedback)."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a peer sends if all average equal parts. It receives as many."""
+        return round(self.message_bytes * load(1 / self.peers, self.peers, self.gathers)) if self.peers > 1 else 0
+
+    def seconds(self, bytes_per_second: float, link_share: float = 1.0) -> float:
+        """Seconds of the exchange if all links have this rate; see `all_reduce_seconds`."""
+        link = Link(up_bytes_per_second=bytes_per_second, down_bytes_per_second=bytes_per_second)
+        links = [link] * self.peers
+        return all_reduce_seconds(links, self.message_bytes, even_parts(links), link_share, gathers=self.gathers)
+
+
+def exchange_cost(
+    settings: Exchanging, parameters: int, peers: int = USUAL_GROUP, *, small_parameters: int = 0
+) -> ExchangeCost:
+    """The cost of an exchange in each mode. All commands and pages get it from here.
+
+    Args:
+        settings: The recipe's way of exchanging.
+        parameters: Number of parameters that are trained.
+        peers: Peers of the group.
+        small_parameters: Parameters in tensors that travel in 16 bits where large ones take 8.
+
+    >>> from calculator.swarm.settings import ExchangeSettings
+    >>> billion = exchange_cost(ExchangeSettings(mode="sparse"), 10**9)
+    >>> billion.message_bytes, billion.sent_bytes, billion.host_bytes, round(billion.seconds(2.5e6))
+    (20019562, 140136934, 4000000000, 59)
+    >>> exchange_cost(ExchangeSettings(), 10**9).sent_bytes
+    1763684517
+    """
+    if settings.mode not in MODES:
+        raise BadSetup(f"mode is one of {', '.join(MODES)}, not {settings.mode!r:.60}.")
+    if settings.mode == "sparse":
+        message, kept = sparse_bytes(parameters, settings.sparse_kept), 4 * parameters
+    else:
+        message, kept = vector_bytes(parameters, small_parameters, settings.gradient_codec), 0
+    return ExchangeCost(peers=peers, message_bytes=message, gathers=settings.mode == "sparse", host_bytes=kept)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """A peer's network link. Upload and download do not slow each other down."""
@@ -179,8 +247,17 @@ def quickest_parts(rates: Sequence[float]) -> tuple[float, ...]:
     return tuple([share / total for share in shares])
 
 
-def load(fraction: float, peers: int) -> float:
-    """The bytes that a peer sends, and also receives, relative to the bytes of the vector."""
+def load(fraction: float, peers: int, gathers: bool = False) -> float:
+    """The bytes that a peer sends, relative to the bytes of the vector or message.
+
+    In an average it also receives as many. If messages are gathered, the reducer of a part answers each of the others
+    with all copies but its own, and each peer receives peers - 1 messages.
+
+    >>> load(1 / 8, 8), load(1 / 8, 8, gathers=True), load(0.0, 8, gathers=True)
+    (1.75, 7.0, 1.0)
+    """
+    if gathers:
+        return 1 - fraction + (peers - 1) ** 2 * fraction
     return 1 + (peers - 2) * fraction if fraction else 1.0
 
 
@@ -193,7 +270,9 @@ def message_seconds(link: Link, reducers: int, size_bytes: float, longest_bytes:
     return part * WIRE_BYTES_PER_BYTE * max(reducers - 1, 0) / (link.slower_bytes_per_second * link_share)
 
 
-def all_reduce_seconds(links: Sequence[Link], size_bytes: float, parts: Sequence[float], link_share: float) -> float:
+def all_reduce_seconds(
+    links: Sequence[Link], size_bytes: float, parts: Sequence[float], link_share: float, *, gathers: bool = False
+) -> float:
     """Seconds of one all-reduce, which are those of the slowest peer.
 
     Args:
@@ -201,9 +280,16 @@ def all_reduce_seconds(links: Sequence[Link], size_bytes: float, parts: Sequence
         size_bytes: Bytes of the encoded vector.
         parts: Fractions of the vector, as from `even_parts`.
         link_share: The fraction of a link's rate that an average reaches.
+        gathers: True if messages are gathered instead of averaged; see `load`.
     """
     if len(links) < 2:
         return 0.0
     wire, peers = size_bytes * WIRE_BYTES_PER_BYTE / link_share, len(links)
-    slowest = max(load(part, peers) / link.slower_bytes_per_second for link, part in zip(links, parts, strict=True))
+
+    def seconds_a_byte(link: Link, part: float) -> float:
+        sent = load(part, peers, gathers)
+        received = peers - 1 if gathers else sent
+        return max(sent / link.up_bytes_per_second, received / link.down_bytes_per_second)
+
+    slowest = max(map(seconds_a_byte, links, parts))
     return wire * slowest + 4 * max(link.latency_seconds for link in links)

@@ -14,17 +14,23 @@ from dataclasses import asdict, dataclass, replace
 from calculator.errors import BadSetup
 from calculator.parts.optimizers import LAMB_BLOCK_SIZE
 from calculator.swarm.exchange import (
+    GATHERED_PARTS,
+    LARGEST_PART_BYTES,
+    SPARSE_BLOCK,
+    USUAL_GROUP,
     WIRE_BYTES_PER_BYTE,
+    ExchangeCost,
     Link,
     all_reduce_seconds,
     balanced_parts,
     even_parts,
+    exchange_cost,
     load,
     message_seconds,
     part_bytes,
     vector_bytes,
 )
-from calculator.swarm.settings import ExchangeSettings
+from calculator.swarm.settings import MODES, ExchangeSettings
 from calculator.units import show_bytes, show_rate, show_time
 
 DAY_SECONDS = 86_400
@@ -47,6 +53,11 @@ class Costs:
     """Share of a link's rate that an average reaches."""
     update_seconds_per_parameter: float = 7e-9
     """The optimizer's update on the host, one thread (benchmarks/results/optimizer_step.json)."""
+    coding_seconds_per_parameter: float = 1.1e-8
+    """Encoding a sparse message and adding up what it leaves unsent, one thread: measured for 3 million parameters
+    (training/swarm/epoch/sparse.py)."""
+    reading_seconds_per_parameter: float = 1.4e-9
+    """Checking and decoding one of a group's sparse messages, one thread, measured likewise."""
     join_seconds: float = 0.005
     """Time of a group's leader for each peer that joins. Assumed: groups of four are too small to show it."""
     start_seconds: float = 10.0
@@ -135,17 +146,48 @@ class ExchangedVectors(ExchangeSettings):
             "next_chunk_timeout_seconds": 0 < self.next_chunk_timeout_seconds < math.inf,
             "allreduce_timeout_seconds": 0 < self.allreduce_timeout_seconds < math.inf,
             "max_group_size": self.max_group_size >= 2,
+            "mode": self.mode in MODES,
+            "sparse_kept": 8 <= self.sparse_kept <= SPARSE_BLOCK // 4,
         }
         for name, sound in checks.items():
             if not sound:
                 raise BadSetup(f"{name} of an exchange cannot be {getattr(self, name)!r:.60}.")
-        if self.local_updates and self.delay_gradient_averaging:
-            raise BadSetup("Local updates cannot be averaged with a delay; omit delay_gradient_averaging.")
+
+    def cost(self, peers: int = USUAL_GROUP) -> ExchangeCost:
+        """The cost of an exchange in a group."""
+        return exchange_cost(self, self.parameters, peers, small_parameters=self.small_parameters)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradient as it is sent."""
-        return vector_bytes(self.parameters, self.small_parameters, self.gradient_codec)
+        """Bytes of the gradient, or of what takes its place, as it is sent."""
+        return self.cost().message_bytes
+
+    def update_seconds(self, peers: int, costs: Costs = COSTS) -> float:
+        """Seconds of the update on the host; in sparse mode also those of encoding and decoding the messages."""
+        seconds = costs.update_seconds_per_parameter
+        if self.cost().gathers and peers > 1:
+            seconds += costs.coding_seconds_per_parameter + peers * costs.reading_seconds_per_parameter
+        return seconds * self.parameters
+
+    def exchange_seconds(self, links: Sequence[Link], parts: Sequence[float], costs: Costs = COSTS) -> float:
+        """Seconds of the network for an exchange; see `all_reduce_seconds`."""
+        cost = self.cost()
+        return all_reduce_seconds(links, cost.message_bytes, parts, costs.link_share, gathers=cost.gathers)
+
+    def sent_bytes(
+        self, part: float = 1 / USUAL_GROUP, peers: int = USUAL_GROUP, *, states: float | None = None
+    ) -> float:
+        """Bytes that a peer sends in an epoch.
+
+        Args:
+            part: Fraction of the vector that the peer averages.
+            peers: Peers of the group.
+            states: Averages of the parameters in this epoch; None: their mean number.
+        """
+        if peers < 2:
+            return 0.0
+        cost, states = self.cost(), 1 / self.average_state_every if states is None else states
+        return cost.message_bytes * load(part, peers, cost.gathers) + states * self.state_bytes * load(part, peers)
 
     def vanished_seconds(self, link: Link) -> float:
         """Seconds for which the others of an average wait for a peer that vanishes. A peer that accepts no connections
@@ -160,15 +202,11 @@ class ExchangedVectors(ExchangeSettings):
         return vector_bytes(self.parameters, self.small_parameters, codec)
 
     @property
-    def epoch_bytes(self) -> float:
-        """Bytes of what peers average in an epoch; where a state follows only some epochs, the mean."""
-        return self.gradient_bytes + self.state_bytes / self.average_state_every
-
-    @property
     def newcomer_bytes(self) -> int:
-        """Bytes that a newcomer downloads: weights in 16 bit, and the optimizer's state or the outer momentum in 32."""
+        """Bytes that a newcomer downloads: weights in 16 bit, and the optimizer's state or the outer momentum in 32,
+        which sparse updates do without."""
         if self.local_updates:
-            moments = 4 * self.parameters
+            moments = 4 * self.parameters if self.mode == "diloco" else 0
         elif self.optimizer_bytes is not None:
             moments = self.optimizer_bytes
         else:
@@ -177,8 +215,11 @@ class ExchangedVectors(ExchangeSettings):
 
     def message_seconds(self, link: Link, reducers: int, costs: Costs = COSTS) -> float:
         """See `calculator.swarm.exchange.message_seconds`; if it exceeds the time-out, the group drops the peer."""
-        size = self.gradient_bytes
-        return message_seconds(link, reducers, size, part_bytes(self.parameters), costs.link_share)
+        cost = self.cost()
+        if cost.gathers:  # what is sent from one answer to the next one to the same peer
+            longest = min(cost.message_bytes / GATHERED_PARTS, LARGEST_PART_BYTES)
+            return message_seconds(link, reducers, math.inf, longest, costs.link_share)
+        return message_seconds(link, reducers, cost.message_bytes, part_bytes(self.parameters), costs.link_share)
 
     def parts(self, links: Sequence[Link]) -> tuple[float, ...]:
         """The fraction of the vector that each peer averages."""
@@ -239,7 +280,7 @@ class Forecast:
     computing_seconds: float
     """The part of an epoch for which peers compute, at their full speed."""
     all_reduce_seconds: float
-    """Time of one average of gradients."""
+    """Time of one exchange."""
     shares: Shares
     sent_bytes: int
     """Bytes that each peer sends per epoch: gradients, and parameters every `average_state_every` epochs.
@@ -275,7 +316,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs
     peers = sum(kind.count * kind.present for kind in volunteers)
     group = _group(volunteers, min(peers, exchange.max_group_size))
     parts = exchange.parts(group)
-    reduced = all_reduce_seconds(group, exchange.gradient_bytes, parts, costs.link_share)
+    reduced = exchange.exchange_seconds(group, parts, costs)
     state = all_reduce_seconds(group, exchange.state_bytes, parts, costs.link_share)
     meeting = 0.0 if len(group) < 2 else costs.join_seconds * len(group) + 4 * max(x.latency_seconds for x in group)
     joining, newcomer = _joining(volunteers, exchange, costs)
@@ -286,7 +327,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs
     if not plain:
         raise BadSetup("All sessions end before the state is downloaded; longer sessions or faster links are needed.")
     computing, stepping = exchange.target_batch_size / plain, exchange.target_batch_size / slowed
-    in_background = state / exchange.average_state_every + costs.update_seconds_per_parameter * exchange.parameters
+    in_background = state / exchange.average_state_every + exchange.update_seconds(len(group), costs)
     met, awaited = _waits(exchange, stepping, meeting, reduced, in_background)
     awaits_gradients = peers > 1 and not exchange.delay_gradient_averaging
     last = _last_micro_batch(volunteers, exchange, costs) if awaits_gradients else 0.0
@@ -457,9 +498,7 @@ def _leaving(
 
 def _sent_bytes(exchange: ExchangedVectors, parts: Sequence[float], peers: int) -> int:
     """Bytes per epoch of the peer that sends the most."""
-    if peers < 2:
-        return 0
-    return round(exchange.epoch_bytes * max(load(part, peers) for part in parts))
+    return round(max(exchange.sent_bytes(part, peers) for part in parts))
 
 
 def _limits(made: Forecast, exchange: ExchangedVectors, group: list[Link], unshared: float) -> list[Limit]:

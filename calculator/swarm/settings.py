@@ -22,6 +22,10 @@ EPOCHS_ALONE, METRICS_SECONDS = 10, 10.0
 """Epochs after which a lone volunteer waits for others, and longest interval between two reports of a volunteer."""
 BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3
 """Samples of an update, updates in all, and rate at the end of the warm-up (paper, section 3.3)."""
+LOCAL_MODES = ("diloco", "sparse")
+"""Modes in which peers train on their own between exchanges."""
+MODES = ("synchronous", "delayed", *LOCAL_MODES)
+"""Ways to exchange, among which a recipe chooses (training/swarm/config.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,18 +38,29 @@ class ExchangeSettings:
     gradient_codec: str = "blockwise8"
     state_bits: int = 8
     average_state_every: int = 1
-    delay_gradient_averaging: bool = False
     matchmaking_seconds: float = 15.0
     allreduce_timeout_seconds: float = 60.0
     next_chunk_timeout_seconds: float = 10.0
     """How long a peer whose link is too slow for its group delays the others; also one that vanishes, if it accepts no
     connections."""
     max_group_size: int = 256
-    local_updates: bool = False
-    """True if peers train on their own between exchanges (`mode = "diloco"`)."""
+    mode: str = "synchronous"
+    """One of `MODES`."""
+    sparse_kept: int = 64
+    """Values of each 4096 that a peer sends (`mode = "sparse"`)."""
     declared_links: bool = False
     """True if all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
     value of `join --max-upload`, or the one that they measured while downloading the state; no recipe sets it."""
+
+    @property
+    def delay_gradient_averaging(self) -> bool:
+        """True if gradients are averaged while the next epoch computes."""
+        return self.mode == "delayed"
+
+    @property
+    def local_updates(self) -> bool:
+        """True if peers train on their own between exchanges."""
+        return self.mode in LOCAL_MODES
 
 
 DEFAULTS = ExchangeSettings()

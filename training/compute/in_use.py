@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import resource
 
-from calculator.swarm.exchange import SPARSE_BLOCK, part_bytes, sparse_bytes, vector_bytes
+from calculator.swarm.exchange import SPARSE_BLOCK, exchange_cost
 from calculator.units import show_bytes, show_rate
 from training.compute.machine import usable_cores
 from training.optim.eight_bit.kernels import kernels
 from training.processes.notices import Setting
-from training.swarm.config import Codec, SwarmConfig
-
-
-def all_reduce_bytes(codec: Codec, parameters: int) -> int:
-    """Bytes that a peer sends in one average of gradients, in a large group whose peers have equal shares.
-
-    It sends its gradient to the reducers, and the part that it has averaged back to the other peers.
-
-    Args:
-        codec: Codec of gradients; see `SwarmConfig.gradient_codec`.
-        parameters: Number of the model's parameters; all are counted as large tensors.
-    """
-    return 2 * vector_bytes(parameters, 0, codec)
+from training.swarm.config import SwarmConfig
 
 
 def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, threads: int) -> tuple[Setting, ...]:
@@ -33,14 +21,12 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
     local = swarm.local_updates
     delayed = " and the average of gradients" * (swarm.mode == "delayed")
-    sent = all_reduce_bytes(swarm.gradient_codec, parameters)
+    cost = exchange_cost(swarm, parameters)
     gradients = f"gradients ({swarm.gradient_codec}), {large}"
-    sent_to, for_each = f", in parts of {show_bytes(part_bytes(parameters))}", ""
     if swarm.mode == "sparse":
-        bits, small, sent = "2 bit", "", sparse_bytes(parameters, swarm.sparse_kept)
+        bits, small = "2 bit", ""
         gradients = f"{swarm.sparse_kept} of each {SPARSE_BLOCK:,} distances"
-        sent_to, for_each = " to each peer of its group", " for each"
-    link = show_rate(8 * sent / swarm.allreduce_timeout_seconds, "bit", digits=2)
+    link = show_rate(8 * cost.sent_bytes / swarm.allreduce_timeout_seconds, "bit", digits=2)
     return (
         Setting(
             name="threads",
@@ -71,8 +57,8 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             name="times",
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
-            reason=f"set by the recipe; an average sends about {show_bytes(sent)}{sent_to}, so it needs a link of at "
-            f"least {link}{for_each}",
+            reason=f"set by the recipe; among {cost.peers} peers, each sends about {show_bytes(cost.sent_bytes)}, so "
+            f"it needs a link of at least {link}",
         ),
         Setting(
             name="files",

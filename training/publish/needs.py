@@ -18,18 +18,19 @@ def needs_of(run: RunConfig) -> dict[str, int | None]:
     """Computes what a volunteer without a GPU needs; None where the calculator does not know it.
 
     `least_memory_bytes` is the memory of training one sample at a time, without Python and PyTorch themselves.
-    `sent_bytes` are the most that a volunteer sends per epoch, as a mean over epochs with and without a state.
+    `sent_bytes` are those that a volunteer sends per epoch in a group of `USUAL_GROUP`, as a mean over epochs with and
+    without a state.
 
     >>> from training.recipe import load_recipe
     >>> needs_of(load_recipe("demo"))
-    {'least_memory_bytes': 28151296, 'sent_bytes': 4599240}
+    {'least_memory_bytes': 28151296, 'sent_bytes': 4024335}
     """
     try:
         memory = training_of(run).need_bytes(_PROCESSOR, 1)
     except (BadSetup, BadInput):
         memory = None
     try:
-        sent = round(2 * collaboration_of(run, ()).exchange().epoch_bytes)
+        sent = round(collaboration_of(run, ()).exchange().sent_bytes())
     except (BadSetup, BadInput):
         sent = None
     return {"least_memory_bytes": memory, "sent_bytes": sent}

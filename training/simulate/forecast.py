@@ -188,10 +188,10 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         compression_threshold=swarm.compression_threshold,
         state_bits=swarm.state_bits,
         average_state_every=swarm.average_state_every,
-        delay_gradient_averaging=swarm.mode == "delayed",
+        mode=swarm.mode,
+        sparse_kept=swarm.sparse_kept,
         matchmaking_seconds=swarm.matchmaking_seconds,
         allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
         max_group_size=swarm.max_group_size,
-        local_updates=swarm.local_updates,
     )

@@ -38,7 +38,7 @@ def report(run: RunConfig, collaboration: Collaboration, outcome: Outcome, *, as
         ),
         ("An epoch", f"{show_time(outcome.epoch_seconds)}, {show_number(outcome.samples_per_epoch)} samples"),
         (f"{run.schedule.total_epochs:,} epochs", "never: nothing is shared" if days is None else show_days(days)),
-        ("An average of gradients", f"{average} among {show_number(outcome.group_size)} peers"),
+        ("An exchange", f"{average} among {show_number(outcome.group_size)} peers"),
         ("Each peer sends per epoch", show_bytes(round(outcome.sent_bytes))),
         ("Updates made alone", f"{outcome.alone:.1%}"),
     ]

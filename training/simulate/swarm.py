@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from calculator.swarm.exchange import WIRE_BYTES_PER_BYTE as WIRE
-from calculator.swarm.exchange import Link, all_reduce_seconds, load
+from calculator.swarm.exchange import Link, all_reduce_seconds
 from calculator.swarm.forecast import (
     COSTS,
     MESSAGE_BYTES,
@@ -358,7 +358,7 @@ class Swarm:
         shared = len(there) > 1 and starts <= given_up and not all(link.client_mode for link in links)
         if shared:
             parts = exchange.parts(links)
-            seconds = all_reduce_seconds(links, exchange.gradient_bytes, parts, costs.link_share)
+            seconds = exchange.exchange_seconds(links, parts, costs)
             shared = seconds <= exchange.allreduce_timeout_seconds
         if shared:
             if self.epoch % exchange.average_state_every == 0:
@@ -372,7 +372,7 @@ class Swarm:
             starts, held_up = ready, 0.0
             seconds = max(given_up - ready, 0.0) if len(there) > 1 else 0.0
         averaged, ends = starts + seconds, starts + seconds + held_up
-        update = costs.update_seconds_per_parameter * exchange.parameters
+        update = exchange.update_seconds(len(there), costs)
         goes_on = ends
         if exchange.local_updates:
             goes_on = ends + update + state
@@ -397,13 +397,11 @@ class Swarm:
     def _tally_average(self, parts: Sequence[float], seconds: float) -> None:
         """Counts one group's average; `parts` are the fractions of the vector that its peers average."""
         exchange, peers = self.rules.exchange, len(parts)
-        sent = exchange.gradient_bytes
-        if self.epoch % exchange.average_state_every == 0:
-            sent += exchange.state_bytes
+        states = float(self.epoch % exchange.average_state_every == 0)
         self.tally.groups += 1
         self.tally.averaging_seconds += seconds
         self.tally.senders += peers
-        self.tally.sent_bytes += sent * sum(load(part, peers) for part in parts)
+        self.tally.sent_bytes += sum(exchange.sent_bytes(part, peers, states=states) for part in parts)
 
     def _able(self, group: list[Ending], starts: float) -> tuple[list[Ending], set[int]]:
         """Returns the peers whose gradients the others get, and the ids of those dropped because their links are too

@@ -13,7 +13,9 @@ from calculator.swarm.settings import (
     DEFAULTS,
     EPOCHS_ALONE,
     INNER_BATCH_SIZE,
+    LOCAL_MODES,
     METRICS_SECONDS,
+    MODES,
     REQUEST_TIMEOUT_SECONDS,
 )
 from training.section import Count, Positive, Seconds, Section
@@ -50,7 +52,7 @@ class SwarmConfig(Section):
     """Codec of large tensors. `blockwise8` has one scale per 512 values; `uniform8`, the 2021 run's, has one range for
     a whole part and clips the tails of heavy-tailed gradients; `float16` takes twice the bytes; `float32`, which
     applies to small tensors as well, four times. Parameters in 8 bits use the same codec."""
-    mode: Literal["synchronous", "delayed", "diloco", "sparse"] = "synchronous"
+    mode: Literal[*MODES] = DEFAULTS.mode
     """`synchronous`: every epoch is one update with the average gradient of all peers, made in the background while the
     next epoch computes. `delayed`: gradients are averaged in the background as well, so no peer waits for the network,
     and each update uses gradients that were computed one update earlier. `diloco`, for very slow links (Douillard et
@@ -60,7 +62,7 @@ class SwarmConfig(Section):
     `average_state_every` is large."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
     """Samples of one local update between exchanges (`diloco`, `sparse`)."""
-    sparse_kept: Annotated[int, Field(ge=8, le=1024)] = 64
+    sparse_kept: Annotated[int, Field(ge=8, le=1024)] = DEFAULTS.sparse_kept
     """Values of each 4096 that a peer sends (`sparse`). 64, the paper's number, take 0.16 bits a parameter; 256 take
     0.5, for runs of few exchanges."""
     error_decay: Annotated[float, Field(ge=0, le=1)] = 0.95
@@ -119,7 +121,7 @@ class SwarmConfig(Section):
     @property
     def local_updates(self) -> bool:
         """True if each peer updates its own weights between exchanges."""
-        return self.mode in ("diloco", "sparse")
+        return self.mode in LOCAL_MODES
 
     @property
     def updates_in_background(self) -> bool:

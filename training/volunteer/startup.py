@@ -10,9 +10,9 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from calculator.swarm.exchange import exchange_cost
 from calculator.swarm.settings import MIN_GROUP_SIZE
 from calculator.units import show_bytes, show_rate, show_time
-from training.compute.in_use import all_reduce_bytes
 from training.compute.machine import usable_cores
 from training.errors import BadInput
 from training.processes.environment import FILE_LIMIT, files_of_group
@@ -137,14 +137,15 @@ def link_in_use(link: Link) -> Setting:
 
 
 def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
-    """Warning if the state was downloaded too slowly for averages to finish in time; otherwise None."""
+    """Warning if the state was downloaded too slowly for exchanges to finish in time; otherwise None."""
     if not link.download_seconds:
         return None
-    seconds = all_reduce_bytes(swarm.gradient_codec, parameters) * link.download_seconds / max(link.download_bytes, 1)
+    cost = exchange_cost(swarm, parameters)
+    seconds = cost.sent_bytes * link.download_seconds / max(link.download_bytes, 1)
     limit = swarm.allreduce_timeout_seconds
     if seconds <= limit:
         return None
     return (
-        f"At the speed of the download an average takes {show_time(seconds)}, and the run gives up after {limit:g} s, "
-        "so you may be left out of averages. A wired connection, or less other traffic, may help."
+        f"At the speed of the download, an exchange among {cost.peers} peers takes {show_time(seconds)}, and the run "
+        f"gives up after {limit:g} s, so you may be left out. A wired connection, or less other traffic, may help."
     )

@@ -16,6 +16,7 @@ from calculator import estimate
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.choose.devices import DEVICES, GIB, Device
 from calculator.choose.fit import ADVISED_SHARE
+from calculator.swarm.exchange import USUAL_GROUP
 from calculator.units import show_bytes, show_count
 from training.compute.plan import training_of
 from training.data.store.cache import CACHE_GB
@@ -223,7 +224,7 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             "refusal": f"Even a micro-batch of one sample takes {show_bytes(need)}, but only {show_bytes(usable)} of "
             f"this {words} can be used. Choose a run that takes less, or a machine with more memory.",
         }
-    sent = round(2 * collaboration_of(run, ()).exchange().epoch_bytes)
+    sent = round(collaboration_of(run, ()).exchange().sent_bytes())
     if machine.kind == "nvidia":
         host = show_bytes(_host_bytes(training, device, samples))
         memory = (
@@ -236,8 +237,9 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
         "samples": samples,
         "uses": {
             "memory": f"{memory}. {MEMORY_NOTE}",
-            "network": f"for each epoch of {show_count(run.swarm.target_batch_size)} samples of all volunteers, at "
-            f"most {show_bytes(sent)} sent and as much received; and the download of the samples that you train on.",
+            "network": f"for each epoch of {show_count(run.swarm.target_batch_size)} samples of all volunteers, about "
+            f"{show_bytes(sent)} sent and as much received among {USUAL_GROUP} volunteers; and the download of the "
+            "samples that you train on.",
             "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; of the data, at most "
             f"{CACHE_GB:g} GB is kept.",
         },

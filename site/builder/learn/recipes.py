@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from builder.markup.tables import code, stacked
 from calculator.models.architectures import from_config
 from calculator.parts.parameters import count_parameters
-from calculator.swarm.exchange import load
 from calculator.swarm.forecast import ExchangedVectors
 from calculator.units import show_bytes, show_count
 from training.recipe import NOT_IN_DIGEST, RunConfig, load_recipe
@@ -59,7 +58,7 @@ def adapter_facts(name: str) -> dict[str, str]:
 
 def _sent(exchange: ExchangedVectors) -> str:
     """Bytes that a peer sends in one average of gradients among two peers, and among `MANY`, as text."""
-    two, many = (show_bytes(round(exchange.gradient_bytes * load(1 / peers, peers))) for peers in (2, MANY))
+    two, many = (show_bytes(exchange.cost(peers).sent_bytes) for peers in (2, MANY))
     return f"{two} with one other volunteer, and {many} in a group of {MANY}"
 
 

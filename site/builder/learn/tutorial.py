@@ -20,6 +20,7 @@ from calculator.choose.advice import advised_micro_batch, sizes_to_advise
 from calculator.choose.devices import DEVICES, Device
 from calculator.choose.fit import verdict
 from calculator.step.resolve import plain
+from calculator.swarm.exchange import USUAL_GROUP
 from calculator.swarm.forecast import ExchangedVectors
 from calculator.units import show_bytes, show_count
 from training.compute.plan import training_of
@@ -179,11 +180,6 @@ def exchange_of(run: LanguageRun) -> ExchangedVectors:
     return collaboration_of(run, ()).exchange()
 
 
-def sent_bytes(exchange: ExchangedVectors) -> int:
-    """Most bytes that a peer sends in an epoch: its vector, and its averaged part, which is at most as long."""
-    return 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
-
-
 def together_table() -> str:
     """HTML table: the share of a volunteer's GPU, computer and link that each of the two runs takes."""
     needs = {title: volunteer_needs(run) for title, run in runs_together().items()}
@@ -198,7 +194,7 @@ def volunteer_needs(run: LanguageRun) -> dict[str, str]:
     result = estimate(training.setup(gpu, 1, checkpointing=True))
     fitting = [device for device in DEVICES.values() if device.capability and micro_batch(run, device)]
     smallest = min(fitting, key=lambda device: device.usable_bytes).title
-    sent = sent_bytes(exchange)
+    sent = round(exchange.sent_bytes())
     return {
         "weights": f"{_millions(exchange.parameters)} million",
         "memory of the GPU, one sequence at once": show_bytes(training.need_bytes(gpu, 1)),
@@ -206,7 +202,7 @@ def volunteer_needs(run: LanguageRun) -> dict[str, str]:
         f"sequences at once on a {gpu.title.split(' (')[0]}": str(micro_batch(run, gpu)),
         "memory of the computer": show_bytes(result.host.total + training.bytes_of_the_mode(result)[1]),
         "download on joining": show_bytes(exchange.newcomer_bytes),
-        "sent in an epoch, at most": show_bytes(sent),
+        f"sent in an epoch among {USUAL_GROUP} volunteers": show_bytes(sent),
         f"time to send it at {UPLOAD_MBITS} Mbit/s": f"{sent * 8 / (UPLOAD_MBITS * 1e6) / 60:.1f} min",
     }
 

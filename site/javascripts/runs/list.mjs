@@ -113,7 +113,7 @@ export function factsOf(feed, standing) {
 function needsOf({ least_memory_bytes: memory, sent_bytes: sent }) {
   return [
     ...(memory ? [`A volunteer needs at least ${showBytes(memory)} of memory beside Python and PyTorch.`] : []),
-    ...(sent ? [`Each sends up to ${showBytes(sent)} per epoch.`] : []),
+    ...(sent ? [`Among 8 volunteers, each sends about ${showBytes(sent)} per epoch.`] : []),
   ];
 }
 

@@ -23,6 +23,7 @@ from calculator.swarm.forecast import (
     Volunteers,
     forecast,
 )
+from calculator.swarm.settings import MODES
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
 RUN = ExchangedVectors(parameters=20_000_000, target_batch_size=16_384)
@@ -55,7 +56,7 @@ exchanges = st.builds(
     gradient_codec=st.sampled_from(CODECS),
     state_bits=st.sampled_from([8, 16]),
     average_state_every=st.integers(1, 100),
-    delay_gradient_averaging=st.booleans(),
+    mode=st.sampled_from(MODES),
     declared_links=st.booleans(),
 )
 
@@ -114,9 +115,7 @@ def test_who_vanishes_is_waited_for_briefly_unless_it_accepts_no_connections():
 
 
 def test_delayed_gradients_hide_averaging_until_it_is_longer_than_computing():
-    late = ExchangedVectors(
-        parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, delay_gradient_averaging=True
-    )
+    late = ExchangedVectors(parameters=RUN.parameters, target_batch_size=RUN.target_batch_size, mode="delayed")
     hidden, awaited = forecast([volunteers()], late), forecast([volunteers()], RUN)
     assert hidden.shares.averaging == 0 < awaited.shares.averaging
     slow = Link(up_bytes_per_second=2e4, down_bytes_per_second=2e4)
@@ -198,7 +197,7 @@ def test_no_value_breaks_the_page(value):
         "target_batch_size",
         "config",
         "parameters",
-        "local_updates",
+        "mode",
         "matchmaking_seconds",
     ):
         assert isinstance(json.loads(browser.forecast(json.dumps(DESCRIBED | {key: value}))), dict)

@@ -57,7 +57,7 @@ test("of a recipe that is not the site's, the run's own documents say what it ne
   const { command, uses } = answer({}, foreign);
   assert.equal(command, `${LIVE.command} --device cpu`);
   assert.match(uses.memory, /^at least 1 GiB/);
-  assert.match(uses.network, /up to 1 MiB sent/);
+  assert.match(uses.network, /about 1 MiB sent/);
   assert.equal(uses.disk, "1 GB");
   assert.equal(answer({}, { ...LIVE, recipe_digest: "d9" }).uses.memory, undefined);
 });

@@ -18,6 +18,7 @@ from calculator.swarm import exchange
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import CODECS, Link, balanced_parts, load, vector_bytes
 from calculator.swarm.forecast import PROGRESS_RECORD_BYTES, ExchangedVectors
+from calculator.swarm.settings import MODES
 from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
@@ -86,8 +87,7 @@ def test_what_the_recipe_says_of_the_exchange_is_simulated():
         return collaboration_of(run.model_copy(update={"swarm": swarm}), ()).exchange()
 
     assert {name: getattr(exchange(), name) for name in changes} == changes
-    assert exchange(mode="delayed").delay_gradient_averaging and exchange(mode="diloco").local_updates
-    assert not exchange().delay_gradient_averaging and not exchange().local_updates
+    assert [exchange(mode=mode).mode for mode in MODES] == list(MODES)
     with pytest.raises(BadInput, match="PowerSGD is not simulated"):
         exchange(powersgd_rank=4)
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from benchmarks.swarm import simulation
 from calculator.swarm.exchange import Link
 from calculator.swarm.forecast import COSTS, ExchangedVectors, Volunteers, forecast
+from calculator.swarm.settings import MODES
 from training.cli import build_app
 from training.simulate.forecast import simulate
 from training.simulate.population import Person, Spread, draw
@@ -50,11 +51,11 @@ def people(count=8, **others) -> list[Volunteers]:
     return [Volunteers(count=count, samples_per_second=8.0, micro_batch_size=4, link=HOME, **others)]
 
 
-@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("count, batch", [(2, 512), (8, 4096), (100, 20_000)])
-def test_where_both_hold_the_closed_form_says_the_same(delayed, every, count, batch):
-    exchange = replace(RUN, delay_gradient_averaging=delayed, average_state_every=every, target_batch_size=batch)
+def test_where_both_hold_the_closed_form_says_the_same(mode, every, count, batch):
+    exchange = replace(RUN, mode=mode, average_state_every=every, target_batch_size=batch)
     outcome = simulate(people(count), Rules(exchange=exchange), epochs=20, spread=Spread.none())
     made = forecast(people(count), exchange)
     assert outcome.epoch_seconds == pytest.approx(made.epoch_seconds, rel=0.03)
@@ -92,7 +93,7 @@ CAUSES = {
     "joining": (
         [replace(kind, link=SLOW_UP) for kind in people(100, **COMING)], replace(RUN, target_batch_size=40_000), 0.2,
     ),
-    "averaging": (people(8), replace(RUN, parameters=200_000_000, target_batch_size=20_000, local_updates=True), 0.01),
+    "averaging": (people(8), replace(RUN, parameters=200_000_000, target_batch_size=20_000, mode="diloco"), 0.01),
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def test_a_cause_costs_in_the_closed_form_what_it_costs_event_by_event(cause):
                                                    (400, True, 200), (400, True, 800)])  # fmt: skip
 def test_who_does_not_fill_a_group_is_lost_in_the_closed_form_too(count, delayed, batch):
     """Where gradients are awaited, or epochs are shorter than the patience; 512 fill two groups."""
-    exchange = replace(RUN, target_batch_size=batch * count, delay_gradient_averaging=delayed)
+    exchange = replace(RUN, target_batch_size=batch * count, mode="delayed" if delayed else "synchronous")
     outcome = simulate(people(count), Rules(exchange=exchange, progress_limited=False), epochs=8, spread=Spread.none())
     made = forecast(people(count), exchange)
     assert made.shares.computing == pytest.approx(outcome.throughput_over_ideal, rel=0.04)

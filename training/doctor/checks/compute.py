@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculator.choose.devices import Device
+from calculator.swarm.exchange import exchange_cost
 from calculator.units import show_bytes, show_rate
 from training.doctor.checks.machine import first_existing, free_bytes, unwritable
 from training.doctor.examination import Answer
@@ -358,9 +359,7 @@ def check_link(facts: Facts, plan: Plan | None) -> Finding:
     source, run = facts.source(), facts.run_or_none()
     if source is None or not source.startswith(("http://", "https://")) or plan is None or run is None:
         return skipped("Not measured: this needs a readable --recipe, and shards that come from a web server.")
-    from training.volunteer.startup import all_reduce_bytes  # here, since it loads hivemind
-
-    sent = all_reduce_bytes(run.swarm.gradient_codec, plan.trained_parameters)
+    sent = exchange_cost(run.swarm, plan.trained_parameters).sent_bytes
     needed = 8 * sent / run.swarm.allreduce_timeout_seconds
     try:
         files = facts.manifest().files

@@ -18,7 +18,7 @@ from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
-from calculator.swarm.exchange import LARGEST_PART_BYTES
+from calculator.swarm.exchange import GATHERED_PARTS, LARGEST_PART_BYTES
 from training.swarm.node.slow_nodes import ping
 from training.swarm.peers.groups import AllReduceError, Contribution, Group, RoundReport
 from training.swarm.peers.liveness import Liveness, limit_of
@@ -31,8 +31,6 @@ REPETITIONS = 2
 """Most repetitions of an all-reduce; each is due to the loss of another peer."""
 DOUBT = 0.75
 """Weight of a fault that may be another peer's. An honest peer is seldom suspected with others three times."""
-PARTS_OF_A_PEER = 8
-"""Number of parts of a gathered message that each peer passes on: enough to divide them by the peers' bandwidths."""
 SMALLEST_GATHERED_BYTES = 1 << 10
 """Least length of such a part. Its message has some 40 bytes more."""
 _AGREEMENTS_KEPT = 8
@@ -393,7 +391,7 @@ class GroupAllReduce:
             RoundFailedError: If another group may exchange the same messages.
         """
         peers = len(self.group.peers)
-        length = max(len(message) // (PARTS_OF_A_PEER * peers), SMALLEST_GATHERED_BYTES)
+        length = max(len(message) // (GATHERED_PARTS * peers), SMALLEST_GATHERED_BYTES)
         length = min(length, LARGEST_PART_BYTES // peers)  # an answer has a part of each peer
         travel = replace(self.travel, codec=NoCompression(), part_bytes=length, gathers=True)
         last, group, report = await replace(self, travel=travel)._agreed([message], None)
