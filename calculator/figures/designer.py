@@ -190,7 +190,7 @@ def _settings(made: Design) -> str:
         )
         exchange = changes if chosen.mode == "sparse" else "average the changes of their weights, in 8 bit"
         return f"each volunteer trains on its own, and after {batch} samples in total all {exchange}"
-    way = "while the next update is computed" if chosen.delay_gradient_averaging else "before the next update"
+    way = "while the next update is computed" if chosen.is_delayed else "before the next update"
     return f"updates of {batch} samples, gradients in 8 bit, averaged {way}"
 
 
@@ -226,7 +226,7 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     if chosen.local_updates:
         way = f"local updates (mode = {chosen.mode})"
     else:
-        way = "delayed" if chosen.delay_gradient_averaging else "awaited"
+        way = "delayed" if chosen.is_delayed else "awaited"
     sent = f"{chosen.sparse_kept} of {show_count(SPARSE_BLOCK)} changes in 2 bit" if chosen.mode == "sparse" else ""
     micro = ", ".join(f"{size or 'none'} on {device_named(gpu).title}" for gpu, size in made.micro_batches.items())
     return [

@@ -72,6 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sparse-kept", type=int, default=one.sparse_kept, metavar="K", help="values of each 4096 that are sent"
     )
+    parser.add_argument("--delay-outer-step", action="store_true", help="with diloco and sparse, train on meanwhile")
     parser.add_argument("--declared-links", action="store_true", help="balance parts by bandwidth, as hivemind can")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -329,7 +329,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs
     computing, stepping = exchange.target_batch_size / plain, exchange.target_batch_size / slowed
     in_background = state / exchange.average_state_every + exchange.update_seconds(len(group), costs)
     met, awaited = _waits(exchange, stepping, meeting, reduced, in_background)
-    awaits_gradients = peers > 1 and not exchange.delay_gradient_averaging
+    awaits_gradients = peers > 1 and not exchange.is_delayed
     last = _last_micro_batch(volunteers, exchange, costs) if awaits_gradients else 0.0
     epoch = stepping + last + met + awaited
     unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
@@ -376,7 +376,7 @@ def _waits(
         reduced: Seconds of the average of gradients.
         in_background: Seconds of the average of parameters and of the update.
     """
-    if exchange.delay_gradient_averaging:  # all of it happens while the next epoch computes
+    if exchange.is_delayed:  # all of it happens while the next epoch computes
         return 0.0, max(0.0, meeting + reduced + in_background - stepping)
     # A peer starts looking one window early, and computes on meanwhile.
     met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))
@@ -474,7 +474,7 @@ def _left_over(
     most = exchange.max_group_size
     rest = sum(peers % most / peers if peers >= most + 1 else 0.0 for peers in numbers) / len(numbers)
     patience = (PATIENCE_WINDOWS - 1) * exchange.matchmaking_seconds  # the first window lies before the epoch's end
-    if exchange.delay_gradient_averaging:
+    if exchange.is_delayed:
         return (rest, 0.0) if patience > epoch else (0.0, 0.0)
     noticed = max(exchange.matchmaking_seconds, others)
     return (rest, rest * (noticed - others)) if noticed < patience else (0.0, rest * patience)
@@ -489,7 +489,7 @@ def _leaving(
     a_peer = leaving / sum(present)
     # A peer that leaves has computed half an epoch on average.
     lost = min(0.99, a_peer * epoch / 2)
-    if group < 2 or exchange.delay_gradient_averaging or not leaving:
+    if group < 2 or exchange.is_delayed or not leaving:
         return lost, 0.0
     vanish = 1 - math.exp(-a_peer * group * reduced)
     waits = (exchange.vanished_seconds(kind.link) / kind.session_seconds for kind in volunteers)

@@ -48,14 +48,16 @@ class ExchangeSettings:
     """One of `MODES`."""
     sparse_kept: int = 64
     """Values of each 4096 that a peer sends (`mode = "sparse"`)."""
+    delay_outer_step: bool = False
+    """True if peers train on during the exchange (`mode = "diloco"` or `"sparse"`)."""
     declared_links: bool = False
     """True if all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
     value of `join --max-upload`, or the one that they measured while downloading the state; no recipe sets it."""
 
     @property
-    def delay_gradient_averaging(self) -> bool:
-        """True if gradients are averaged while the next epoch computes."""
-        return self.mode == "delayed"
+    def is_delayed(self) -> bool:
+        """True if an exchange runs while the next epoch computes."""
+        return self.mode == "delayed" or (self.local_updates and self.delay_outer_step)
 
     @property
     def local_updates(self) -> bool:

@@ -327,7 +327,7 @@ class Swarm:
         ready = max(one.ready for one in rest)
         patient_until = min(one.looks for one in rest) + PATIENCE_WINDOWS * exchange.matchmaking_seconds
         usual = ready + exchange.matchmaking_seconds + self.rules.request_timeout_seconds
-        if exchange.delay_gradient_averaging:
+        if exchange.is_delayed:
             lost, noticed = patient_until - ready > duration, ready
         else:
             noticed = max(usual, others_end)
@@ -389,7 +389,7 @@ class Swarm:
         ]
         for one in group:
             self._account(one, marks, averaged, (shared and id(one) not in slow) or len(self.peers) == 1)
-            late = exchange.delay_gradient_averaging
+            late = exchange.is_delayed
             self.clock.at(one.ready if late else goes_on, partial(self._train, one.peer))
             one.peer.busy_until = max(goes_on, ends + update + state)
         return ends
@@ -427,7 +427,7 @@ class Swarm:
             add(Cause.COMPUTING, peer.since, split)
             add(Cause.ADDING_UP, split, one.boundary)
             self.tally.samples += peer.rate * (one.boundary - peer.since)
-        if self.rules.exchange.delay_gradient_averaging:
+        if self.rules.exchange.is_delayed:
             add(Cause.AVERAGING, min(one.boundary, leaves), min(one.ready, leaves))
             return
         before = min(one.boundary, leaves)
