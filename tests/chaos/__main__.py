@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from calculator.swarm.settings import DEFAULTS, MODES
 from tests.chaos import network
 from tests.chaos.plan import KINDS
 
@@ -33,7 +34,7 @@ def _flags(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", metavar="KINDS", help=f"kinds of faults, with commas: {', '.join(KINDS)}")
     parser.add_argument(
-        "--delayed", action="store_true", help="peers compute the next epoch while they average (else they wait)"
+        "--mode", choices=MODES, default=DEFAULTS.mode, help="how the volunteers exchange (%(default)s)"
     )
     parser.add_argument("--soak", type=int, metavar="EPOCHS", help="no faults, but half of the rounds fail")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs here, even if nothing is wrong")
@@ -74,8 +75,7 @@ def _chaos(flags: argparse.Namespace, folder: Path, programs) -> bool:
     from tests.chaos.stage import Stage
     from tests.chaos.verdict import judge
 
-    changes = {"mode": '"delayed"'} if flags.delayed else {}
-    stage = Stage(folder, programs, changes=changes)
+    stage = Stage(folder, programs, mode=flags.mode)
     drawn = plan.draw(
         flags.seed,
         volunteers=stage.volunteers,

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from calculator.swarm.settings import DEFAULTS
 from tests.chaos.network import Machine, build_machines
 from tests.chaos.volunteer import Control
 from tests.programs import Programs
 from tests.random_shards import write_shards
 from training.recipe import RECIPES, parse_recipe
+from training.swarm.config import FEWEST_SPARSE
 
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"
 VOLUNTEERS = ("ada", "grace", "alan", "edsger", "barbara")
@@ -36,9 +38,9 @@ READY_SECONDS, LEAVE_SECONDS = 120.0, 20.0
 """Longest start and longest end of a program, on a computer with other work."""
 
 
-def recipe(changes: dict[str, object]) -> str:
+def recipe(changes: dict[str, object], mode: str = DEFAULTS.mode) -> str:
     """The demo's recipe with a tiny model, short epochs and frequent checkpoints."""
-    text = (RECIPES / "demo.toml").read_text(encoding="utf-8")
+    text = (RECIPES / "demo.toml").read_text(encoding="utf-8").replace("[swarm]\n", f'[swarm]\nmode = "{mode}"\n')
     tiny = {"hidden_size": 16, "num_heads": 1, "head_dim": 16, "num_layers": 2, "shared_groups": 1}
     tiny |= {"text_seq_len": 4, "image_grid": 2, "image_vocab_size": 64}
     codec = {"image_size": 16, "codebook_size": 64}
@@ -46,6 +48,7 @@ def recipe(changes: dict[str, object]) -> str:
     # A group waits for a window or two for a peer whose link is cut, so these decide what that costs the survivors.
     swarm |= {"matchmaking_seconds": 1.0}
     swarm |= {"metrics_every_seconds": 2.5}
+    swarm |= {"average_state_every": FEWEST_SPARSE} if mode == "sparse" else {}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
     for name, value in (tiny | codec | swarm | monitor | changes).items():
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
@@ -77,6 +80,7 @@ class Stage:
         folder: Gets all files of the run.
         programs: Ends what is started here, however the chaos program ends.
         changes: Lines of the recipe that differ.
+        mode: How the volunteers exchange.
         environment: More variables for volunteers, by their names.
     """
 
@@ -86,6 +90,7 @@ class Stage:
         programs: Programs,
         *,
         changes: dict[str, object] | None = None,
+        mode: str = DEFAULTS.mode,
         volunteers: tuple[str, ...] = VOLUNTEERS,
         environment: dict[str, dict[str, str]] | None = None,
         sample_seconds: float = SAMPLE_SECONDS,
@@ -95,7 +100,7 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         self.machines = build_machines([SERVERS, *volunteers])
         self.recipe = folder / "recipe.toml"
-        self.recipe.write_text(recipe(changes or {}), encoding="utf-8")
+        self.recipe.write_text(recipe(changes or {}, mode), encoding="utf-8")
         write_shards(folder / "shards", parse_recipe(self.recipe.read_text(encoding="utf-8")))
         self.disk = folder / "disk"
         self.disk.mkdir()

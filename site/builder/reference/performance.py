@@ -9,6 +9,7 @@ from builder.benchmark_records import record
 from builder.folders import RESULTS
 from builder.markup.tables import stacked
 from calculator.units import show_bytes, show_count
+from training.recipe import load_recipe, recipe_names
 
 OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the page [Accuracy](../accuracy.md)."}
 """Records that another page shows, and the sentence that replaces the table."""
@@ -56,6 +57,15 @@ MAIN_FIGURES = {
 """Words that the name of a record's main figure contains; the main figure of other records is their first."""
 
 
+MODES = {
+    "gradients awaited": "synchronous",
+    "gradients delayed": "delayed",
+    "local updates": "diloco",
+    "sparse updates": "sparse",
+}
+"""Words of a figure of `benchmarks/swarm/swarm.py` -> the mode of the swarm that was measured."""
+
+
 def performance_sections() -> str:
     """Markdown: for each record its description, date, machine and all its figures."""
     return "\n\n".join(_section(path.stem) for path in sorted(RESULTS.glob("*.json")))
@@ -68,7 +78,7 @@ def performance_summary() -> str:
         result = main_figure(path.stem)
         link = f'<a href="#{_anchor(path.stem)}">{_title(path.stem)}</a>'
         date = f"<time>{record(path.stem)['date']}</time>"
-        rows.append((link, html.escape(result["metric"]), *_figures(result), date))
+        rows.append((link, html.escape(result["metric"]) + _mode(result["metric"]), *_figures(result), date))
     return stacked("Main figures", ("Record", "Figure", "Ours", "Compared with", "Ratio", "Date"), rows)
 
 
@@ -85,6 +95,15 @@ def main_figure(name: str) -> dict:
             f"benchmarks/results/{name}.json has no figure with the words {words!r}; change MAIN_FIGURES in {__name__}."
         )
     return found
+
+
+def _mode(metric: str) -> str:
+    """HTML: the recipe's `mode` to which a figure of a swarm belongs, and the recipes that set it; empty for others."""
+    mode = next((mode for words, mode in MODES.items() if words in metric), None)
+    if mode is None:
+        return ""
+    names = [name for name in recipe_names() if load_recipe(name).swarm.mode == mode]
+    return f" <small>(<code>mode = &quot;{mode}&quot;</code>, of {', '.join(names) or 'no recipe here'})</small>"
 
 
 def programs() -> dict[str, tuple[str, str]]:
