@@ -80,7 +80,6 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ('run_id = "demo"', 'run_id = "My run!"', "run_id"),
         ('run_id = "demo"', "run_id = demo", "TOML"),
         ("matchmaking_seconds = 1.5", "matchmaking_seconds = inf", "matchmaking_seconds"),
-        ('aggregation = "mean"', 'aggregation = "centered-clip"\nmode = "diloco"', "were not tried with it"),
         ('aggregation = "mean"', 'aggregation = "median"', "swarm.aggregation"),
         ('name = "lamb8bit"', "betas = [0.9, 1.0]", "optimizer.betas.1"),
         ('"lamb8bit"', '"lion"', "optimizer.name"),
@@ -168,8 +167,9 @@ def test_members_that_nobody_vouches_for_are_averaged_by_centered_clip_unless_th
     [
         (DEMO + MEMBERS + "unvouched = true\n", "membership.unvouched does not go with swarm.aggregation mean"),
         (DEMO + "[membership]\nunvouched = true\n", "needs both key and url"),
+        (DEMO.replace('"mean"', '"centered-clip"').replace("synchronous", "diloco"), "were not tried with it"),
         (
-            DEMO.replace('aggregation = "mean"', 'mode = "diloco"') + MEMBERS + "unvouched = true\n",
+            DEMO.replace('aggregation = "mean"', "").replace("synchronous", "diloco") + MEMBERS + "unvouched = true\n",
             "centered-clip does not go with mode diloco",
         ),
     ],

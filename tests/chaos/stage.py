@@ -40,14 +40,14 @@ READY_SECONDS, LEAVE_SECONDS = 120.0, 20.0
 
 def recipe(changes: dict[str, object], mode: str = DEFAULTS.mode) -> str:
     """The demo's recipe with a tiny model, short epochs and frequent checkpoints."""
-    text = (RECIPES / "demo.toml").read_text(encoding="utf-8").replace("[swarm]\n", f'[swarm]\nmode = "{mode}"\n')
+    text = (RECIPES / "demo.toml").read_text(encoding="utf-8")
     tiny = {"hidden_size": 16, "num_heads": 1, "head_dim": 16, "num_layers": 2, "shared_groups": 1}
     tiny |= {"text_seq_len": 4, "image_grid": 2, "image_vocab_size": 64}
     codec = {"image_size": 16, "codebook_size": 64}
     swarm = {"target_batch_size": round(len(VOLUNTEERS) * EPOCH_SECONDS / SAMPLE_SECONDS), "total_epochs": 1_000_000}
     # A group waits for a window or two for a peer whose link is cut, so these decide what that costs the survivors.
     swarm |= {"matchmaking_seconds": 1.0}
-    swarm |= {"metrics_every_seconds": 2.5}
+    swarm |= {"metrics_every_seconds": 2.5, "mode": f'"{mode}"'}
     swarm |= {"average_state_every": FEWEST_SPARSE} if mode == "sparse" else {}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
     for name, value in (tiny | codec | swarm | monitor | changes).items():

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 import calculator
+from benchmarks.swarm import swarm
 from builder.folders import RESULTS
 from builder.markup import links
 from builder.reference import claims, docstrings, hivemind_faults, messages, performance
@@ -58,6 +59,17 @@ def test_a_docstring_that_the_page_cannot_show_is_named(tmp_path):
     odd = griffe.load("odd_example", search_paths=[tmp_path], docstring_parser="google")["odd"]
     with pytest.raises(ValueError, match=r"odd_example\.odd has a section 'returns'"):
         list(docstrings._sections(odd))
+
+
+def test_the_mode_of_a_swarms_figure_is_named_with_the_recipes_that_set_it():
+    ours = {
+        words.removeprefix("ours, "): swarm.MODES.get(stack, "synchronous") for stack, words in swarm.STACKS.items()
+    }
+    assert ours == performance.MODES | {swarm.STACKS["2021"]: "synchronous"}
+    delayed = performance._mode(performance.main_figure("swarm")["metric"])
+    assert "delayed" in delayed and "no recipe" in delayed
+    assert "demo" in performance._mode(performance.main_figure("swarm_awaited")["metric"])
+    assert not performance._mode(performance.main_figure("model_step")["metric"])
 
 
 def test_performance_tables_are_the_records(open_page):

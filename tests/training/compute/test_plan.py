@@ -154,7 +154,7 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
 
 
 def test_the_command_names_what_local_updates_keep(tmp_path):
-    (tmp_path / "local.toml").write_text(read_recipe("demo").replace("[swarm]", '[swarm]\nmode = "diloco"'))
+    (tmp_path / "local.toml").write_text(read_recipe("demo").replace('"synchronous"', '"diloco"'))
     shown = CliRunner().invoke(build_app(), ["plan", "--recipe", str(tmp_path / "local.toml"), "--gpu", "t4"]).output
     assert "lamb8bit and an inner batch's gradients" in shown and "host: averaged copies and SGD" in shown
 

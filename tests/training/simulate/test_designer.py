@@ -1,6 +1,7 @@
 """Designed runs: their recipes are accepted, say what the design says, and reach in simulation what was promised."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 from calculator import BadSetup
 from calculator.browser import figure
 from calculator.choose.devices import device_named
+from calculator.swarm.collaboration import Kind
 from calculator.swarm.designed_models import (
     FAMILIES,
     LANGUAGE_SIZES,
@@ -21,10 +23,22 @@ from calculator.swarm.designed_models import (
     LanguageModel,
     PictureModel,
 )
-from calculator.swarm.designer import People, Wish, design, memory_of, micro_batch, recipe
+from calculator.swarm.designer import (
+    GENEROUS,
+    MOST_COMMUNICATION,
+    SPARSE_STATES_EVERY,
+    STATES_EVERY,
+    People,
+    Wish,
+    design,
+    memory_of,
+    micro_batch,
+    recipe,
+)
+from calculator.swarm.settings import LOCAL_MODES
 from training.cli import build_app
 from training.compute.plan import make_plan
-from training.recipe import load_recipe, parse_recipe
+from training.recipe import load_recipe, parse_recipe, read_recipe, recipe_names
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
@@ -72,6 +86,42 @@ def test_learning_rates_are_those_of_the_recipes_that_were_run():
 def test_the_smallest_language_model_is_that_of_the_recipe():
     run, made = load_recipe("stories"), parse_recipe(recipe(*designed(STORIES)))
     assert made.model == run.model and made.optimizer == run.optimizer and made.task == run.task
+
+
+VOLUNTEERS = {
+    "demo": Kind(count=3, gpu="cpu", up_megabits=1000, down_megabits=1000, latency_milliseconds=1, micro_batch_size=16),
+    "stories": Kind(
+        count=3, gpu="cpu", up_megabits=1000, down_megabits=1000, latency_milliseconds=1, micro_batch_size=16
+    ),
+    "dalle-2021": Kind(count=37, gpu="t4", up_megabits=100, micro_batch_size=4),
+    "llama-150m": Kind(count=8, gpu="rtx-3090", up_megabits=20, micro_batch_size=32),
+    "lora-7b": Kind(count=8, gpu="t4", up_megabits=20),
+}
+"""Volunteers that a recipe's comment beside its mode names."""
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_has_the_mode_that_is_best_for_it_by_the_designers_figures(name):
+    """The exchange of gradients is best for learning, but takes at most a tenth of the time only on quick links."""
+    run, lost = load_recipe(name), {}
+    own = collaboration_of(run, [VOLUNTEERS[name]])
+    for mode in ("synchronous", "diloco", "sparse"):
+        batch = (
+            run.swarm.target_batch_size
+            if mode in LOCAL_MODES or not run.swarm.local_updates
+            else run.swarm.inner_batch_size
+        )
+        every = SPARSE_STATES_EVERY if mode == "sparse" else STATES_EVERY
+        every = own.average_state_every if mode == run.swarm.mode else every
+        chosen = replace(own, mode=mode, target_batch_size=batch, average_state_every=every, **GENEROUS)
+        lost[mode] = chosen.forecast().shares.communication
+    best = "synchronous" if lost["synchronous"] <= MOST_COMMUNICATION else min(lost, key=lost.get)
+    assert run.swarm.mode == best
+    line = next(line for line in read_recipe(name).splitlines() if line.startswith("mode = "))
+    assert f"{100 * lost[best]:.0f} % of the time of {VOLUNTEERS[name].count} volunteers" in line
+    if best == "sparse":
+        others = f'"diloco" would take {100 * lost["diloco"]:.0f} %, "synchronous" {100 * lost["synchronous"]:.0f} %'
+        assert others in read_recipe(name)
 
 
 def designed(model: DesignedModel, mix: str = "a mix", **others):

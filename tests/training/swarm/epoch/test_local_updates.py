@@ -67,8 +67,8 @@ def test_an_exchange_takes_as_many_bytes_as_a_synchronous_epoch(rounds):
 
 @pytest.mark.parametrize("wrong", ["inner_batch_size = 100000", "powersgd_rank = 4"])
 def test_settings_that_cannot_be_are_refused(wrong):
-    name = wrong.split(" ")[0]
-    lines = [line for line in read_recipe("demo").splitlines() if not line.startswith(name)]
+    names = (wrong.split(" ")[0], "mode")
+    lines = [line for line in read_recipe("demo").splitlines() if not line.startswith(names)]
     text = "\n".join(lines).replace("[swarm]", f'[swarm]\nmode = "diloco"\n{wrong}')
     with pytest.raises(BadInput, match="diloco"):
         parse_recipe(text)
