@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from calculator import estimate
 from calculator.choose.devices import device_named
 from calculator.choose.largest import peer_step
+from calculator.swarm.exchange import exchange_cost
 from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.commands import plan as plan_command
@@ -128,7 +129,7 @@ def test_what_each_optimizer_keeps_and_takes_is_estimated(name, tied, machine):
 
 
 def test_what_local_updates_and_powersgd_keep_is_counted(machine):
-    """Inner moments and summed gradients with the model, a momentum or what a product leaves out on the host."""
+    """Inner moments and summed gradients with the model; a momentum, or what is not sent, on the host."""
     run = load_recipe("demo")
     model = build_model(run.model, seed=0)
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
@@ -143,6 +144,8 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
             device
         ), result.host.total + more
 
+    sparse = run.swarm.model_copy(update={"mode": "sparse"})
+    assert exchange_cost(sparse, weights // 4).host_bytes == weights
     blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
     for device, local, product in (
         (device_named("t4"), moments + weights, 0),
@@ -150,6 +153,7 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     ):
         need, host = taken(device)
         assert taken(device, mode="diloco") == pytest.approx((need + local, host + weights - moments), abs=blocks)
+        assert taken(device, mode="sparse") == taken(device, mode="diloco"), "what is unsent takes a momentum's place"
         assert taken(device, powersgd_rank=4) == (need + product, host + weights)
 
 
