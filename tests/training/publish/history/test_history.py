@@ -401,10 +401,11 @@ def test_a_loss_on_held_out_samples_comes_after_its_epoch(tmp_path):
             if epoch in (5, 8):
                 history.add_held_out(epoch - 3, HeldOut(loss=epoch / 2, samples=3, tokens=30))
         history.add_held_out(5, HeldOut(loss=3.5, samples=4, tokens=40))
+        history.add_clip_score(5, 0.25)
         both = history.held_out()
         assert both == [
-            {"epoch": 2, "time": 1050.0, "loss": 2.5, "samples": 3, "tokens": 30},
-            {"epoch": 5, "time": 1080.0, "loss": 3.5, "samples": 4, "tokens": 40},
+            {"epoch": 2, "time": 1050.0, "loss": 2.5, "samples": 3, "tokens": 30, "clip_score": None},
+            {"epoch": 5, "time": 1080.0, "loss": 3.5, "samples": 4, "tokens": 40, "clip_score": 0.25},
         ]
         since = {epoch: [one["epoch"] for one in history.held_out(epoch)] for epoch in (-1, 4, 5, 7, 8)}
         assert since == {-1: [2, 5], 4: [2, 5], 5: [5], 7: [5], 8: []}
