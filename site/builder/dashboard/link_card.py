@@ -48,7 +48,7 @@ def card_html() -> str:
     logo = f'<img src="{_data(SITE / "images" / "logo.svg", "svg+xml")}" height="56">'
     return (
         f"<style>{STYLE}</style><header>{logo}<span>Training Transformers Together</span></header>"
-        "<h1>A model trained by people, together</h1>"
+        "<h1>Trained by people, together</h1>"
         "<p>Volunteers put together the computers they have and train one model that draws pictures from captions.</p>"
         f'<div class="row">{recorded["spark_svg"]}{pictures}</div>'
     )

@@ -32,8 +32,12 @@ def claims_table() -> str:
         title = _title(page)
         link = page.removeprefix("reference/") if page.startswith("reference/") else f"../{page}"
         table = stacked(f"{title}: claims", ("Claim", "Test or measurement", "Not known"), map(_row, made))
-        parts.append(f"## [{title}]({link}) {{ #{Path(page).stem} }}\n\n{table}")
+        parts.append(f"## [{title}]({link}) {{ #{_anchor(page)} }}\n\n{table}")
     return "\n\n".join(parts)
+
+
+def _anchor(page: str) -> str:
+    return page.removesuffix(".md").replace("/", "-")
 
 
 def _row(claim: dict) -> tuple[str, str, str]:

@@ -32,6 +32,7 @@ from builder.learn import (
     streaming,
     tutorial,
 )
+from builder.markup import paths
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
 from calculator.units import show_count
@@ -47,18 +48,7 @@ def fill(markdown: str) -> str:
     Raises:
         jinja2.UndefinedError: If the page uses a name that `_calls` does not define.
     """
-    return _environment().from_string(markdown).render(made=_made(), minutes=reading_minutes(markdown))
-
-
-def reading_minutes(markdown: str) -> int:
-    """Minutes that a page takes to read: at least one.
-
-    Source of the words a minute: Brysbaert 2019, non-fiction in English, doi:10.1016/j.jml.2019.104047.
-
-    >>> reading_minutes("word " * 1_190)
-    5
-    """
-    return max(1, round(len(markdown.split()) / 238))
+    return _environment().from_string(markdown).render(made=_made())
 
 
 def repository() -> str:
@@ -141,6 +131,7 @@ def _calls() -> dict:
         "most_peers": simulations.most_peers,
         "paper_prompts": results.paper_prompts,
         "past": past,
+        "path": paths.path,
         "performance_sections": performance.performance_sections,
         "performance_summary": performance.performance_summary,
         "quality_table": results.quality_table,

@@ -7,7 +7,6 @@ and the files that the pages load are copied beside them.
 from __future__ import annotations
 
 import os
-import posixpath
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +19,17 @@ from builder.assets.scripts import bundle_scripts
 from builder.dashboard import recorded_run
 from builder.folders import BUILT, PAGES, ROOT
 from builder.learn.glossary import TERMS
+from builder.markup.links import relative
+from builder.markup.paths import address_of
 from builder.reference.changes import feed
 from builder.steps.fill import fill, repository, tutorial_notebook
 from training.publish.notebook import notebook
 
 NOT_PUBLISHED = ("build.py", "builder", "includes", "overrides")
 """Files and folders of site/ that build the pages and are not published."""
+
+MOVED = {"about-2021/": "results/"}
+"""Former address of a page -> the address where its text stands now, under the same anchors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +65,6 @@ def prepare(workplace: Path = BUILT) -> Sources:
         (folder / address).parent.mkdir(parents=True, exist_ok=True)
         (folder / address).write_text(text, encoding="utf-8")
     return Sources(folder=folder, settings=settings)
-
-
-def address_of(source: str) -> str:
-    """The address of the page that a generator makes from a source file.
-
-    >>> address_of("challenges/index.md"), address_of("join.md")
-    ('challenges/', 'join/')
-    """
-    folder, name = posixpath.split(source)
-    address = posixpath.join(folder, "" if name == "index.md" else name.removesuffix(".md"))
-    return f"{address.rstrip('/')}/" if address else ""
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
@@ -112,7 +105,24 @@ def _made_texts(site_url: str) -> dict[str, str]:
     live = {} if recorded_run.is_recorded(PAGES) else recorded_run.EMPTY
     return {
         **live,
+        **{f"{old}index.html": _forwarding(relative(new, old)) for old, new in MOVED.items()},
         "notebooks/join.ipynb": notebook("colab", source=repository()),
         "notebooks/tutorial.ipynb": tutorial_notebook(),
         "feed.xml": feed(site_url, PAGES / "live"),
     }
+
+
+def _forwarding(link: str) -> str:
+    """A page that leads to another one, by script to the anchor too; hosts of static files cannot redirect."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>This page has moved</title>
+<meta name="robots" content="noindex">
+<script>location.replace({link!r} + location.hash)</script>
+<meta http-equiv="refresh" content="1; url={link}">
+</head>
+<body><main><h1>This page has moved</h1><p><a href="{link}">Go to its new address</a></p></main></body>
+</html>
+"""

@@ -133,7 +133,7 @@ function showCommand(page, { command, note, uses }) {
 function showRun({ slot, live, choices }, { recipe }) {
   const joins = recipe === "live";
   const local = joins && isLocal(live);
-  slot("title").textContent = joins ? "The command for this run" : "The demo, on your machine";
+  slot("title").textContent = joins ? "The command for this run" : "Demo on your machine";
   slot("members").classList.toggle("hidden", !(joins && isForMembers(choices, live)));
   slot("local").classList.toggle("hidden", !local);
   slot("set-up").classList.toggle("hidden", local);

@@ -45,14 +45,14 @@ def test_commands_of_the_trainer_take_the_flags_shown(commands):
 
 
 def test_flags_named_alone_belong_to_join(commands):
-    text = (SITE / "join.md").read_text(encoding="utf-8")
+    text = (SITE / "taking-part.md").read_text(encoding="utf-8")
     known = {flag for parameter in commands["join"].params for flag in parameter.opts} | {"--help"}
     assert set(re.findall(r"`(--[a-z-]+)", text)) <= known
 
 
-def test_the_join_page_names_the_keys_commands_and_reasons_that_exist():
-    text = (SITE / "join.md").read_text(encoding="utf-8")
-    section = text[text.index("## When it computes") : text.index("## What you will see")]
+def test_the_volunteers_page_names_the_keys_commands_and_reasons_that_exist():
+    text = (SITE / "taking-part.md").read_text(encoding="utf-8")
+    section = text[text.index("## Limits and pauses") : text.index("## Sharing your machine")]
     named = set(re.findall(r"`([a-z]+)`|volunteer ([a-z]+)", section))
     words = {one for pair in named for one in pair if one}
     assert words == {*(key.split()[0] for key in keys.HELP.split(", ")), *WORDS, NEVER}

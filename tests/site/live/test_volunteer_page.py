@@ -106,7 +106,7 @@ def test_an_unknown_volunteer_is_said_to_be_one(open_page, address):
     page.expected_complaint = "404"
     expect(page.locator("[data-slot=told]")).to_contain_text("no such volunteer" if "01" in address else "Each name on")
     expect(page.locator("[data-slot=facts]")).to_be_hidden()
-    expect(page.get_by_role("heading", name="Why an epoch was missed")).to_be_visible()
+    expect(page.get_by_role("heading", name="Why epochs are missed")).to_be_visible()
 
 
 @pytest.mark.parametrize("width, dark", [(1280, False), (360, True)])

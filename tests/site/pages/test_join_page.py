@@ -79,7 +79,7 @@ def test_without_a_live_run_each_command_starts_a_demo(open_page, recipe):
     page = open_page("join/")
     page.get_by_role("radio", name=f"Demo: {load_recipe(recipe).title}").check()
     expect(page.locator("[data-slot=command]")).to_have_text(choices.DEMOS[recipe])
-    expect(page.get_by_role("heading", name="The demo, on your machine")).to_be_visible()
+    expect(page.get_by_role("heading", name="Demo on your machine")).to_be_visible()
     for name in ("Computes with", "Memory of the computer"):
         expect(page.get_by_role("group", name=name)).to_be_hidden()
     page.get_by_role("radio", name="Windows without WSL").check()
@@ -183,6 +183,6 @@ def test_what_is_wrong_is_said_in_one_sentence_with_the_exit_code_of_the_page(op
     ended = run_program([sys.executable, "-m", "training", "join", *flags, "--dry-run"])
     assert ended.returncode == code and "Traceback" not in ended.stderr
     assert [line for line in ended.stderr.splitlines() if line][1].startswith("Error: ")
-    for path in ("join/", "reference/messages/"):
+    for path in ("taking-part/", "reference/messages/"):
         codes = open_page(path, scripts=False).get_by_role("region", name="Exit codes").locator("tbody th")
         assert codes.all_text_contents() == ["1", "2", "3"]

@@ -14,9 +14,8 @@ import typer
 import calculator
 from benchmarks.swarm import swarm
 from builder.folders import RESULTS
-from builder.markup import links
+from builder.markup import links, paths
 from builder.reference import claims, docstrings, hivemind_faults, messages, performance
-from builder.steps import fill, prepare
 from training.cli import COMMANDS, build_app
 
 pytestmark = pytest.mark.browser
@@ -48,7 +47,7 @@ def test_the_calculators_public_names_stand_there(open_page):
     assert page.get_by_text("Sequences in one forward pass").count() or page.locator(".doc-attribute").count() > 30
 
 
-@pytest.mark.parametrize("module", [docstrings, fill, links, prepare], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [docstrings, links, paths], ids=lambda module: module.__name__)
 def test_examples_of_the_builder_hold(module):
     held = doctest.testmod(module)
     assert held.failed == 0 < held.attempted

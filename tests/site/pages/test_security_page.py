@@ -1,4 +1,4 @@
-"""The security page's table is the benchmark's record, and the record keeps what the page says."""
+"""The table of security in detail is the benchmark's record, and the record keeps what the page says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shown(cell: str) -> float:
 
 
 def test_the_table_shows_the_recorded_runs(open_page):
-    page = open_page("challenges/security/", scripts=False)
+    page = open_page("reference/security/", scripts=False)
     rows = page.get_by_role("region", name="Loss with hostile peers, compared with a run without").locator("tbody tr")
     attacks = {run["attack"] for run in RECORD["courses"]} - {None}
     assert rows.count() == len(attacks) == 18
@@ -82,7 +82,7 @@ def recorded(metric: str) -> dict:
 
 
 def test_the_page_says_how_soon_lying_reducers_were_left_out(open_page):
-    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
+    text = " ".join(open_page("reference/security/", scripts=False).locator("main").text_content().split())
     last = {}
     for attack in ("reducer", "reducer, hidden", HARD_TO_CATCH):
         runs = recorded(f"loss over clean, 5 of 25 hostile: {attack}")["left_out_after"]
@@ -106,7 +106,7 @@ def test_the_page_says_what_many_seeds_cost_on_average(open_page, attack, most):
     seeds = [100 * (seed - 1) for seed in found["seeds"]]
     mean, error = statistics.fmean(seeds), statistics.stdev(seeds) / len(seeds) ** 0.5
     assert len(seeds) == 10 and mean <= most
-    text = open_page("challenges/security/", scripts=False).locator("main").text_content()
+    text = open_page("reference/security/", scripts=False).locator("main").text_content()
     assert f"{mean:.1f}\u00a0±\u00a0{error:.1f}\u00a0%" in text
 
 
@@ -122,7 +122,7 @@ def test_the_record_of_checks_keeps_what_the_page_says(open_page):
     assert checked("bytes of checks")["ours"] <= 0.05
     for lies_to in ("all", "one"):
         assert checked(f"averages until a reducer that lies to {lies_to}")["innocent_named"] == 0
-    text = open_page("challenges/security/", scripts=False).locator("main").text_content()
+    text = open_page("reference/security/", scripts=False).locator("main").text_content()
     assert f"{checked('averages until a reducer that lies to all')['ours']:.0f}\u00a0average" in text
     assert "An average of 4\u202f000\u202f000 numbers" in text
 
@@ -132,13 +132,13 @@ def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader(open_page):
     found = {one["metric"]: one["ours"] for one in record["results"]}
     assert found["malformed inputs tried"] >= 1_000_000
     assert found["malformed inputs that broke a reader"] == 0
-    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
+    text = " ".join(open_page("reference/security/", scripts=False).locator("main").text_content().split())
     tried = f"{found['malformed inputs tried']:,}".replace(",", " ")  # `split` has made every space a plain one
     assert f"Of {tried} malformed inputs, none ended a program" in text
 
 
 def test_the_page_says_how_calls_are_bounded(open_page):
-    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
+    text = " ".join(open_page("reference/security/", scripts=False).locator("main").text_content().split())
     assert f"ended after {OPENING_SECONDS:g} s" in text
     assert f"for at most {MOST_KEYS} keys" in text and f"at most {MOST_MESSAGE_BYTES >> 20} MiB" in text
 
@@ -192,3 +192,14 @@ def test_attacked_runs_are_shown_without_scripts(open_page):
     figure = page.locator("#figure-replay")
     assert shown_losses(figure) == at_update(100)
     assert not figure.get_by_role("button").is_visible() and figure.locator("[data-update]:visible").count() == 5
+
+
+MOST_WORDS = 900
+
+
+def test_the_page_is_short_and_begins_with_the_replay(open_page):
+    """With all words of its figures that a reader sees."""
+    article = open_page("challenges/security/").locator("article")
+    assert len(article.inner_text().split()) <= MOST_WORDS
+    expect(article.locator("h2").first).to_have_text("An attack to replay")
+    expect(article.locator("figure").first).to_have_id("figure-replay")
