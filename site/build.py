@@ -12,17 +12,15 @@ page shows after `git clone`, if it is not the one in pyproject.toml.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from builder.assets.browser_files import BuildFailed, make_assets  # noqa: E402  (the paths above come first)
-from builder.steps.fill import repository  # noqa: E402
+from builder.steps.fill import unset_addresses  # noqa: E402
 from builder.steps.finish import finish  # noqa: E402
 from builder.steps.generate import COMMANDS, generate  # noqa: E402
 from builder.steps.prepare import prepare  # noqa: E402
@@ -41,8 +39,8 @@ def main() -> int:
         make_assets(ROOT, say=lambda line: print(line, flush=True))
         if not chosen.assets_only:
             sources = prepare()
-            for line in unset_addresses(sources.settings["site_url"]):
-                print(line, flush=True)
+            if missing := unset_addresses(sources.settings["site_url"]):
+                print(missing, flush=True)
             made = generate(chosen.generator, sources)
             finish(made)
             # Replaced only now, so that a build that fails leaves the last site as it was.
@@ -52,14 +50,6 @@ def main() -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def unset_addresses(site_url: str) -> Iterator[str]:
-    """Says which addresses the pages name although nobody has given them."""
-    named = {"SITE_URL": f"as their own address {site_url}", "REPO_URL": f"for git clone {repository()}"}
-    for variable, address in named.items():
-        if not os.environ.get(variable):
-            yield f"{variable} is not set, so the pages name {address}."
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figure of the factor of a thousand: how large batches, sharing, 8 bit and overlap make up for a slow link."""
+"""The figure of the four factors: how large batches, sharing, 8 bit and overlap make up for a slow link."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _percent(share: float) -> str:
 
 FIGURE = Figure(
     name="thousandfold",
-    title="A factor of a thousand, from four techniques",
+    title="Four factors, one product",
     controls=(
         Choice(name="model", label="Model", options=tuple((name, name) for name in MODELS), default="dalle-2021"),
         Stops(name="up", label="Upload", stops=MEGABITS, default=10, unit="Mbit/s"),

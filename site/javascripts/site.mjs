@@ -96,9 +96,20 @@ function colourBars() {
 document.addEventListener("palette", colourBars);
 requestAnimationFrame(() => setTimeout(colourBars));
 
-// The service worker makes the site work without a network after the first visit. It is registered late, because it
-// downloads the whole site, which would slow the visit itself. A browser that forbids service workers loses only that.
+// The service worker shows without a network what the reader has opened. It is registered late, when the page has
+// loaded what it needs. A browser that forbids service workers loses only that.
 const KEPT_AFTER_MS = 3000;
+navigator.serviceWorker?.addEventListener("controllerchange", keepPage);
 setTimeout(() => {
   navigator.serviceWorker?.register(siteURL("service-worker.js")).catch(() => {});
 }, KEPT_AFTER_MS);
+
+/** Gives a new service worker what this page has loaded without it; what the page loads from now on passes through it. */
+function keepPage() {
+  const loaded = performance.getEntriesByType("resource").map(({ name }) => name);
+  navigator.serviceWorker.controller?.postMessage({ keep: [location.href, ...loaded].filter(isOurs) });
+}
+
+function isOurs(href) {
+  return href.startsWith(siteURL(""));
+}

@@ -22,6 +22,11 @@ MOST_RADIOS = 4
 """Most options of a choice that is shown as a row of buttons; a choice with more is a list."""
 
 
+def default_rows(name: str) -> list[list[str]]:
+    """The table of a figure with its default values, for numbers in a page's text."""
+    return answer_of(name, {})["rows"]
+
+
 def figure_html(name: str) -> str:
     """A figure with its default values, as one line of HTML for a page's text.
 

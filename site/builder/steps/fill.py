@@ -56,6 +56,16 @@ def repository() -> str:
     return os.environ.get("REPO_URL") or notebook.repository()
 
 
+def unset_addresses(site_url: str) -> str:
+    """Says in one sentence which addresses the pages name although nobody has given them; empty if all are given."""
+    named = {"SITE_URL": f"{site_url} as their own address", "REPO_URL": f"{repository()} for git clone"}
+    missing = {variable: address for variable, address in named.items() if not os.environ.get(variable)}
+    if not missing:
+        return ""
+    names, addresses = " and ".join(missing), " and ".join(missing.values())
+    return f"Before you publish this site, set {names}: its pages name {addresses}."
+
+
 def tutorial_notebook() -> str:
     """The tutorial as a notebook, its calls replaced."""
     return tutorial.notebook(fill(tutorial.SOURCE.read_text(encoding="utf-8")))
@@ -121,6 +131,7 @@ def _calls() -> dict:
         "fault_count": messages.fault_count,
         "fault_table": messages.fault_table,
         "figure": figures.figure_html,
+        "figure_rows": figures.default_rows,
         "gallery": results.gallery,
         "gallery_caption": results.gallery_caption,
         "glossary": glossary.glossary,

@@ -1,4 +1,4 @@
-"""Writes the service worker, which lets a browser show the site offline: with the files to store, and a version."""
+"""Writes the service worker, which lets a browser show the site offline: with the files to keep, and a version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_service_worker(built: Path) -> Path:
 
 
 def kept_files(built: Path) -> tuple[list[str], list[str]]:
-    """Two lists of addresses relative to the site's root: files to store at once, and files to store when used."""
+    """Two lists of addresses relative to the site's root: pages with what belongs to them, and large files."""
     files, large = [], []
     for file in sorted(built.rglob("*")):
         name = file.relative_to(built).as_posix()

@@ -1,19 +1,21 @@
-// Keeps a copy of the site for readers without a network. site/builder/steps/offline.py writes the constants VERSION,
-// FILES and LARGE above this text.
+// Keeps a copy of what a reader has opened, for times without a network. site/builder/steps/offline.py writes the
+// constants VERSION, FILES and LARGE above this text.
 //
-// Pages and scripts come from the network if there is one, so that nobody sees an old site. Files whose address changes
-// with their content (the browser's Python, the charts' library) come from the copy, once a reader has used them. Of a
-// run, only one that is over is kept, when the dashboard sends it (javascripts/keep.mjs); the copy of one that goes on
-// would be out of date.
+// A visit to a page keeps that page. Once the browser's Python has run, which takes far more bytes than all pages, the
+// whole site is kept. Pages and scripts come from the network if there is one, so that nobody sees an old site. Files
+// whose address changes with their content (the browser's Python, the charts' library) come from the copy, once a reader
+// has used them. Of a run, only one that is over is kept, when the dashboard sends it (javascripts/keep.mjs); the copy
+// of one that goes on would be out of date.
 
 const SITE = `site-${VERSION}`;
 const NAMED_BY_CONTENT = "named-by-content";
 const RUN = "run";
+const LOST = "404.html";
+const PYTHON = "runtime/";
 const root = new URL("./", self.location);
 
 self.addEventListener("install", (event) => {
-  const fresh = FILES.map((path) => new Request(new URL(path, root), { cache: "no-cache" }));
-  event.waitUntil(caches.open(SITE).then((cache) => cache.addAll(fresh)).then(() => self.skipWaiting()));
+  event.waitUntil(renewCopy().then(() => self.skipWaiting()));
 });
 
 self.addEventListener("activate", (event) => event.waitUntil(dropOld().then(() => self.clients.claim())));
@@ -26,27 +28,53 @@ self.addEventListener("message", (event) => {
 self.addEventListener("fetch", (event) => {
   const url = new URL(event.request.url);
   if (event.request.method !== "GET" || !url.href.startsWith(root.href)) return;
-  const path = url.href.slice(root.href.length).split(/[?#]/)[0];
+  const path = pathOf(url.href);
   if (path.startsWith("live/")) {
     if (path !== "live/events") event.respondWith(fromRun(event.request));
     return;
   }
   if (LARGE.includes(path)) event.respondWith(fromHere(event.request));
-  else if (FILES.includes(path) || event.request.mode === "navigate") event.respondWith(fromNetwork(event.request));
+  else if (FILES.includes(path) || event.request.mode === "navigate") event.respondWith(fromNetwork(event));
 });
+
+/** Address below the site's root, without a query. */
+function pathOf(href) {
+  return href.slice(root.href.length).split(/[?#]/)[0];
+}
+
+/** Fetches anew what earlier versions of the site have kept. */
+async function renewCopy() {
+  const kept = new Set([LOST]);
+  for (const name of await caches.keys()) {
+    if (!name.startsWith("site-")) continue;
+    for (const { url } of await (await caches.open(name)).keys()) kept.add(pathOf(url));
+  }
+  await addFiles(FILES.filter((path) => kept.has(path)), "no-cache");
+}
+
+async function addFiles(paths, mode) {
+  const cache = await caches.open(SITE);
+  await Promise.allSettled(paths.map((path) => cache.add(new Request(new URL(path, root), { cache: mode }))));
+}
 
 async function fromHere(request) {
   return (await caches.match(request.url, { cacheName: NAMED_BY_CONTENT })) ?? fetch(request);
 }
 
-async function fromNetwork(request) {
+async function fromNetwork(event) {
+  const { request } = event;
   try {
-    return await fetch(request);
+    const answer = await fetch(request);
+    if (answer.status === 200 && !answer.redirected && FILES.includes(pathOf(request.url))) {
+      const copy = answer.clone();
+      event.waitUntil(caches.open(SITE).then((cache) => cache.put(new URL(pathOf(request.url), root), copy)));
+    }
+    return answer;
   } catch (error) {
     const cache = await caches.open(SITE);
     const kept = await cache.match(request.url, { ignoreSearch: true });
     if (kept) return kept;
-    const lost = request.mode === "navigate" && (await cache.match(new URL("404.html", root)));
+    const lost = request.mode === "navigate" && (await cache.match(new URL(LOST, root)));
     if (lost) return lost;
     throw error;
   }
@@ -77,8 +105,11 @@ async function keepRun({ documents, files }) {
   await Promise.allSettled(files.map((url) => cache.add(new Request(url, { cache: "force-cache" }))));
 }
 
-/** Adds large files that a page has used. The browser's HTTP cache usually has them, so this downloads nothing. */
-async function keepUsed(paths) {
+/** Adds files that a page has used. The browser's HTTP cache usually has them, so this downloads nothing. */
+async function keepUsed(hrefs) {
+  const paths = hrefs.map(pathOf);
+  await addFiles(FILES.filter((path) => paths.includes(path)), "force-cache");
+  if (paths.some((path) => path.startsWith(PYTHON))) await keepSite();
   const cache = await caches.open(NAMED_BY_CONTENT);
   for (const path of paths.filter((one) => LARGE.includes(one))) {
     const url = new URL(path, root);
@@ -86,10 +117,16 @@ async function keepUsed(paths) {
   }
 }
 
+/** Adds all pages and scripts that are not kept yet. */
+async function keepSite() {
+  const kept = (await (await caches.open(SITE)).keys()).map(({ url }) => pathOf(url));
+  await addFiles(FILES.filter((path) => !kept.includes(path)), "default");
+}
+
 async function dropOld() {
   for (const name of await caches.keys()) if (name.startsWith("site-") && name !== SITE) await caches.delete(name);
   const cache = await caches.open(NAMED_BY_CONTENT);
   for (const request of await cache.keys()) {
-    if (!LARGE.includes(request.url.slice(root.href.length))) await cache.delete(request);
+    if (!LARGE.includes(pathOf(request.url))) await cache.delete(request);
   }
 }

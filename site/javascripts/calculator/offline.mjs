@@ -1,7 +1,5 @@
 // Keeps the large files that a page has used, so that it works without a network later.
 
-import { siteURL } from "../address.mjs";
-
 const kept = new Set();
 
 /**
@@ -18,5 +16,5 @@ export async function keepForOffline(runtime, more = []) {
   if (!urls.length) return;
   urls.forEach((url) => kept.add(url));
   const { active } = await navigator.serviceWorker.ready;
-  active.postMessage({ keep: urls.map((url) => url.slice(siteURL("").length)) });
+  active.postMessage({ keep: urls });
 }

@@ -850,6 +850,23 @@ def test_bars_are_drawn_to_scale(open_page):
     assert [max(heights) == height for height in heights] == [row["peak"] for row in shown["timeline"]]
 
 
+def test_a_visit_to_another_page_keeps_that_page_and_fetches_nothing_more(open_page, server):
+    page = open_page("challenges/", offline_copy=True)
+    page.expected_complaint = "net::ERR_"
+    page.wait_for_load_state("networkidle")
+    needed = len(server.requests)
+    page.wait_for_function("() => caches.match('/challenges/').then(Boolean)")
+    page.wait_for_load_state("networkidle")
+    assert set(server.requests[needed:]) <= {"/service-worker.js", "/404.html"}
+    page.context.set_offline(True)
+    page.reload()
+    expect(page.get_by_role("heading", name="Data streaming")).to_be_visible()
+    position = page.locator(".md-header").evaluate("one => getComputedStyle(one).position")
+    assert position == "sticky", "the style sheets are not kept"
+    page.goto(server.url + "join/")
+    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
+
+
 def test_after_one_visit_it_works_without_a_network(open_page, server):
     page = open_page("calculator/", offline_copy=True)
     # The browser's own words, or those for a request that the service worker could not answer either.

@@ -211,7 +211,7 @@ def test_python_is_kept_across_pages(open_page, server):
 
 def test_the_measured_streams_are_those_recorded(open_page):
     results = json.loads((ROOT / "benchmarks" / "results" / "data_stream.json").read_text())["results"]
-    page = open_page("challenges/data-streaming/", scripts=False)
+    page = open_page("reference/performance/", scripts=False)
     rows = page.get_by_role("region", name="Measured streams").locator("tbody tr")
     assert rows.count() == len({one["metric"] for one in results})
     (first, *_) = [one for one in results if one["metric"].startswith("samples, shuffled")]

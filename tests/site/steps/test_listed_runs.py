@@ -1,4 +1,4 @@
-"""The list of runs is read as its page describes it, a wrong entry is named, and the code's address is known."""
+"""The list of runs is read as its page describes it, a wrong entry is named, and the site's addresses are known."""
 
 from __future__ import annotations
 
@@ -64,3 +64,15 @@ def test_the_code_is_cloned_from_the_address_in_the_packages_metadata(monkeypatc
     assert fill.repository() == project["urls"]["Repository"]
     monkeypatch.setenv("REPO_URL", "https://host.example/a/copy")
     assert fill.repository() == "https://host.example/a/copy"
+
+
+def test_a_build_without_its_addresses_says_so_in_one_sentence(monkeypatch):
+    for variable in ("SITE_URL", "REPO_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    here, default = "http://127.0.0.1:8000/", fill.repository()
+    assert all(word in fill.unset_addresses(here) for word in ("SITE_URL", here, "REPO_URL", default))
+    assert fill.unset_addresses(here).count(". ") == 0
+    monkeypatch.setenv("SITE_URL", "https://site.example/")
+    assert "SITE_URL" not in fill.unset_addresses("https://site.example/")
+    monkeypatch.setenv("REPO_URL", "https://host.example/a/copy")
+    assert fill.unset_addresses("https://site.example/") == ""
