@@ -98,12 +98,6 @@ def test_the_pages_commands_make_a_run(programs, tmp_path):
     run_dir = tmp_path / "runs" / "my-texts"
 
     first = machine.serve(guide.take(f"{TRAINER}new my-texts"), tmp_path)
-    small_model(tmp_path / "base")
-    command = guide.take(f"{TRAINER}new my-texts --from")
-    command[command.index("--from") + 1] = "base"
-    made = run_program(command, cwd=tmp_path, env=environment())
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert load_recipe(str(tmp_path / "runs" / "tuned" / "recipe.toml")).adapter.base_digest
     assert "30 × Tesla T4" in guide.run(f"{TRAINER}new my-texts")
     assert (tmp_path / "runs" / "large" / "recipe.toml").is_file()
     # Otherwise a volunteer leaves a busy machine to other programs, and its epochs last for minutes.
@@ -141,4 +135,10 @@ def test_the_pages_commands_make_a_run(programs, tmp_path):
     (tmp_path / "site").mkdir()
     guide.run(f"{TRAINER}monitor")
     machine.end()
+    small_model(tmp_path / "base")
+    command = guide.take(f"{TRAINER}new my-texts --from")
+    command[command.index("--from") + 1] = "base"
+    made = run_program(command, cwd=tmp_path, env=environment())
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert load_recipe(str(tmp_path / "runs" / "tuned" / "recipe.toml")).adapter.base_digest
     assert guide.commands == []
