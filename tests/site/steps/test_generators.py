@@ -14,7 +14,7 @@ import pytest
 from builder.folders import PAGES
 from builder.steps import fill, finish
 from builder.steps.generate import COMMANDS, generate
-from builder.steps.prepare import Sources, prepare
+from builder.steps.prepare import MOVED, Sources, prepare
 
 CALL = re.compile(r"\{\{|\{%|^:::|\]\([^)]*\.md[)#]", re.MULTILINE)
 """A call in a page's text that nobody has expanded, or a link to a source."""
@@ -65,7 +65,8 @@ def pages(sources: Sources) -> dict[str, dict[str, Words]]:
         made = generate(name, sources)
         finish.finish(made)
         files = {file.relative_to(made).as_posix(): file.read_text(encoding="utf-8") for file in made.rglob("*.html")}
-        read[name] = {address: Words(html) for address, html in files.items()}
+        moved = {f"{address}index.html" for address in MOVED}
+        read[name] = {address: Words(html) for address, html in files.items() if address not in moved}
     return read
 
 
