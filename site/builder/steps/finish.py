@@ -49,5 +49,7 @@ def finished(html: str, address: str) -> str:
         html: As the generator made it.
         address: The page's address, relative to the site's root.
     """
+    if 'id="__toc"' not in html:  # The menu has the switch that this label names, but only on pages that it lists.
+        html = html.replace('for="__toc"', "")
     html = glossary.linked(resolved(html, address), relative("glossary/", address))
     return listings.wrapping(html).replace(SEARCH, f'{SEARCH} aria-label="Search"')
