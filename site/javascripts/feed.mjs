@@ -93,7 +93,7 @@ export function isOver({ state }) {
 }
 
 /** Whether the run comes from files, and not from a monitor that still answers. */
-function isRecording({ state }) {
+export function isRecording({ state }) {
   return state.status === "finished" && !state.stream;
 }
 

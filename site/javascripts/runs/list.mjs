@@ -2,7 +2,7 @@
 // page for that run; a form takes the address of any monitor.
 
 import { element } from "../elements.mjs";
-import { describe, emptyFeed, isOver } from "../feed.mjs";
+import { describe, emptyFeed, isOver, isRecording } from "../feed.mjs";
 import { showBytes, showCount } from "../format.mjs";
 import { OWN, runAt, withRun } from "./address.mjs";
 import { chosenRun, hasMonitor, listedRuns } from "./chosen.mjs";
@@ -103,11 +103,18 @@ function show(line, feed) {
 
 /** Sentences: what the run trains, how it stands, how many take part, and what it needs. */
 export function factsOf(feed, standing) {
-  const { run, state, total } = feed;
-  const people = isOver(feed) ? `${total === 1 ? "1 volunteer" : `${showCount(total)} volunteers`} took part.` : takePart(state.active_peers);
+  const { run } = feed;
   const size = run.parameters ? [`It has ${showCount(run.parameters)} parameters.`] : [];
   const needs = isOver(feed) ? [] : needsOf(run);
-  return [run.description ?? "", ...size, standing, people, ...needs].filter(Boolean);
+  return [run.description ?? "", ...size, standing, peopleOf(feed), ...needs].filter(Boolean);
+}
+
+/** How many take part or took part; empty for a recording of one machine, whose standing says it. */
+function peopleOf(feed) {
+  const { run, state, total } = feed;
+  if (!isOver(feed)) return takePart(state.active_peers);
+  if (isRecording(feed) && run.one_machine) return "";
+  return `${total === 1 ? "1 volunteer" : `${showCount(total)} volunteers`} took part.`;
 }
 
 function needsOf({ least_memory_bytes: memory, sent_bytes: sent }) {
