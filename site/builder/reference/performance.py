@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from builder.benchmark_records import record
+from builder.benchmark_records import MEASURED, age, record
 from builder.folders import RESULTS
 from builder.markup.tables import stacked
 from calculator.units import show_bytes, show_count
@@ -78,8 +78,12 @@ def performance_summary() -> str:
         result = main_figure(path.stem)
         link = f'<a href="#{_anchor(path.stem)}">{_title(path.stem)}</a>'
         date = f"<time>{record(path.stem)['date']}</time>"
-        rows.append((link, html.escape(result["metric"]) + _mode(result["metric"]), *_figures(result), date))
-    return stacked("Main figures", ("Record", "Figure", "Ours", "Compared with", "Ratio", "Date"), rows)
+        found = age(path.stem, _folder(path.stem))
+        later = "–" if found is None else str(found[1])
+        rows.append((link, html.escape(result["metric"]) + _mode(result["metric"]), *_figures(result), date, later))
+    return stacked(
+        "Main figures", ("Record", "Figure", "Ours", "Compared with", "Ratio", "Date", "Changes since"), rows
+    )
 
 
 def main_figure(name: str) -> dict:
@@ -113,6 +117,10 @@ def programs() -> dict[str, tuple[str, str]]:
     return {name: (folder, measures) for folder, name, measures in rows}
 
 
+def _folder(name: str) -> str:
+    return programs()[record(name)["name"]][0]
+
+
 def _section(name: str) -> str:
     facts = record(name)
     folder, measures = programs()[facts["name"]]
@@ -126,8 +134,22 @@ def _section(name: str) -> str:
     versions = ", ".join(f"{what} {version}" for what, version in facts["versions"].items())
     about = f"{description[0].upper()}{description[1:].rstrip('.')}.\n"
     head = f"## {_title(name)} {{ #{_anchor(name)} }}\n\n{about}\n"
-    head += f"`benchmarks/{folder}/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
+    head += (
+        f"`benchmarks/{folder}/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.{_age(name)}\n\n"
+    )
     return head + OTHER_PAGE.get(name, _folded(name, facts["results"]))
+
+
+def _age(name: str) -> str:
+    """A sentence on the code that has changed since a record was made; empty without the repository's history."""
+    found = age(name, folder := _folder(name))
+    if found is None:
+        return ""
+    commit, changes = found
+    code = " and ".join(f"`{one}/`" for one in MEASURED[folder])
+    if not changes:
+        return f" Recorded in `{commit}`; {code} has not changed since."
+    return f" Recorded in `{commit}`; {changes} later commit{'s' * (changes > 1)} changed {code}."
 
 
 def _title(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import subprocess
 from pathlib import Path
 
 import griffe
@@ -13,6 +14,7 @@ import typer
 
 import calculator
 from benchmarks.swarm import swarm
+from builder import benchmark_records
 from builder.folders import RESULTS
 from builder.markup import links, paths
 from builder.reference import claims, docstrings, hivemind_faults, messages, performance
@@ -91,6 +93,25 @@ def test_performance_tables_are_the_records(open_page):
         ends = "rows => rows.map(({ cells }) => [cells[0].textContent, cells[cells.length - 1].textContent])"
         assert rows.evaluate_all(ends) == [[result["metric"], str(result["runs"])] for result in facts["results"]]
         assert facts["date"] in text
+
+
+def test_a_record_counts_the_later_commits_to_the_code_that_it_measures(tmp_path, monkeypatch):
+    def commit(name):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        for words in (["add", name], [*who, "commit", "-q", "-m", name]):
+            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(benchmark_records, "ROOT", tmp_path)
+    age = benchmark_records.age.__wrapped__
+    assert age("swarm", "swarm") is None, "there is no repository"
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for name in ("training/swarm/before.py", "benchmarks/results/swarm.json", "training/swarm/a.py", "site/b.md"):
+        commit(name)
+    commit_of_record = benchmark_records._git("rev-parse", "--short", "HEAD~2")
+    assert age("swarm", "swarm") == (commit_of_record, 1)
+    assert age("swarm", "memory") == (commit_of_record, 0)
 
 
 def test_every_claim_has_a_test_or_a_record_that_exists(open_page):
