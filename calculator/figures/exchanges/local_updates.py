@@ -66,7 +66,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     def place(point: Vector) -> tuple[float, float]:
         return across.at(point[0]), up.at(point[1])
 
-    canvas.text(0, 14, "Two weights: peers' paths, and where they meet", "strong")
+    canvas.text(0, 14, "Peers' paths, and where they meet", "strong")
     canvas.rect(left, top, right - left, bottom - top, "shade", radius=4)
     lowest = best(run.data)
     for level in LEVELS:
