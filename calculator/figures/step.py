@@ -255,7 +255,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         label="The memory of a training step over forward, backward and update, part by part, below the plain step's",
         canvas=canvas,
         height=end,
-        head=("", "Without", "As chosen"),
+        head=("Memory", "Without", "As chosen"),
         rows=_rows(without, chosen),
     )
 

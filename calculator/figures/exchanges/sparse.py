@@ -87,7 +87,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         label="Bars of the bytes of an exchange in three ways, and a curve of the error that a peer carries over",
         canvas=canvas,
         height=bottom,
-        head=("", "Bits a value", "Sent", "Time", "Computing", "Carried over"),
+        head=("Exchange", "Bits a value", "Sent", "Time", "Computing", "Carried over"),
         rows=[
             (
                 way.name,

@@ -60,7 +60,7 @@ def test_drawings_are_well_formed_and_inside_their_frame(name, narrow):
         assert not re.search(r"\b(nan|inf|None|e[-+]\d\d)\b", answer["caption"] + str(answer["rows"])), answer[
             "caption"
         ]
-        assert all(len(row) == len(answer["head"]) for row in answer["rows"]) and answer["rows"]
+        assert all(len(row) == len(answer["head"]) for row in answer["rows"]) and answer["rows"] and all(answer["head"])
 
 
 @pytest.mark.parametrize("name, control", [(name, one) for name in FIGURES for one in FIGURES[name].controls])
