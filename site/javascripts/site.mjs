@@ -14,6 +14,7 @@ const PARTS = {
   runs: () => import("./runs/list.mjs"),
   replay: () => import("./replay.mjs"),
   timeline: () => import("./timeline.mjs"),
+  together: () => import("./together/page.mjs"),
   volunteer: () => import("./volunteer/page.mjs"),
 };
 

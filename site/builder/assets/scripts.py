@@ -15,8 +15,8 @@ from builder.folders import ROOT
 
 FIRST = "site.mjs"
 """The module that every page loads."""
-WORKER = "calculator/worker.mjs"
-"""The module that runs in a worker; its address is in calculator/python.mjs."""
+WORKER = re.compile(r'new Worker\(siteURL\("javascripts/([^"]+)"\)')
+"""A module that another starts in a worker."""
 PART = re.compile(r'import\("\./([^"]+)"\)')
 """A module that `FIRST` imports for the pages that need it."""
 
@@ -30,7 +30,8 @@ def entries(scripts: Path) -> list[str]:
     parts = PART.findall((scripts / FIRST).read_text(encoding="utf-8"))
     if not parts:
         raise BuildFailed(f'{scripts / FIRST} imports no part of a page as import("./NAME.mjs").')
-    return [FIRST, WORKER, *parts]
+    texts = [file.read_text(encoding="utf-8") for file in scripts.rglob("*.mjs")]
+    return [FIRST, *sorted({worker for text in texts for worker in WORKER.findall(text)}), *parts]
 
 
 def bundle_scripts(scripts: Path, out: Path, *, packages: Path = ROOT / "node_modules") -> None:

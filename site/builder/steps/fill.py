@@ -30,6 +30,7 @@ from builder.learn import (
     results,
     simulations,
     streaming,
+    together,
     tutorial,
 )
 from builder.markup import paths
@@ -161,6 +162,7 @@ def _calls() -> dict:
         "stored_parameters": communication.stored_parameters,
         "run_replay": timeline.replay,
         "streaming": streaming,
+        "together": together,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ PAGES = [
     "challenges/error-feedback/",
     "challenges/sharding/",
     "challenges/trust/",
+    "train-together/",
     "tutorial/",
     "taking-part/",
     "volunteer/",
@@ -194,12 +196,25 @@ def faults_beside_what_is_covered(page, on_top: str) -> list[str]:
     return decided + violations(page, within=[on_top])
 
 
+def use_peers(page) -> None:
+    """Three peers train, and one of them is dropped."""
+    page.get_by_role("button", name="Train").click()
+    expect(page.locator("canvas")).to_be_visible()
+    page.get_by_role("button", name="Drop Alan").click()
+    expect(page.locator("[data-slot=state]")).to_have_text(re.compile("^Done"), timeout=240_000)
+
+
 def open_all(page) -> None:
     """Unfolds all that is folded."""
     page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
 
 
-USES = [("calculator/", use_calculator), ("dashboard/", use_dashboard), ("join/", use_join)]
+USES = [
+    ("calculator/", use_calculator),
+    ("dashboard/", use_dashboard),
+    ("join/", use_join),
+    ("train-together/", use_peers),
+]
 
 
 @pytest.mark.parametrize("address, use", USES)
