@@ -54,7 +54,7 @@ def figure() -> str:
         '<figure class="figure together" id="figure-together" data-part="together" aria-labelledby="together-title" '
         f'data-setup="{escape(json.dumps(setup, separators=(",", ":")))}">'
         '<h2 class="figure__title" id="together-title">Three peers in this page</h2>'
-        f'<form class="figure__controls with-script">{controls}</form>'
+        f'<div class="figure__controls with-script">{controls}</div>'
         '<p class="together__start with-script"><button type="button" class="md-button md-button--primary" '
         'data-slot="start">Train</button> <span role="status" data-slot="state">It takes some seconds of three of your '
         "processor’s cores.</span></p>"

@@ -23,7 +23,7 @@ export function start(figure) {
   setup.drawings.masks = setup.drawings.masks.map((text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)));
   const together = { figure, setup, peers: new Map(), points: [], earlier: [], look: null, began: 0, dropped: "", frame: 0 };
   slot(figure, "start").addEventListener("click", () => train(together));
-  figure.querySelector("form").addEventListener("change", () => onSwitch(together));
+  figure.querySelector(".figure__controls").addEventListener("change", () => onSwitch(together));
   for (const name of setup.peers) {
     slot(peerElement(together, name), "drop").addEventListener("click", () => drop(together, name));
   }
@@ -41,7 +41,7 @@ function peerElement({ figure }, name) {
 
 /** What the reader has chosen; see peer.mjs. */
 function switchesOf({ figure }) {
-  const chosen = Object.fromEntries(new FormData(figure.querySelector("form")));
+  const chosen = Object.fromEntries([...figure.querySelectorAll("input:checked")].map(({ name, value }) => [name, value]));
   return { bits: Number(chosen.bits), pace: chosen.pace, hostile: chosen.hostile, clip: Boolean(chosen.clip) };
 }
 
