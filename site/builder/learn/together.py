@@ -28,9 +28,9 @@ CONTROLS = {
     "clip": ("The average is", (("", "the mean"), ("1", "CenteredClip"))),
 }
 """Switch -> its label, and for each value its words; the first one is chosen at first."""
-LOSSES = (0.001, 1.0)
+LOSSES = (0.001, 10.0)
 """Ends of the axis of losses."""
-TICKS = (0.001, 0.01, 0.1, 1.0)
+TICKS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 def figure() -> str:
