@@ -60,9 +60,9 @@ def figure() -> str:
         "processor’s cores.</span></p>"
         '<div class="together__stage"><div class="together__drawn">'
         f'<img src="{site_link("images/together.png")}" width="{size}" height="{size}" '
-        f'alt="{escape(label)}, at the end of the recorded run">{_frames(content)}'
+        f'alt="{escape(label)}, at the end of the recorded run">'
         f'<canvas class="with-script" width="{size}" height="{size}" role="img" aria-label="{escape(label)}" hidden>'
-        f"</canvas></div><div>{_plot(plain['losses'], settings['updates'])}</div></div>"
+        f"</canvas>{_frames(content)}</div><div>{_plot(plain['losses'], settings['updates'])}</div></div>"
         f'<p data-slot="right">Recorded swarm after {settings["updates"]} updates: '
         f"{right_words(plain['right'], plain['right_unseen'], content)}</p>"
         f'<ul class="together__peers with-script">{peers}</ul><p class="figure__source">{source}</p></figure>'
@@ -91,8 +91,8 @@ def _peer(place: int, name: str) -> str:
     return (
         f'<li data-peer="{name}"><p>{_swatch(f"--series-{place}")}<strong>{title}</strong> '
         '<span data-slot="doing">waits for you</span></p>'
-        '<p><span data-slot="share">–</span> · <span data-slot="samples">no samples yet</span> · '
-        '<span data-slot="bytes">nothing sent</span></p>'
+        '<p data-slot="share">No part of the batch</p><p data-slot="samples">No samples yet</p>'
+        '<p data-slot="bytes">Nothing sent</p>'
         f'<button type="button" class="small" data-slot="drop" disabled>Drop {title}</button></li>'
     )
 

@@ -168,9 +168,9 @@ function showPeer(element, { last, before, doing }, { settings }) {
   slot(element, "doing").textContent = doing;
   if (!last) return;
   const sent = last.bytes - (before?.bytes ?? 0);
-  slot(element, "share").textContent = `${last.share} of ${settings.batch} samples of the batch`;
+  slot(element, "share").textContent = `${last.share} of the ${settings.batch} samples of a batch`;
   slot(element, "samples").textContent = `${showCount(last.samples)} samples so far`;
-  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent for the last update`;
+  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent for an update`;
 }
 
 /** Shows the recorded run with the reader's switches, and why it differs. */

@@ -28,11 +28,10 @@ def opened(open_page):
     def open_at(updates: int = SETTINGS["updates"]) -> Page:
         page = open_page("train-together/")
         if updates != SETTINGS["updates"]:
-            html = page.content()
-            whole = f"&quot;updates&quot;:{SETTINGS['updates']}"
+            html, whole = page.request.get(page.url).text(), f"&quot;updates&quot;:{SETTINGS['updates']}"
             assert whole in html
-            page.route("**/train-together/", lambda route: route.fulfill(
-                body=html.replace(whole, f"&quot;updates&quot;:{updates}"), content_type="text/html"))  # fmt: skip
+            shorter = html.replace(whole, f"&quot;updates&quot;:{updates}")
+            page.route("**/train-together/", lambda route: route.fulfill(body=shorter, content_type="text/html"))
             page.reload()
         expect(page.locator("[data-why].now")).to_have_count(1)
         return page
