@@ -65,7 +65,8 @@ def figure() -> str:
         f"</canvas>{_frames(content)}</div><div>{_plot(plain['losses'], settings['updates'])}</div></div>"
         f'<p data-slot="right">Recorded swarm after {settings["updates"]} updates: '
         f"{right_words(plain['right'], plain['right_unseen'], content)}</p>"
-        f'<ul class="together__peers with-script">{peers}</ul><p class="figure__source">{source}</p></figure>'
+        f'<div class="with-script"><ul class="together__peers">{peers}</ul></div>'
+        f'<p class="figure__source">{source}</p></figure>'
     )
 
 

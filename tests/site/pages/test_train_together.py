@@ -88,7 +88,7 @@ def test_the_others_go_on_without_a_dropped_peer(opened):
 @pytest.mark.parametrize("bits, bytes_a_value", [("8 bits", 1), ("1 bit", 1 / 8)])
 def test_fewer_bits_send_fewer_bytes_and_still_learn(opened, bits, bytes_a_value):
     page = opened(60)
-    page.get_by_text(bits, exact=True).click()
+    page.get_by_role("radio", name=bits, exact=True).check()
     train(page)
     for sent in told(page, "bytes"):
         assert sent * 1000 == pytest.approx(WEIGHTS * (bytes_a_value + 4 / 512) * 4 / 3, rel=0.05)
@@ -98,7 +98,7 @@ def test_fewer_bits_send_fewer_bytes_and_still_learn(opened, bits, bytes_a_value
 @pytest.mark.parametrize("pace", ["one update late", "at every 10th"])
 def test_other_paces_learn(opened, pace):
     page = opened(60)
-    page.get_by_text(pace, exact=True).click()
+    page.get_by_role("radio", name=pace, exact=True).check()
     train(page)
     assert losses(page)[-1] > losses(page)[0] + 10
     assert sum(told(page, "samples")) == 60 * SETTINGS["batch"]
@@ -106,10 +106,10 @@ def test_other_paces_learn(opened, pace):
 
 def test_a_hostile_peer_spoils_the_mean_but_not_centered_clip(opened):
     page = opened(60)
-    page.get_by_text("hostile", exact=True).click()
+    page.get_by_role("radio", name="hostile", exact=True).check()
     train(page)
     spoilt = losses(page)[-1]
-    page.get_by_text("CenteredClip", exact=True).click()
+    page.get_by_role("radio", name="CenteredClip", exact=True).check()
     train(page)
     assert losses(page)[-1] > spoilt + 20
 
