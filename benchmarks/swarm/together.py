@@ -126,7 +126,7 @@ def peer(number: int, switches: dict, updates: int, initial_peers: list[str], fo
             facts = {"senders": report.senders, "batch": report.update_samples, "bytes": report.bytes_sent}
             say(event="update", time=time.monotonic(), update=report.epoch * inner, fault=report.fault, **facts)
     if number == 0:
-        model.mosaic().save(Path(folder) / "mosaic.png")
+        model.mosaic().quantize(128).save(Path(folder) / "mosaic.png", optimize=True)
         say(event="end")
     optimizer.say_goodbye()
 
