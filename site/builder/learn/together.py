@@ -28,7 +28,7 @@ CONTROLS = {
     "clip": ("The average is", (("", "the mean"), ("1", "CenteredClip"))),
 }
 """Switch -> its label, and for each value its words; the first one is chosen at first."""
-LOSSES = (0.001, 10.0)
+LOSSES = (0.0003, 10.0)
 """Ends of the axis of losses."""
 TICKS = (0.001, 0.01, 0.1, 1.0, 10.0)
 
@@ -138,28 +138,29 @@ def _swatch(colour: str) -> str:
 
 def runs_table() -> str:
     """Table of the recorded runs."""
+    content = record(RECORD)
+    unseen = len(content["drawings"]["unseen"])
     rows = [
         (
             _name(run["switches"]),
-            f"{run['losses'][-1][1]:.4f}",
-            f"{run['right']} + {run['right_unseen']}",
+            _loss(run["losses"][-1][1]),
+            f"{run['right']} and {run['right_unseen']}",
             _kilobytes(run),
             f"{run['seconds']:.2f} s",
         )
-        for run in record(RECORD)["runs"].values()
+        for run in content["runs"].values()
     ]
-    head = (
-        "Recorded run",
-        "Loss at the end",
-        "Right: trained + never",
-        "Sent by a peer, an update",
-        "Time of an update",
-    )
-    return stacked("Recorded runs", head, rows)
+    right = f"Right, and of {unseen} never trained on"
+    return stacked("Recorded runs", ("Recorded run", "Last loss", right, "Sent by a peer", "Time of an exchange"), rows)
+
+
+def _loss(loss: float) -> str:
+    return f"{loss:.4f}" if loss < 1 else show_count(round(loss))
 
 
 def _name(switches: dict) -> str:
-    words = [dict(CONTROLS[name][1])[str(switches[name])] for name in ("bits", "pace") if name in switches]
+    words = [f"{switches['bits']} bits"] if "bits" in switches else []
+    words += [f"exchange {dict(CONTROLS['pace'][1])[switches['pace']]}"] if "pace" in switches else []
     words += ["hostile peer"] * bool(switches.get("hostile")) + ["CenteredClip"] * bool(switches.get("clip"))
     words += ["a peer is killed"] * bool(switches.get("drop"))
     return escape(", ".join(words) or "32 bits, mean, at each update")
@@ -167,11 +168,11 @@ def _name(switches: dict) -> str:
 
 def facts() -> dict:
     """Facts about the model and the recorded runs for the page's text, by name; those of a run by its name."""
-    record_ = record(RECORD)
-    sizes = record_["settings"]["sizes"]
-    runs = {name.replace("-", "_"): run | {"sent": _kilobytes(run)} for name, run in record_["runs"].items()}
+    content = record(RECORD)
+    sizes = content["settings"]["sizes"]
+    runs = {name.replace("-", "_"): run | {"sent": _kilobytes(run)} for name, run in content["runs"].items()}
     parameters = show_count(sum((into + 1) * out for into, out in itertools.pairwise(sizes)))
-    return {"batch": record_["settings"]["batch"], "parameters": parameters, **runs}
+    return {"batch": content["settings"]["batch"], "parameters": parameters, **runs}
 
 
 def _kilobytes(run: dict) -> str:

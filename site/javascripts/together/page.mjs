@@ -121,10 +121,11 @@ function drop(together, name) {
 function onEnd(together, peer) {
   peer.doing = "is done";
   if ([...together.peers.values()].some(({ doing }) => doing !== "is done")) return;
-  const { setup, look, began } = together;
+  const { setup, look, began, peers } = together;
   const seconds = ((performance.now() - began) / 1000).toFixed(1);
   together.began = 0;
-  say(together, `Done: ${setup.settings.updates} updates in ${seconds} s. Loss ${showNumber(look.loss, 2)}. ${rightWords(look, setup)}`);
+  for (const name of peers.keys()) slot(peerElement(together, name), "drop").disabled = true;
+  say(together, `Done: ${setup.settings.updates} updates in ${seconds} s, loss ${showNumber(look.loss, 2)}.`);
 }
 
 function fail(together) {
@@ -168,9 +169,9 @@ function showPeer(element, { last, before, doing }, { settings }) {
   slot(element, "doing").textContent = doing;
   if (!last) return;
   const sent = last.bytes - (before?.bytes ?? 0);
-  slot(element, "share").textContent = `${last.share} of the ${settings.batch} samples of a batch`;
+  slot(element, "share").textContent = `${last.share} of ${settings.batch} samples a batch`;
   slot(element, "samples").textContent = `${showCount(last.samples)} samples so far`;
-  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent for an update`;
+  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent an update`;
 }
 
 /** Shows the recorded run with the reader's switches, and why it differs. */
