@@ -53,7 +53,7 @@ def figure() -> str:
     return (
         '<figure class="figure together" id="figure-together" data-part="together" aria-labelledby="together-title" '
         f'data-setup="{escape(json.dumps(setup, separators=(",", ":")))}">'
-        '<h2 class="figure__title" id="together-title">Three peers in this page</h2>'
+        '<h2 class="figure__title" id="together-title">Three peers train</h2>'
         f'<div class="figure__controls with-script">{controls}</div>'
         '<p class="together__start with-script"><button type="button" class="md-button md-button--primary" '
         'data-slot="start">Train</button> <span role="status" data-slot="state">It takes some seconds of three of your '

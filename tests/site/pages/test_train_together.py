@@ -127,7 +127,7 @@ def test_by_keyboard_and_without_motion(opened):
 
 def test_the_recorded_runs_stand_without_scripts(open_page):
     page = open_page("train-together/", scripts=False)
-    figure = page.get_by_role("figure", name="Three peers in this page")
+    figure = page.get_by_role("figure", name="Three peers train")
     expect(figure.get_by_role("img", name="Pictures of the model")).to_be_visible()
     assert figure.locator("img").evaluate("one => one.naturalWidth") == SETTINGS["side"] * 8
     expect(figure.get_by_role("button")).to_have_count(0)
