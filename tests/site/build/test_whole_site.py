@@ -56,7 +56,7 @@ def test_every_page_names_feed_and_card(built_site):
 
 def test_words_of_the_glossary_explain_themselves(open_page):
     """Without scripts they are links; with them the sentence opens in place, by keyboard, pointer and touch."""
-    page = open_page("join/", scripts=False)
+    page = open_page("taking-part/", scripts=False)
     words = page.locator("main a.term")
     shown = words.all_inner_texts()
     assert len(shown) == len(set(shown)) > 5, "each word is marked where it comes first, and only there"

@@ -19,7 +19,7 @@ from calculator.browser import advise, answer, generate, gpus, read_config, swee
 from calculator.choose.devices import DEVICES
 from calculator.models.architectures import PRESETS
 from calculator.units import show_bytes
-from tests.programs import run_program
+from tests.programs import run_program, until
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import ROOT, violations
 from training.recipe import load_recipe
@@ -855,9 +855,10 @@ def test_a_visit_to_another_page_keeps_that_page_and_fetches_nothing_more(open_p
     page.expected_complaint = "net::ERR_"
     page.wait_for_load_state("networkidle")
     needed = len(server.requests)
-    page.wait_for_function("() => caches.match('/challenges/').then(Boolean)")
-    page.wait_for_load_state("networkidle")
-    assert set(server.requests[needed:]) <= {"/service-worker.js", "/404.html"}
+    until(lambda: page.evaluate("caches.match('/stylesheets/theme.css').then(Boolean)"), within=30)
+    page.wait_for_timeout(500)
+    # The search's script is asked for with a query when a page loads.
+    assert set(server.requests[needed:]) <= {"/service-worker.js", "/404.html", "/javascripts/search.js"}
     page.context.set_offline(True)
     page.reload()
     expect(page.get_by_role("heading", name="Data streaming")).to_be_visible()
@@ -874,10 +875,7 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     page.get_by_label("Micro-batch").first.fill("2")
     shows(page, {**DEFAULT, "micro_batch_size": 2})
     kept = "caches.open('named-by-content').then((cache) => cache.keys()).then((keys) => keys.length)"
-    until = time.monotonic() + 30
-    while page.evaluate(kept) < 5:
-        assert time.monotonic() < until, "the runtime is not kept"
-        time.sleep(0.1)
+    until(lambda: page.evaluate(kept) >= 5, within=30, said=lambda: "the runtime is not kept")
     page.wait_for_load_state("networkidle")  # what was asked before is answered
     page.context.set_offline(True)
     time.sleep(0.5)
