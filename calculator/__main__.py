@@ -17,6 +17,7 @@ from calculator.choose import fit
 from calculator.choose.devices import DEVICES, device_named
 from calculator.choose.names import gpu_of
 from calculator.errors import BadSetup
+from calculator.exercises import study
 from calculator.models.architectures import PRESETS
 from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS
@@ -39,6 +40,7 @@ COMMANDS = {
     "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
     "inference": ("The memory of generating text: weights, and cached tokens.", inference_report),
     "fit": ("Settings with which a model can be trained on a GPU, as code for transformers' Trainer.", fit_report),
+    "study": ("What readers of the site have learned: their quizzes before and after, compared.", study),
     "schema": (
         "The JSON schema of an estimate (`MODEL --json`), and of a setup, a line of `batch`.",
         schema_report,
@@ -79,7 +81,7 @@ def flags_parser() -> argparse.ArgumentParser:
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup per "
         "line from standard input and writes one JSON result per line; `swarm` forecasts what volunteers reach; "
         "`inference` says what generating text needs; `fit` writes code that trains a model on a GPU; `schema` "
-        "describes the JSON.",
+        "describes the JSON; `study` compares readers' quizzes.",
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )

@@ -34,6 +34,12 @@ that is refused is `{"error": "<one sentence>"}`.
 `figure({"name", "values", "narrow"})`
     A figure of the pages on the challenges, drawn with the reader's values; see
     `calculator.figures.kit.figure.answered`.
+`exercise({"name", "variant"})`
+    {`question`, `help`}: an exercise with the numbers of a variant, as HTML; see `calculator.exercises.catalogue`.
+`grade({"name", "variant", "answer"})`
+    {`right`, `sentence`}: the verdict on an answer: a number with its unit, an option's index, or a program.
+`ask_reader({"study", "reader", "part"})`
+    {`questions`}: the questions of a reader study; see `calculator.exercises.quiz`.
 `catalogue()`, `devices()`
     The options of a form.
 """
@@ -223,6 +229,33 @@ def figure(request: dict) -> dict:
     if not isinstance(texts, dict):
         raise BadSetup("The values of a figure are an object.")
     return answered(asked, texts, narrow=bool(request.get("narrow")))
+
+
+# Exercises are imported when one is asked for: browsers get them as a file of their own, see runtime.mjs.
+
+
+@_answering
+def exercise(request: dict) -> dict:
+    """An exercise with the numbers of a variant."""
+    from calculator.exercises.catalogue import asked
+
+    return asked(request)
+
+
+@_answering
+def grade(request: dict) -> dict:
+    """The verdict on an answer to an exercise."""
+    from calculator.exercises.catalogue import answered
+
+    return answered(request)
+
+
+@_answering
+def ask_reader(request: dict) -> dict:
+    """The questions of a reader study."""
+    from calculator.exercises.quiz import quiz
+
+    return quiz(request)
 
 
 def catalogue() -> str:

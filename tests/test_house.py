@@ -134,7 +134,7 @@ def test_a_run_that_averages_by_the_mean_loads_no_defence():
 
 CALCULATOR = (
     {"errors", "units"}, {"models"}, {"tape"}, {"families"}, {"parts"}, {"step"}, {"choose"}, {"swarm"}, {"reports"},
-    {"page", "figures"}, {"browser"}, {"__main__"},
+    {"page", "figures"}, {"exercises"}, {"browser"}, {"__main__"},
 )  # fmt: skip
 """The calculator's folders and files, the lowest first; each imports only from those before it."""
 

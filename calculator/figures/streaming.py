@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from calculator.figures.kit.controls import Choice, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Source
-from calculator.models.architectures import PRESETS
+from calculator.models.architectures import PRESETS, Architecture
 from calculator.units import show_bytes, show_rate, show_time
 
 PAIRS = 100_000_000
@@ -17,13 +17,12 @@ PICTURES_OVER_CODES = 18
 """The bandwidth of pictures relative to that of codes (paper, section 3.2)."""
 
 
-def code_bytes() -> int:
+def code_bytes(model: Architecture = PRESETS["dalle-2021"]) -> int:
     """Bytes of one picture's codes, each packed into as many bits as the codebook needs.
 
     >>> code_bytes()
     1664
     """
-    model = PRESETS["dalle-2021"]
     tokens = model.sequence_length - model.text_length
     return tokens * math.ceil(math.log2(model.image_vocab_size)) // 8
 

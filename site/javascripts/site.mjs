@@ -8,11 +8,13 @@ import { startTerms } from "./terms.mjs";
 const PARTS = {
   calculator: () => import("./calculator/page.mjs"),
   dashboard: () => import("./dashboard/page.mjs"),
+  exercises: () => import("./exercises/page.mjs"),
   figures: () => import("./figures/page.mjs"),
   glance: () => import("./glance.mjs"),
   join: () => import("./join/page.mjs"),
   runs: () => import("./runs/list.mjs"),
   replay: () => import("./replay.mjs"),
+  study: () => import("./exercises/page.mjs"),
   timeline: () => import("./timeline.mjs"),
   together: () => import("./together/page.mjs"),
   volunteer: () => import("./volunteer/page.mjs"),

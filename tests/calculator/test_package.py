@@ -16,7 +16,7 @@ ROOT = Path(calculator.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "calculator."))
 
 
-FOLDERS = ("models", "tape", "families", "parts", "step", "choose", "swarm", "reports", "page", "figures")
+FOLDERS = ("models", "tape", "families", "parts", "step", "choose", "swarm", "reports", "page", "figures", "exercises")
 """From the bottom to the top: a file imports from its own folder and from those before it."""
 DOORS = {"__init__.py", "__main__.py", "browser.py", "errors.py", "units.py"}
 MOST_FILES = 12

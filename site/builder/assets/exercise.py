@@ -11,6 +11,7 @@ import json
 from builder.calculator.form import DEFAULT
 from builder.learn.figures import exercise_figures
 from calculator import browser
+from calculator.exercises.catalogue import EXERCISES, FIRST
 
 
 def exercise_setups() -> list[dict]:
@@ -47,7 +48,11 @@ def _requests(setups: list[dict]) -> list[tuple[str, dict]]:
     along = ("micro_batch_size", "sequence_length", "shared_groups", "none-such")
     requests += [("sweep", {"setup": {"model": "gpt2"}, "along": key}) for key in along]
     texts = ('{"model_type": "gpt2"}', "{", "[]", '{"model_type": "none-such"}', "")
-    return requests + [("read_config", {"text": text}) for text in texts]
+    requests += [("read_config", {"text": text}) for text in texts]
+    requests += [("ask_reader", {"study": "s", "reader": "r", "part": "before"})]
+    return requests + [
+        (ask, {"name": name, "variant": FIRST, "answer": "0"}) for name in EXERCISES for ask in ("exercise", "grade")
+    ]
 
 
 def _of_setup(setup: dict) -> list[tuple[str, dict]]:

@@ -6,7 +6,7 @@
 //   CALCULATOR  the package's folder
 //   REQUESTS    JSON lists of [function of calculator.browser, request]: `every` runs while imports are recorded,
 //               `first` runs before the snapshot is taken
-//   OUT         receives stdlib.zip, calculator.zip and snapshot.wasm
+//   OUT         receives stdlib.zip, calculator.zip, exercises.zip and snapshot.wasm
 //
 // Pyodide ships its standard library as source and compiles 145 modules at each start. This program starts Pyodide
 // once, runs the calculator with every request, and compiles the modules that are imported by then. The zips are not
@@ -110,11 +110,16 @@ program = {
     for spec in imported.values()
     if spec.origin and spec.origin.startswith("/source/")
 }
-pathlib.Path("/imported.txt").write_text(" ".join(name for name in imported if name != "__main__"))
+# Only the pages with exercises need those, so they are neither in the snapshot nor in the calculator's zip.
+EXERCISES = "calculator.exercises"
+in_snapshot = [name for name in imported if name != "__main__" and not name.startswith(EXERCISES)]
+pathlib.Path("/imported.txt").write_text(" ".join(in_snapshot))
+exercises = {name: program.pop(name) for name in list(program) if name.startswith(EXERCISES.replace(".", "/"))}
+pathlib.Path("/exercises.zip").write_bytes(stored_zip(exercises))
 pathlib.Path("/stdlib.zip").write_bytes(stored_zip(stdlib))
 pathlib.Path("/calculator.zip").write_bytes(stored_zip(program))
 `);
-  for (const name of ["stdlib.zip", "calculator.zip"]) fs.writeFileSync(inOut(name), python.FS.readFile("/" + name));
+  for (const name of ["stdlib.zip", "calculator.zip", "exercises.zip"]) fs.writeFileSync(inOut(name), python.FS.readFile("/" + name));
   return python.FS.readFile("/imported.txt");
 }
 

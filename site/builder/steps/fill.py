@@ -16,6 +16,7 @@ import jinja2
 from builder.assets.browser_files import load_assets
 from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
+from builder.exercises import listed
 from builder.folders import PAGES
 from builder.home import past, timeline
 from builder.join import choices
@@ -128,6 +129,7 @@ def _calls() -> dict:
         "communication_table": communication.communication_table,
         "dalle": recipes.recipe("dalle-2021").model,
         "docstring": docstrings.docstring,
+        "exercises": listed,
         "exit_codes": messages.exit_codes,
         "fault_count": messages.fault_count,
         "fault_table": messages.fault_table,

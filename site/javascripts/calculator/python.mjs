@@ -24,15 +24,17 @@ const MOST_KNOWN = 1000;
  * @param {object} runtime Python's files: folder, lock, snapshot; from the page's `data-runtime`
  * @param {string} ask the function's name
  * @param {object} request its argument
+ * @param {number} [limit] milliseconds for a question that runs the reader's own program. Python is ended after these,
+ *   and also if it fails: the program may have broken it.
  */
-export function askPython(runtime, ask, request) {
+export function askPython(runtime, ask, request, limit) {
   const input = JSON.stringify(request);
   const question = `${ask} ${input}`;
   if (known.has(question)) return Promise.resolve(known.get(question));
   if (!worker) begin(runtime);
   const id = ++lastId;
   return new Promise((resolve, reject) => {
-    waiting.set(id, { ask, question, resolve, reject });
+    waiting.set(id, { ask, question, limit, resolve, reject });
     if (way) watch(id);
     worker.postMessage({ id, ask, input });
   });
@@ -81,6 +83,7 @@ function onAnswer({ id, answer, failed }) {
   if (failed) {
     asked?.reject(new Error(failed));
     if (!way) end("Python did not start");
+    else if (asked?.limit) end("Python was ended");
     return;
   }
   const parsed = JSON.parse(answer);
@@ -90,7 +93,8 @@ function onAnswer({ id, answer, failed }) {
 
 function watch(id) {
   const asked = waiting.get(id);
-  asked.timer ??= setTimeout(() => end(`no answer within ${PATIENCE_MS / 1000} s`), PATIENCE_MS);
+  const patience = asked.limit ?? PATIENCE_MS;
+  asked.timer ??= setTimeout(() => end(`no answer within ${patience / 1000} s`), patience);
 }
 
 function end(reason) {

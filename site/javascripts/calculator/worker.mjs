@@ -28,19 +28,45 @@ const started = (async () => {
   const collector = python.pyimport("gc");
   collector.disable();
   collector.freeze();
-  return { calculator: python.pyimport("calculator.browser"), collector };
+  return { python, calculator: python.pyimport("calculator.browser"), collector };
 })();
 
+/** Functions that need the exercises, which are in a file of their own. */
+const OF_EXERCISES = new Set(["exercise", "grade", "ask_reader"]);
+let exercises = null;
+
+/** Adds the exercises to Python's package, once; after a failure the next question tries again. */
+async function addExercises() {
+  exercises ??= fetchExercises();
+  try {
+    await exercises;
+  } catch (error) {
+    exercises = null;
+    throw error;
+  }
+}
+
+async function fetchExercises() {
+  const [{ python }, content] = await Promise.all([started, fetched("exercises.zip")]);
+  python.FS.writeFile("/exercises.zip", content);
+  python.runPython('import calculator; calculator.__path__.append("/exercises.zip/calculator")');
+}
+
+async function fetched(name) {
+  const response = await fetch(new URL(name, runtime.folder));
+  if (!response.ok) throw new Error(`${name}: ${response.status}`);
+  return new Uint8Array(await response.arrayBuffer());
+}
+
 async function startFromLibrary(loadPyodide) {
-  const response = await fetch(new URL("calculator.zip", runtime.folder));
-  if (!response.ok) throw new Error(`calculator.zip: ${response.status}`);
+  const content = await fetched("calculator.zip");
   const python = await loadWatched(loadPyodide, {
     indexURL: runtime.folder,
     packageBaseUrl: runtime.folder,
     lockFileContents: runtime.lock,
     stdLibURL: new URL("stdlib.zip", runtime.folder).href,
   });
-  python.FS.writeFile("/calculator.zip", new Uint8Array(await response.arrayBuffer()));
+  python.FS.writeFile("/calculator.zip", content);
   python.runPython('import sys; sys.path.append("/calculator.zip")');
   return python;
 }
@@ -81,6 +107,7 @@ self.onmessage = async ({ data }) => {
   if (data.ask === "answer") ahead = [];
   try {
     const { calculator } = await started;
+    if (OF_EXERCISES.has(data.ask)) await addExercises();
     self.postMessage({ id: data.id, answer: calculator[data.ask](data.input) });
   } catch (error) {
     self.postMessage({ id: data.id, failed: String(error.message ?? error).trim().split("\n").at(-1) });

@@ -177,6 +177,7 @@ def test_what_the_browser_fetches_for_the_calculator_is_small(built_site):
     sizes = {file.name: file.stat().st_size for file in runtime.iterdir()}
     assert sizes["stdlib.zip"] < 3_500_000
     assert sizes["calculator.zip"] < 1_050_000
+    assert sizes["exercises.zip"] < 250_000
     assert sizes["snapshot.wasm"] < 13_300_000
     assert set(sizes) == {
         "pyodide.mjs",
@@ -185,4 +186,5 @@ def test_what_the_browser_fetches_for_the_calculator_is_small(built_site):
         "snapshot.wasm",
         "stdlib.zip",
         "calculator.zip",
+        "exercises.zip",
     }

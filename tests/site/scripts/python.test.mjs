@@ -95,6 +95,20 @@ test("after twenty seconds without an answer Python is ended, and the next quest
   await next.answer;
 });
 
+test("a question with a limit ends Python after it, and if it fails", async () => {
+  for (const fails of [({ worker, id }) => worker.says({ id, failed: "RangeError" }), () => mock.timers.tick(5_000)]) {
+    const { worker, answer, id } = asked();
+    worker.says({ id, answer: "{}" });
+    await answer;
+    const limited = assert.rejects(askPython(RUNTIME, "grade", {}, 5_000));
+    mock.timers.tick(4_999);
+    assert.equal(worker.ended, false);
+    fails({ worker, id: worker.posted.at(-1).id });
+    await limited;
+    assert.deepEqual([worker.ended, startedBy()], [true, ""]);
+  }
+});
+
 test("a failed start of Python ends all questions; the time limit does not include the start", async () => {
   const { worker, answer } = asked();
   const ended = assert.rejects(answer);

@@ -1,0 +1,1 @@
+"""The exercises, a file for each subject. Each ends with `SUBJECT = Subject(...)`."""
