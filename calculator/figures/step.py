@@ -23,6 +23,8 @@ from calculator.step.setups import DEFAULTS, Setup, setup_from
 from calculator.units import show_bytes, show_share
 
 MODELS = ("dalle-2021", "bert-large", "gpt2-large", "gpt2-xl", "llama-3.2-1b", "llama-3.1-8b", "t5-3b")
+CLOSER = 0.5
+"""The step is drawn a second time, on an axis of its own, if its peak is below this share of the plain step's."""
 SHARED_GROUPS = 4
 """Layer groups that share weights, as in the 2021 run."""
 PARTS = {
@@ -33,7 +35,7 @@ PARTS = {
     "temporary": ("Temporary", "fill-5"),
 }
 """Parts of the memory from the lowest up, with their colours."""
-PHASES = {"forward": ("Forward", 0.38), "backward": ("Backward", 0.48), "optimizer": ("Update", 0.14)}
+PHASES = {"forward": ("Forward", 0.38), "backward": ("Backward", 0.45), "optimizer": ("Update", 0.17)}
 """Phases of the step with their shares of the drawing's width."""
 LARGEST_SETUP, MOST_LAYERS = 20_000, 500
 """Characters of a setup in an address, and layers of its model, that are read: so many answer within a second."""
@@ -241,15 +243,13 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     """Draws the parts of the chosen step over its course, and above them what they save of the plain step."""
     course = course_of(values)
     without, chosen = course.without, course.chosen
-    left, right, top = (52, canvas.width - 8, 46) if canvas.narrow else (64, canvas.width - 10, 46)
-    bottom = top + (190 if canvas.narrow else 240)
-    up = Scale(0, 1.04 * max(without.gpu.total, chosen.gpu.total), bottom, top)
     canvas.text(0, 14, _title(course.setup, canvas.narrow), "strong")
-    canvas.text(left, 36, "GPU memory", "soft")
-    _axes(canvas, up, left, right)
-    _areas(canvas, course, up, (left, right))
-    _saved(canvas, course, up, (left, right))
-    end = _legend(canvas, bottom + 44)
+    highest = max(without.gpu.total, chosen.gpu.total)
+    bottom = _plot(canvas, course, 46, 190 if canvas.narrow else 240, highest, saved=True)
+    end = _legend(canvas, bottom + 22)
+    if chosen.gpu.total < CLOSER * highest:
+        canvas.text(0, end + 24, "The same step, closer", "strong")
+        end = _plot(canvas, course, end + 40, 140, chosen.gpu.total, saved=False)
     return Drawn(
         caption=_caption(course),
         label="The memory of a training step over forward, backward and update, part by part, below the plain step's",
@@ -279,6 +279,22 @@ def _line(
     return points
 
 
+def _plot(canvas: Canvas, course: Course, top: float, height: float, high: int, *, saved: bool) -> float:
+    """Draws the chosen step and, if wanted, what it saves; returns where the names of the phases end."""
+    ends = (52, canvas.width - 8) if canvas.narrow else (64, canvas.width - 10)
+    up = Scale(0, 1.04 * high, top + height, top)
+    _axes(canvas, up, *ends)
+    _areas(canvas, course, up, ends)
+    upper, lower = (
+        _line(one, course.layers, lambda instant: instant.bytes, up, ends) for one in (course.without, course.chosen)
+    )
+    if saved:
+        canvas.polyline([*upper, *reversed(lower)], "hatch")
+        canvas.polyline(upper, "dashed")
+    canvas.polyline(lower, "line-ink")
+    return top + height + 22
+
+
 def _areas(canvas: Canvas, course: Course, up: Scale, ends: tuple[float, float]) -> None:
     """Draws the parts, the highest first: each area goes down to the axis, and lower ones cover it."""
     names = list(PARTS)
@@ -289,16 +305,6 @@ def _areas(canvas: Canvas, course: Course, up: Scale, ends: tuple[float, float])
         )
         area = [(line[0][0], up.start), *line, (line[-1][0], up.start)]
         canvas.polyline(area, PARTS[names[number]][1])
-
-
-def _saved(canvas: Canvas, course: Course, up: Scale, ends: tuple[float, float]) -> None:
-    """Hatches the area between both curves, and draws the plain step's as a line."""
-    upper, lower = (
-        _line(one, course.layers, lambda instant: instant.bytes, up, ends) for one in (course.without, course.chosen)
-    )
-    canvas.polyline([*upper, *reversed(lower)], "hatch")
-    canvas.polyline(upper, "dashed")
-    canvas.polyline(lower, "line-ink")
 
 
 def _axes(canvas: Canvas, up: Scale, left: float, right: float) -> None:
@@ -343,11 +349,11 @@ def _rows(without: Estimate, chosen: Estimate) -> list[tuple[str, ...]]:
 def _caption(course: Course) -> str:
     without, chosen = course.without.gpu.total, course.chosen.gpu.total
     if chosen == without:
-        saved = "as much as with all switches off"
+        saved = "as much as without any technique"
     elif chosen < without:
-        saved = f"{show_share(without - chosen, without)} less than the {show_bytes(without)} with all switches off"
+        saved = f"{show_share(without - chosen, without)} less than the {show_bytes(without)} without any technique"
     else:
-        saved = f"more than the {show_bytes(without)} with all switches off"
+        saved = f"more than the {show_bytes(without)} without any technique"
     host = course.chosen.host.total
     moved = f" The host holds {show_bytes(host)} for it." if host else ""
     refused = f" {' '.join(course.refused)}" if course.refused else ""
