@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,19 +74,23 @@ def look(place: str) -> Found:
     if (path / MANIFEST_FILE).is_file():
         return _prepared(path)
     kinds: Counter[str] = Counter()
-    text_bytes = 0
-    for file in files_below(path) if path.is_dir() else [path]:
-        if (kind := _kind(file)) is not None:
-            kinds[kind] += 1
-            text_bytes += file.stat().st_size if kind == TEXT else 0
+    text_bytes = captions_beside = 0
+    # Files come in the order of their names, a picture and the caption beside it together.
+    for _, same_name in groupby(files_below(path) if path.is_dir() else [path], lambda file: (file.parent, file.stem)):
+        here: Counter[str] = Counter()
+        for file in same_name:
+            if (kind := _kind(file)) is not None:
+                here[kind] += 1
+                text_bytes += file.stat().st_size if kind == TEXT else 0
+        kinds += here
+        captions_beside += here[TEXT] if here[PICTURE] else 0
     if not kinds:
         raise BadInput(
             f"{place} has neither text nor pictures.",
             cure=f"Text is in files that end in {', '.join(TEXT_KINDS)}, also compressed; pictures in .jpg, .png and "
             "other usual kinds, in tars, zips or Parquet files.",
         )
-    # Each picture may have its caption in a file of text beside it.
-    if kinds.total() >= 2 * kinds[TEXT]:
+    if kinds.total() - kinds[TEXT] >= kinds[TEXT] - captions_beside:
         packed = kinds[ARCHIVE] + kinds[TABLE]
         words = " and ".join(_counted(kinds[kind], kind) for kind in (PICTURE, ARCHIVE, TABLE) if kinds[kind])
         captions = next(filter(Path.is_file, (path / f"{CAPTIONS}{kind}" for kind in RECORD_KINDS)), None)

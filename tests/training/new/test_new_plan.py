@@ -33,6 +33,8 @@ def test_text_and_pictures_are_told_apart(tmp_path):
     assert (look(str(texts)).kind, look(str(texts)).text_bytes) == ("text", 36)
     assert (look(str(pictures)).kind, look(str(pictures)).samples) == ("pictures", 3)
     assert look(str(texts / "0.md")).words == "1 file of text, 12 B"
+    (pictures / "README.md").write_text("drawn by hand")
+    assert (look(str(pictures)).kind, look(str(pictures)).samples) == ("pictures", 3)
 
 
 def test_pictures_in_archives_and_tables_are_pictures(tmp_path):
