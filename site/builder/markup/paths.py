@@ -18,6 +18,7 @@ PATHS = {
         "challenges/memory.md",
         "challenges/data-streaming.md",
         "challenges/security.md",
+        "train-together.md",
         "results.md",
     ),
     "volunteer": ("join.md", "taking-part.md", "volunteer.md"),
