@@ -398,7 +398,7 @@ def sparse_messages() -> Reader:
     from training.swarm.epoch.sparse import SparseMean
 
     shapes = [torch.Size((5000,)), torch.Size((7,))]
-    mean = SparseMean(shapes, kept=64, decay=1.0)
+    mean = SparseMean(shapes, kept=64)
     seeds = [bytes(mean.pack([torch.randn(shape) for shape in shapes], weight).tolist()) for weight in (8.0, 0.0)]
 
     def read(raw: bytes) -> None:

@@ -5,8 +5,9 @@
 The language model of the recipe `stories` learns its stories, whose tokens are words here. With `diloco` and `sparse`,
 peers are played one after the other: each has its own stories, weights and inner optimizer, as the strategies make
 them, and updates its weights with its share of the recipe's batch. All exchange after `--inner` such updates, in
-memory: distances in 8 bits, or sparse messages. So every mode makes as many updates with as many samples. The losses
-are of held-out stories, at the end.
+memory: distances in 8 bits, or sparse messages; with `--overlap`, each average arrives as late as it may, when the next
+stretch ends. So every mode makes as many updates with as many samples. The losses are of held-out stories, at the end,
+with the common weights.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def recipe(mode: str, flags: argparse.Namespace, seed: int) -> object:
     warmup = max(round(run.schedule.warmup_epochs * flags.updates / run.schedule.total_epochs / inner), 1)
     schedule = {"warmup_epochs": warmup, "total_epochs": flags.updates // inner}
     swarm = {"mode": mode, "target_batch_size": flags.batch, "inner_batch_size": flags.batch // PEERS}
-    swarm |= {"sparse_kept": flags.kept, "error_decay": flags.decay}
+    swarm |= {"sparse_kept": flags.kept, "delay_outer_step": flags.overlap and mode != "synchronous"}
     optimizer = {"name": flags.optimizer} if flags.optimizer else {}
     if flags.learning_rate:
         schedule["peak_learning_rate"] = flags.learning_rate
@@ -129,10 +130,11 @@ class Played:
 
         self.model, kind = task_of(run).build_model(), strategy_of(run.swarm)
         self.master = kind.make_master(self.model, run)
-        weights = self.master.parameters, self.master.model_parameters
-        method = SparseMean(self.master.shapes, kept=run.swarm.sparse_kept, decay=run.swarm.error_decay)
+        method = SparseMean(self.master.shapes, kept=run.swarm.sparse_kept)
+        if run.swarm.mode == "sparse":
+            self.master.unsent, self.master.own_share = method.unsent, kind.own_share
         settings = AveragerSettings(prefix="played")
-        self.averager = DistanceAverager(*weights, dht=None, settings=settings, method=method, start=False)
+        self.averager = DistanceAverager(self.master, dht=None, settings=settings, method=method, start=False)
         with self.averager.get_tensors() as tensors:
             self.master.use_gradients(tensors)
             self.tensors = tensors
@@ -142,11 +144,15 @@ class Played:
         self.batches = words.batches(run, 100 * run.seed + number, run.swarm.inner_batch_size)
 
     def train(self, updates: int, epoch: int) -> None:
-        """Makes inner updates, and writes the distance to the averager's tensors."""
+        """Makes inner updates."""
         for batch in itertools.islice(self.batches, updates):
             self.model(*batch).loss.backward()
             self.strategy.add_gradients(len(batch[0]), epoch)
-        self.averager.load_mean()
+
+    def update(self, epoch: int) -> None:
+        """Updates the common weights with the averaged distances, and the peer's own."""
+        self.master.update(epoch)
+        self.master.update_model()
 
 
 def average_dense(peers: list[Played]) -> None:
@@ -193,13 +199,22 @@ def local(run: object, flags: argparse.Namespace) -> float:
     words = Words()
     peers = [Played(run, number, words) for number in range(PEERS)]
     average = average_sparsely if run.swarm.mode == "sparse" else average_dense
-    for epoch in range(flags.updates // flags.inner):
-        for peer in peers:
-            peer.train(flags.inner, epoch)
-        average(peers)
-        for peer in peers:
-            peer.master.update(epoch)
-            peer.master.copy_to_model()
+    delay, exchanges = int(flags.overlap), flags.updates // flags.inner
+    for epoch in range(exchanges + delay):
+        if epoch < exchanges:
+            for peer in peers:
+                peer.train(flags.inner, epoch)
+        if delay and epoch:
+            for peer in peers:
+                peer.update(epoch - 1)
+        if epoch < exchanges:
+            for peer in peers:
+                peer.averager.load_mean()
+            average(peers)
+        if not delay:
+            for peer in peers:
+                peer.update(epoch)
+    peers[0].master.copy_to_model()
     return held_out_loss(peers[0].model, run, words)
 
 
@@ -213,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of weights and stories (0 1 2)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to train (all)")
     parser.add_argument("--kept", type=int, default=64, help="values of 4096 that are sent (64)")
-    parser.add_argument("--decay", type=float, default=0.95, help="of what was not sent (0.95)")
+    parser.add_argument("--overlap", action="store_true", help="exchange while the next stretch computes")
     parser.add_argument("--optimizer", help="another than the recipe's")
     parser.add_argument("--learning-rate", type=float, help="another peak than the recipe's")
     flags = parser.parse_args(arguments)

@@ -20,7 +20,9 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
     small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
     local = swarm.local_updates
-    delayed = " and the average of gradients" * (swarm.mode == "delayed")
+    meanwhile = "the update and the average of gradients" if swarm.mode == "delayed" else "the update"
+    if local:
+        meanwhile = "the exchange" if swarm.delay_outer_step else "nothing"
     cost = exchange_cost(swarm, parameters)
     gradients = f"gradients ({swarm.gradient_codec}), {large}"
     if swarm.mode == "sparse":
@@ -48,9 +50,9 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
         ),
         Setting(
             name="meanwhile",
-            value="nothing" if local else f"the update{delayed}",
+            value=meanwhile,
             reason="local updates exchange at fixed points, so nothing is delayed"
-            if local
+            if meanwhile == "nothing"
             else "set by the recipe; it runs while the next epoch computes",
         ),
         Setting(

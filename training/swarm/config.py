@@ -65,9 +65,9 @@ class SwarmConfig(Section):
     sparse_kept: Annotated[int, Field(ge=8, le=1024)] = DEFAULTS.sparse_kept
     """Values of each 4096 that a peer sends (`sparse`). 64, the paper's number, take 0.16 bits a parameter; 256 take
     0.5, for runs of few exchanges."""
-    error_decay: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Factor by which what a peer has not sent counts less in each later exchange (`sparse`). Lower it if the loss
-    swings; 0: peers drop what they do not send."""
+    delay_outer_step: bool = False
+    """Peers train on while they exchange how far they have moved (`diloco`, `sparse`), so no peer waits for the
+    network. The common weights lack the last stretch, and a peer holds 4 more bytes a parameter on the host."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
     2019); the error is added to the next gradient. 0: no low-rank compression."""
@@ -106,6 +106,10 @@ class SwarmConfig(Section):
             raise ValueError(
                 f"mode {self.mode} needs inner_batch_size of at most target_batch_size, and powersgd_rank = 0"
             )
+        if self.delay_outer_step and not self.local_updates:
+            raise ValueError(
+                f'delay_outer_step needs mode diloco or sparse, not {self.mode}; for gradients, use mode = "delayed"'
+            )
         if self.mode == "sparse" and self.average_state_every < FEWEST_SPARSE:
             raise ValueError(
                 f"mode sparse needs average_state_every of at least {FEWEST_SPARSE}, not {self.average_state_every}: "
@@ -126,7 +130,7 @@ class SwarmConfig(Section):
     @property
     def updates_in_background(self) -> bool:
         """True if a peer computes the next epoch's first gradients while the optimizer updates."""
-        return not self.local_updates
+        return not self.local_updates or self.delay_outer_step
 
     @property
     def request_timeout_seconds(self) -> float:

@@ -32,6 +32,8 @@ def test_settings_in_use_follow_the_recipe():
     assert "the update and the average of gradients" in both
     local = reasons(with_swarm(mode="diloco"))
     assert local["meanwhile"].startswith("nothing: local updates") and "SGD on the host" in local["optimizer"]
+    overlapped = reasons(with_swarm(mode="diloco", delay_outer_step=True))["meanwhile"]
+    assert overlapped == "the exchange: set by the recipe; it runs while the next epoch computes"
     sparse = reasons(with_swarm(mode="sparse"))
     assert sparse["in 2 bit"].startswith("64 of each 4,096 distances: ") and sparse["meanwhile"] == local["meanwhile"]
     assert "among 8 peers, each sends about 137.3 KiB" in sparse["times"]  # 7 times 82 bytes for each 4096 parameters

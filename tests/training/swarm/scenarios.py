@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -187,7 +188,7 @@ def average_gradients(
         method = PowerSgd([parameter.shape for parameter in parameters], powersgd_rank)
         compression = powersgd_codec(compression)
     if sparse_kept:
-        method = SparseMean([parameter.shape for parameter in parameters], kept=sparse_kept, decay=1.0)
+        method = SparseMean([parameter.shape for parameter in parameters], kept=sparse_kept)
     settings = AveragerSettings(
         prefix=prefix,
         matchmaking_seconds=5.0,
@@ -578,20 +579,63 @@ def train_locally(peer: Peer):
     return exchanges, reports
 
 
-def train_sparsely(peer: Peer, *, exchanges: int = 10):
+def train_with_overlap(peer: Peer):
+    """Five exchanges of local updates while the peers train on: by their epochs, what was offered, the common weights
+    and momenta before, and the samples; and whether the trainer has left the wait for each average to a thread."""
+    settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}
+    run = run_with(**settings, delay_outer_step=True)
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
+    model = model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    met, in_background, finish = {}, [], optimizer.exchange.finish
+
+    def finish_and_note(round_, epoch_end):
+        if round_ is not None:
+            in_background.append(threading.current_thread() is not threading.main_thread())
+        finish(round_, epoch_end)
+
+    def momenta():
+        return {
+            "momentum": [
+                optimizer.master.optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.master.parameters
+            ]
+        }
+
+    optimizer.exchange.finish = finish_and_note
+    offers = note_offers(optimizer, momenta)
+    peer.await_others("ready")
+    deadline = time.monotonic() + 200
+    while len(met) < 5 and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        optimizer.zero_grad()
+        for report in optimizer.take_epoch_reports():
+            if report.senders == 2:
+                met[report.epoch] = {**offers[report.epoch], "samples": report.samples}
+    optimizer.shutdown()
+    return {"exchanges": met, "awaited in the background": in_background}
+
+
+def train_sparsely(peer: Peer, *, exchanges: int = 10, optimizer: str = "adamw", **swarm: object):
     """Peers learn a matrix from examples, each from its own, with sparse exchanges.
 
-    For each exchange with the other peer: what this one offered, the common weights before and after, and the report.
-    And the loss on the same examples, before and after.
+    For each exchange with the other peer: what this one offered, the common weights before and after, its own weights
+    after, and the report. And the loss on the same examples, before and after.
     """
+
+    class Learner(torch.nn.Linear):
+        """Its weight is a hidden matrix for Muon."""
+
+        def get_output_embeddings(self) -> None:
+            return None
+
     settings = {"mode": "sparse", "inner_batch_size": 8, "target_batch_size": 1200, "average_state_every": 1000}
-    # What waits for its turn must not come back as more than a peer's weights are away from the goal.
-    run = run_with(**settings, sparse_kept=128, error_decay=0.5)
-    optimizer = run.optimizer.model_copy(update={"name": "adamw", "weight_decay": 0.0})
+    run = run_with(**settings, sparse_kept=128, **swarm)
+    optimizer = run.optimizer.model_copy(update={"name": optimizer, "weight_decay": 0.0})
     schedule = run.schedule.model_copy(update={"warmup_epochs": 0, "peak_learning_rate": 1e-3})
     run = run.model_copy(update={"schedule": schedule, "optimizer": optimizer})
     torch.manual_seed(0)
-    model, goal = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    model, goal = Learner(64, 64), Learner(64, 64)
     examples = torch.Generator().manual_seed(len(peer.name))
 
     def loss(inputs):
@@ -610,7 +654,8 @@ def train_sparsely(peer: Peer, *, exchanges: int = 10):
         optimizer.zero_grad()
         for report in optimizer.take_epoch_reports():
             if report.senders == 2:
-                after = {"after": host_weights(optimizer), "report": report}
+                own = [parameter.detach().clone() for parameter in model.parameters()]
+                after = {"after": host_weights(optimizer), "own": own, "report": report}
                 met.append({**offers[report.epoch], **after})
                 peer.await_others(f"exchange {len(met)}")
     losses.append(float(loss(judged)))

@@ -12,7 +12,14 @@ from training.recipe import load_recipe
 from training.swarm.engine.codecs import BlockwiseCodec
 from training.swarm.engine.process import DHT
 from training.swarm.epoch.powersgd import PowerSgd
-from training.swarm.epoch.strategies import Awaited, Delayed, LocalUpdates, SparseUpdates
+from training.swarm.epoch.strategies import (
+    Awaited,
+    Delayed,
+    LocalUpdates,
+    OverlappedSparse,
+    OverlappedUpdates,
+    SparseUpdates,
+)
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.peers.progress import Progress
 from training.swarm.peers.times import LIVELY_WINDOWS
@@ -158,9 +165,7 @@ def test_powersgd_has_the_rank_that_the_recipe_says(optimizer_with):
 
 @pytest.mark.swarm
 def test_the_recipe_chooses_the_strategy(optimizer_with):
-    inner = {"inner_batch_size": 8}
-    kinds = [
-        type(optimizer_with(**swarm).strategy)
-        for swarm in ({}, {"mode": "delayed"}, {"mode": "diloco", **inner}, {"mode": "sparse", **inner})
-    ]
-    assert kinds == [Awaited, Delayed, LocalUpdates, SparseUpdates]
+    local = [{"mode": mode, "inner_batch_size": 8} for mode in ("diloco", "sparse")]
+    overlapped = [{**swarm, "delay_outer_step": True} for swarm in local]
+    kinds = [type(optimizer_with(**swarm).strategy) for swarm in ({}, {"mode": "delayed"}, *local, *overlapped)]
+    assert kinds == [Awaited, Delayed, LocalUpdates, SparseUpdates, OverlappedUpdates, OverlappedSparse]

@@ -1,7 +1,7 @@
 """Sparse mean: each peer sends the largest values of its tensors to all of its group, and keeps the rest for later.
 
 Source: Sarfi et al. 2025, arXiv:2508.15706 (SparseLoCo). Each peer adds its tensors to what earlier exchanges have not
-sent, scaled by a decay (error feedback), and sends the largest values of the sum (`sparse_code`). The codes come to all
+sent (error feedback), and sends the largest values of the sum (`sparse_code`). The codes come to all
 others as they were sent, so all peers compute the same mean, to the last bit.
 
 Among n peers, n - 1 times the code goes up from each: 1.1 bits a value among 8 peers, 2.4 among 16, 10 among 64. An
@@ -42,21 +42,15 @@ class SparseMean:
     Args:
         shapes: Shapes of the tensors.
         kept: Values that a peer sends of each 4096.
-        decay: Factor by which what was not sent counts less in each later exchange.
     """
 
     phases = (b"",)
 
-    def __init__(self, shapes: Sequence[torch.Size], *, kept: int, decay: float):
-        self.code, self.decay = SparseCode(shapes, kept), decay
+    def __init__(self, shapes: Sequence[torch.Size], *, kept: int):
+        self.code = SparseCode(shapes, kept)
         # In shared memory, since the averager's process changes it and the trainer drops it.
         self.unsent = [torch.zeros(shape).share_memory_() for shape in shapes]
         """What this peer has not sent yet."""
-
-    def forget(self) -> None:
-        """Drops what was not sent."""
-        for unsent in self.unsent:
-            unsent.zero_()
 
     async def average(
         self, tensors: Sequence[Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
@@ -72,7 +66,7 @@ class SparseMean:
     @torch.no_grad()
     def pack(self, tensors: Sequence[Tensor], weight: float) -> Tensor:
         """Makes this peer's message. Changes nothing: the exchange may fail."""
-        code = self.code.encode(lambda piece: piece.of(tensors).add(piece.of(self.unsent), alpha=self.decay))
+        code = self.code.encode(lambda piece: piece.of(tensors) + piece.of(self.unsent))
         return torch.cat([torch.frombuffer(bytearray(WEIGHT.pack(weight)), dtype=torch.uint8), code])
 
     def read(self, message: Tensor) -> tuple[float, Tensor]:
@@ -127,7 +121,7 @@ class SparseMean:
         for piece in self.code.pieces:
             values, unsent = piece.of(tensors), piece.of(self.unsent)
             if own in codes:  # otherwise the group has left its message out
-                unsent.mul_(self.decay).add_(values)
+                unsent.add_(values)
             values.zero_()
             for peer, code in codes.items():
                 places, sent = self.code.decode_piece(piece, code)

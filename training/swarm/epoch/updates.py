@@ -95,7 +95,7 @@ class Updates:
             updating, self._updating = self._updating, None
             changed |= updating.result()
         if changed:
-            self.master.copy_to_model()
+            self.master.update_model()
 
     def await_update(self) -> None:
         """Waits for the update and applies it; does not wait for the round of parameters after it."""

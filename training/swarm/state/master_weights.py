@@ -87,6 +87,10 @@ class MasterWeights:
         for parameter, copy in zip(self.model_parameters, self.parameters, strict=True):
             parameter.copy_(copy)
 
+    def update_model(self) -> None:
+        """Brings a change of these weights to the model, between two micro-batches."""
+        self.copy_to_model()
+
     @torch.no_grad()
     def load(self, weights: Sequence[Tensor], epoch: int) -> None:
         """Replaces the weights by weights that have `epoch` updates."""

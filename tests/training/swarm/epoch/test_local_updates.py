@@ -1,13 +1,16 @@
 """Local updates: two real peers train by themselves, exchange how far they came, and agree on where to go on."""
 
+from types import SimpleNamespace
+
 import pytest
 import scenarios
 import torch
-from scenarios import SIZES
+from scenarios import SIZES, run_with
 from started_peers import meet, relative_error
 
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
+from training.swarm.epoch.strategies import strategy_of
 from training.swarm.epoch.strategies.local_updates import LocalUpdates
 
 
@@ -63,6 +66,50 @@ def test_an_exchange_takes_as_many_bytes_as_a_synchronous_epoch(rounds):
     sent = [ours.bytes_sent + theirs.bytes_sent for (_, ours), (_, theirs) in rounds]
     assert values < min(sent) <= 2 * 1.01 * values
     assert all(values < one <= 2 * 1.01 * values or 5 * values < one <= 6 * 1.01 * values for one in sent)
+
+
+class TwoLayers(torch.nn.Module):
+    """A hidden matrix, which Muon moves, and an output layer, which AdamW moves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden, self.output = torch.nn.Linear(48, 32, bias=False), torch.nn.Linear(32, 16, bias=False)
+
+    def get_output_embeddings(self):
+        return self.output
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("mode", ["diloco", "sparse"])
+def test_muon_moves_a_peers_own_weights_as_torchs_own_optimizers_do(mode, delayed):
+    """Each local update is of the mean gradient of two micro-batches, weighted by their samples."""
+    run = run_with(mode=mode, inner_batch_size=8, delay_outer_step=delayed)
+    settings = {"name": "muon", "betas": (0.9, 0.95), "max_grad_norm": 1e9, "weight_decay": 0.1}
+    schedule = run.schedule.model_copy(update={"warmup_epochs": 0, "peak_learning_rate": 1e-2})
+    run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update=settings), "schedule": schedule})
+    model, theirs = TwoLayers(), TwoLayers()
+    kind = strategy_of(run.swarm)
+    averager = SimpleNamespace(add_gradients=lambda samples, epoch: None)
+    parts = {"run": run, "model": model, "master": kind.make_master(model, run)}
+    strategy = kind(SimpleNamespace(**parts, exchange=SimpleNamespace(averager=averager)))
+    hidden = torch.optim.Muon([theirs.hidden.weight], lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    rows = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": run.optimizer.eps, "weight_decay": 0.1}
+    output = torch.optim.AdamW([theirs.output.weight], **rows)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for copy, own in zip(theirs.parameters(), before, strict=True):
+            copy.data.copy_(own)
+            copy.grad = torch.zeros_like(own)
+        for samples in (2, 6):
+            for own, copy in zip(model.parameters(), theirs.parameters(), strict=True):
+                own.grad = torch.randn(own.shape, generator=generator)
+                copy.grad += own.grad * samples / 8
+            strategy.add_gradients(samples, 0)
+        hidden.step(), output.step()
+        for own, copy, old in zip(model.parameters(), theirs.parameters(), before, strict=True):
+            assert relative_error(own.detach() - old, copy.detach() - old) < 0.03  # torch's Muon computes in bfloat16
 
 
 @pytest.mark.parametrize("wrong", ["inner_batch_size = 100000", "powersgd_rank = 4"])

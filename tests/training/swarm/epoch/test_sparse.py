@@ -111,7 +111,7 @@ def test_places_take_at_most_a_tenth_more_than_their_entropy():
 
 def test_a_message_takes_at_most_a_quarter_of_a_bit_a_parameter():
     shapes = [torch.Size((1000, 1000)), torch.Size((1000,)), torch.Size((4096, 250))]
-    mean = SparseMean(shapes, kept=SwarmConfig.model_fields["sparse_kept"].default, decay=1.0)
+    mean = SparseMean(shapes, kept=SwarmConfig.model_fields["sparse_kept"].default)
     message = mean.pack([torch.randn(shape) for shape in shapes], 8.0)
     assert 8 * len(message) / sum(shape.numel() for shape in shapes) < 0.17
 
@@ -166,25 +166,22 @@ def average(mean, tensors, exchange):
     return wait_for_result(mean.average(tensors, None, exchange))
 
 
-def new_mean(decay=1.0):
-    return SparseMean(SHAPES, kept=64, decay=decay)
+def new_mean():
+    return SparseMean(SHAPES, kept=64)
 
 
 def relative_error(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.9])
-def test_what_was_sent_and_what_is_left_are_what_was_given(decay):
-    """Each later exchange scales by the decay what an earlier one has given and sent."""
-    mean, given, sent = new_mean(decay), None, None
+def test_what_was_sent_and_what_is_left_are_what_was_given():
+    mean = new_mean()
+    given, sent = ([torch.zeros(shape, dtype=torch.float64) for shape in SHAPES] for _ in range(2))
     for number in range(6):
         tensors = tensors_of(number)
-        old = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES] if given is None else given
-        given = [decay * before + tensor.double() for before, tensor in zip(old, tensors, strict=True)]
-        code = mean.read(mean.pack(tensors, 8.0))[1]
-        new = decoded(mean.code, code)
-        sent = new if sent is None else [decay * before + one for before, one in zip(sent, new, strict=True)]
+        given = [before + tensor.double() for before, tensor in zip(given, tensors, strict=True)]
+        new = decoded(mean.code, mean.read(mean.pack(tensors, 8.0))[1])
+        sent = [before + one for before, one in zip(sent, new, strict=True)]
         other = new_mean()
         average(mean, tensors, Exchange(8.0, {"other": other.pack(tensors_of(100 + number), 8.0)}))
     for whole, part, unsent in zip(given, sent, mean.unsent, strict=True):
@@ -228,15 +225,13 @@ def test_all_peers_of_a_group_have_the_same_mean_to_the_last_bit_weighted_by_sam
 
 
 def test_an_exchange_that_fails_or_has_nobody_else_changes_nothing():
-    mean, tensors = new_mean(0.5), tensors_of(0)
+    mean, tensors = new_mean(), tensors_of(0)
     average(mean, tensors_of(1), Exchange(8.0, {"other": new_mean().pack(tensors_of(2), 8.0)}))
     before = [tensor.clone() for tensor in (*tensors, *mean.unsent)]
     with pytest.raises(ConnectionError):
         average(mean, tensors, Exchange(8.0, fault=ConnectionError()))
     average(mean, tensors, Exchange(8.0))
     assert all(torch.equal(*both) for both in zip((*tensors, *mean.unsent), before, strict=True))
-    mean.forget()
-    assert not any(bool(unsent.any()) for unsent in mean.unsent)
 
 
 @pytest.mark.parametrize("fault", ["zeros", "weight", "length", "type"])

@@ -7,6 +7,8 @@ on. With n equal peers each does H = target_batch_size / (n * inner_batch_size) 
 
 Source: Douillard et al. 2023, arXiv:2311.08105 (DiLoCo). It fixes H for every peer; here, as with awaited gradients,
 peers of uneven speed contribute what they have.
+
+With `delay_outer_step` an exchange runs while the peers train on (`OverlappedUpdates`).
 """
 
 from __future__ import annotations
@@ -30,18 +32,70 @@ from training.swarm.round.pipe import AveragerSettings
 from training.swarm.state.master_weights import MasterWeights
 
 
+class CommonWeights(MasterWeights):
+    """Weights that all peers have in common; the model has this peer's own weights."""
+
+    unsent: Sequence[Tensor] = ()
+    """What this peer has not sent yet of the distances that it moved (`sparse`), in the order of the parameters."""
+    own_share = 0.0
+    """Share of `unsent` by which this peer's own weights are ahead of the common ones."""
+    _came_from: list[Tensor] | None = None
+    """Weights from which the model's progress since the last offer counts; None: nobody trains in an exchange."""
+
+    def allow_overlap(self) -> None:
+        """Lets the model train on between an offer and the update that follows it; takes 4 bytes a parameter."""
+        self._came_from = [parameter.detach().clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def offer(self, distances: Sequence[Tensor]) -> None:
+        """Writes how far the model has moved since the last exchange."""
+        for place, (distance, own) in enumerate(zip(distances, self.model_parameters, strict=True)):
+            # An optimizer moves against its gradient, so the distance is the start minus own weights: that moves
+            # towards the own.
+            distance.copy_(self._start(place)).sub_(own.detach().to(distance.device))
+            if self._came_from is not None:
+                self._came_from[place].copy_(own)
+
+    @torch.no_grad()
+    def update_model(self) -> None:
+        """Replaces what the model had offered by what all peers offered; keeps its progress since then."""
+        for place, own in enumerate(self.model_parameters):
+            start = self._start(place)
+            if self._came_from is not None:
+                came_from = self._came_from[place]
+                progress = own.detach().to(start.device) - came_from
+                came_from.copy_(start)
+                # What is not finite would stay so for ever: it is dropped, as where an exchange is awaited.
+                start = progress.nan_to_num_(0.0, 0.0, 0.0).add_(start)
+            own.copy_(start)
+
+    @torch.no_grad()
+    def copy_to_model(self) -> None:
+        """Makes the model's weights the common ones, for a peer that goes on where others are: drops its progress."""
+        with self._hold_gradients():
+            for unsent in self.unsent:
+                unsent.zero_()
+        super().copy_to_model()
+        if self._came_from is not None:
+            self.allow_overlap()
+
+    def _start(self, place: int) -> Tensor:
+        """Returns one tensor of the weights from which this peer sets out after an exchange."""
+        common = self.parameters[place].detach()
+        return common.sub(self.unsent[place], alpha=self.own_share) if self.unsent else common
+
+
 class DistanceAverager(GradientAverager):
     """Averages the distances by which peers' weights have moved since the last exchange; keeps no gradients.
 
     Args:
-        common_weights: The master weights, with which all peers began the epoch; in the order of the parameters.
-        parameters: This peer's own weights; see `GradientAverager`.
+        master: The common weights, and this peer's own.
         kwargs: Further arguments of `GradientAverager`.
     """
 
-    def __init__(self, common_weights: Sequence[Tensor], parameters: Sequence[nn.Parameter], **kwargs):
-        self._common_weights = tuple(weights.detach() for weights in common_weights)
-        super().__init__(parameters, **kwargs)
+    def __init__(self, master: CommonWeights, **kwargs):
+        self._master = master
+        super().__init__(master.model_parameters, **kwargs)
 
     def _make_sums(self) -> tuple[Tensor, ...]:
         return ()
@@ -51,11 +105,7 @@ class DistanceAverager(GradientAverager):
         self.samples += samples
 
     def _write_mean(self, averaged: Sequence[Tensor]) -> None:
-        """Writes the current distances to the averaged tensors."""
-        for distance, common, own in zip(averaged, self._common_weights, self.parameters, strict=True):
-            # An optimizer moves against its gradient, so the distance is common minus own weights: that moves towards
-            # the own.
-            distance.copy_(common).sub_(own.detach().to(distance.device))
+        self._master.offer(averaged)
 
 
 class LocalUpdates(Strategy):
@@ -65,6 +115,7 @@ class LocalUpdates(Strategy):
     optimizer's state and the sum of an inner batch's gradients (4 bytes a parameter) where its model is.
     """
 
+    weights_of = CommonWeights
     outer_learning_rate, outer_momentum = 0.7, 0.9
     """Settings of the outer optimizer, as in the paper."""
 
@@ -95,12 +146,12 @@ class LocalUpdates(Strategy):
 
     @classmethod
     def make_averager(
-        cls, master: MasterWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
+        cls, master: CommonWeights, run: RunConfig, *, dht: DHT, settings: AveragerSettings
     ) -> DistanceAverager:
         """Makes the averager of the distances; see `Strategy`."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         settings = replace(settings, compression=codec)
-        return DistanceAverager(master.parameters, master.model_parameters, dht=dht, settings=settings)
+        return DistanceAverager(master, dht=dht, settings=settings)
 
     def add_gradients(self, samples: int, epoch: int) -> None:
         """Adds up a micro-batch, and updates this peer's own weights when an inner batch is full."""
@@ -114,9 +165,8 @@ class LocalUpdates(Strategy):
             self._inner_update(epoch)
 
     def end_epoch(self, epoch_end: EpochEnd) -> None:
-        """Averages the distances and awaits the outer update, which would undo inner updates made meanwhile."""
-        if self.inner_samples:
-            self._inner_update(epoch_end.epoch)
+        """Averages the distances, and awaits the outer update."""
+        self._end_inner_batch(epoch_end.epoch)
         self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)
         self.parts.begin_update(epoch_end.epoch)
         self.parts.updates.wait()
@@ -127,6 +177,11 @@ class LocalUpdates(Strategy):
         for total in self.sums:
             total.zero_()
         self.inner_samples = 0
+
+    def _end_inner_batch(self, epoch: int) -> None:
+        """Updates this peer's own weights with the samples that fill no inner batch any more."""
+        if self.inner_samples:
+            self._inner_update(epoch)
 
     @torch.no_grad()
     def _inner_update(self, epoch: int) -> None:

@@ -50,6 +50,8 @@ class Strategy(ABC):
     epochs_apart = 0
     """Epochs by which a peer may be ahead of its gradients while they are averaged. The epochs of the gradients in a
     group may differ by as many."""
+    weights_of: Callable[..., MasterWeights] = MasterWeights
+    """Makes the master weights of groups; see `MasterWeights`."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -57,7 +59,7 @@ class Strategy(ABC):
     @classmethod
     def make_master(cls, model: nn.Module, run: RunConfig) -> MasterWeights:
         """Makes the master weights of a model, and the optimizer that updates them."""
-        return MasterWeights(
+        return cls.weights_of(
             cls.groups(model, run), partial(cls.make_optimizer, run=run), partial(cls.learning_rate, run=run)
         )
 
