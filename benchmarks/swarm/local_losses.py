@@ -42,11 +42,14 @@ def recipe(mode: str, flags: argparse.Namespace, seed: int) -> object:
     swarm = {"mode": mode, "target_batch_size": flags.batch, "inner_batch_size": flags.batch // PEERS}
     swarm |= {"sparse_kept": flags.kept, "delay_outer_step": flags.overlap and mode != "synchronous"}
     optimizer = {"name": flags.optimizer} if flags.optimizer else {}
-    if flags.learning_rate:
-        schedule["peak_learning_rate"] = flags.learning_rate
+    faster = 1.0 if mode == "synchronous" else flags.faster
+    schedule["peak_learning_rate"] = faster * (flags.learning_rate or run.schedule.peak_learning_rate)
+    wide = flags.hidden * 21 // 8  # as in the recipe
+    sizes = {"hidden_size": flags.hidden, "intermediate_size": wide, "num_hidden_layers": flags.layers}
     return run.model_copy(
         update={
             "seed": seed,
+            "model": run.model.model_copy(update={"architecture": run.model.architecture | sizes}),
             "swarm": run.swarm.model_copy(update=swarm),
             "schedule": run.schedule.model_copy(update=schedule),
             "optimizer": run.optimizer.model_copy(update=optimizer),
@@ -231,6 +234,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overlap", action="store_true", help="exchange while the next stretch computes")
     parser.add_argument("--optimizer", help="another than the recipe's")
     parser.add_argument("--learning-rate", type=float, help="another peak than the recipe's")
+    parser.add_argument("--faster", type=float, default=1.0, help="factor to the peak for local updates (1)")
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model (128, the recipe's)")
+    parser.add_argument("--layers", type=int, default=3, help="layers of the model (3, the recipe's)")
     flags = parser.parse_args(arguments)
     import torch
 

@@ -167,7 +167,7 @@ def exchange_cost(
     >>> from calculator.swarm.settings import ExchangeSettings
     >>> billion = exchange_cost(ExchangeSettings(mode="sparse"), 10**9)
     >>> billion.message_bytes, billion.sent_bytes, billion.host_bytes, round(billion.seconds(2.5e6))
-    (20019562, 140136934, 4000000000, 59)
+    (29052779, 203369453, 4000000000, 85)
     >>> exchange_cost(ExchangeSettings(), 10**9).sent_bytes
     1763684517
     """

@@ -46,7 +46,7 @@ class ExchangeSettings:
     max_group_size: int = 256
     mode: str = "synchronous"
     """One of `MODES`."""
-    sparse_kept: int = 64
+    sparse_kept: int = 100
     """Values of each 4096 that a peer sends (`mode = "sparse"`)."""
     delay_outer_step: bool = False
     """True if peers train on during the exchange (`mode = "diloco"` or `"sparse"`)."""

@@ -190,6 +190,7 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         average_state_every=swarm.average_state_every,
         mode=swarm.mode,
         sparse_kept=swarm.sparse_kept,
+        delay_outer_step=swarm.delay_outer_step,
         matchmaking_seconds=swarm.matchmaking_seconds,
         allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,

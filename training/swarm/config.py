@@ -25,7 +25,7 @@ RECORDS_MISSED = 6
 
 FEWEST_SPARSE = 100
 """Least `average_state_every` with `mode = "sparse"`. Between two peers, a value takes 16 bits in an average of the
-parameters and 0.16 in an exchange."""
+parameters and 0.23 in an exchange."""
 
 Codec = Literal[*CODECS]
 
@@ -63,8 +63,8 @@ class SwarmConfig(Section):
     inner_batch_size: Positive = INNER_BATCH_SIZE
     """Samples of one local update between exchanges (`diloco`, `sparse`)."""
     sparse_kept: Annotated[int, Field(ge=8, le=1024)] = DEFAULTS.sparse_kept
-    """Values of each 4096 that a peer sends (`sparse`). 64, the paper's number, take 0.16 bits a parameter; 256 take
-    0.5, for runs of few exchanges."""
+    """Values of each 4096 that a peer sends (`sparse`). 100 take 0.23 bits a parameter and message; 64, the paper's
+    number, 0.16; 256, for runs of few exchanges, 0.5."""
     delay_outer_step: bool = False
     """Peers train on while they exchange how far they have moved (`diloco`, `sparse`), so no peer waits for the
     network. The common weights lack the last stretch, and a peer holds 4 more bytes a parameter on the host."""

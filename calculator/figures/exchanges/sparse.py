@@ -12,9 +12,7 @@ from calculator.figures.rules.distances import EXCHANGES, Course, course
 from calculator.swarm.exchange import sparse_bytes, vector_bytes
 from calculator.units import show_bytes, show_count, show_number, show_share, show_time
 
-DECAY = 0.95
-"""What the recipe's `error_decay` is unless it says otherwise (training/swarm/config.py)."""
-KEPT = (16, 32, 64, 128, 256, 512, 1024)
+KEPT = (16, 32, 64, 100, 128, 256, 512, 1024)
 INNER = (1, 5, 15, 30, 60, 120, 240)
 SHOWN = (1, 5, 10, 20, 40)
 """Exchanges that have a row in the table."""
@@ -57,7 +55,7 @@ def ways_of(values: Values) -> list[Way]:
 
 def course_of(values: Values) -> Course:
     """The peer's exchanges with these values."""
-    return course(int(values["kept"]), int(values["bits"]), int(values["inner"]), DECAY)
+    return course(int(values["kept"]), int(values["bits"]), int(values["inner"]), decay=1.0)
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
@@ -145,7 +143,7 @@ FIGURE = Figure(
     name="sparse",
     title="Send the largest, keep the rest",
     controls=(
-        Stops(name="kept", label="Values sent of each 4096", stops=KEPT, default=64),
+        Stops(name="kept", label="Values sent of each 4096", stops=KEPT, default=100),
         Choice(
             name="bits",
             label="Each in",

@@ -78,7 +78,6 @@ def test_sparse_bytes_are_those_of_the_trainers_code():
 def test_the_figures_begin_with_what_recipes_begin_with():
     fields = SwarmConfig.model_fields
     assert values_of("sparse")["kept"] == fields["sparse_kept"].default
-    assert fields["error_decay"].default == sparse.DECAY
     assert local_updates.OUTER["nesterov"] == (LocalUpdates.outer_learning_rate, LocalUpdates.outer_momentum)
     assert local_updates.OUTER["mean"] == (SparseUpdates.outer_learning_rate, SparseUpdates.outer_momentum)
 

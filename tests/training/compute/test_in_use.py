@@ -35,8 +35,8 @@ def test_settings_in_use_follow_the_recipe():
     overlapped = reasons(with_swarm(mode="diloco", delay_outer_step=True))["meanwhile"]
     assert overlapped == "the exchange: set by the recipe; it runs while the next epoch computes"
     sparse = reasons(with_swarm(mode="sparse"))
-    assert sparse["in 2 bit"].startswith("64 of each 4,096 distances: ") and sparse["meanwhile"] == local["meanwhile"]
-    assert "among 8 peers, each sends about 137.3 KiB" in sparse["times"]  # 7 times 82 bytes for each 4096 parameters
+    assert sparse["in 2 bit"].startswith("100 of each 4,096 distances: ") and sparse["meanwhile"] == local["meanwhile"]
+    assert "among 8 peers, each sends about 199.3 KiB" in sparse["times"]  # 7 times 119 bytes for each 4096 parameters
     assert "uniform8" in reasons(load_recipe("dalle-2021"))["in 8 bit"]
     assert "in 16 bit" in reasons(with_swarm(gradient_codec="float16"))
     whole = reasons(with_swarm(gradient_codec="float32", state_bits=8))["in 32 bit"]

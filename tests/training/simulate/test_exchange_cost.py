@@ -47,7 +47,7 @@ def message_bytes(run: RunConfig) -> int:
     """Bytes of what a peer brings to an exchange: of a real message, or of real gradients in the run's codec."""
     tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes_of(run)]
     if run.swarm.mode == "sparse":
-        mean = SparseMean([tensor.shape for tensor in tensors], kept=run.swarm.sparse_kept, decay=1.0)
+        mean = SparseMean([tensor.shape for tensor in tensors], kept=run.swarm.sparse_kept)
         return len(mean.pack(tensors, 1.0))
     codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
     infos = [CompressionInfo(key=0, descriptor=TensorDescriptor.from_tensor(tensor)) for tensor in tensors]
@@ -98,7 +98,7 @@ def test_each_mode_takes_the_bytes_of_its_messages(mode):
     assert cost.message_bytes == pytest.approx(message, rel=0.01)
     times = PEERS - 1 if mode == "sparse" else 2 * (PEERS - 1) / PEERS
     assert cost.sent_bytes == pytest.approx(times * message, rel=0.01)
-    kept = SparseMean(shapes_of(run), kept=64, decay=1.0).unsent if mode == "sparse" else ()
+    kept = SparseMean(shapes_of(run), kept=64).unsent if mode == "sparse" else ()
     assert cost.host_bytes == sum(tensor.nbytes for tensor in kept)
     assert exchange.cost(2).sent_bytes == pytest.approx(message, rel=0.02)
     assert exchange.cost(1).sent_bytes == 0

@@ -1,12 +1,12 @@
 """Sparse mean: each peer sends the largest values of its tensors to all of its group, and keeps the rest for later.
 
 Source: Sarfi et al. 2025, arXiv:2508.15706 (SparseLoCo). Each peer adds its tensors to what earlier exchanges have not
-sent (error feedback), and sends the largest values of the sum (`sparse_code`). The codes come to all
-others as they were sent, so all peers compute the same mean, to the last bit.
+sent (error feedback), and sends the largest values of the sum (`sparse_code`). The codes come to all others as they
+were sent, so all peers compute the same mean, to the last bit.
 
-Among n peers, n - 1 times the code goes up from each: 1.1 bits a value among 8 peers, 2.4 among 16, 10 among 64. An
-all-reduce in 8 bits takes 14, 15 and 16 bits. Reducers that add the codes up would send fewer bytes in groups of more
-than 32 peers, but would have to round the sums again.
+Among n peers, n - 1 times the code goes up from each: with 100 of 4096 values, 1.6 bits a value among 8 peers, 3.5
+among 16, 15 among 64. An all-reduce in 8 bits takes 14, 15 and 16 bits. Reducers that add the codes up would send fewer
+bytes in groups of more than 32 peers, but would have to round the sums again.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.strategies import strategy_of
 from training.swarm.epoch.strategies.local_updates import LocalUpdates
+from training.swarm.epoch.strategies.sparse import SparseUpdates
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ def test_common_weights_follow_nesterov_on_the_mean_of_both_peers_ways(rounds):
             assert relative_error(ways[0], ways[1]) > 0.1
             mean = sum(weight * way for weight, way in zip(weights, ways, strict=True)) / sum(weights)
             for notes, _ in both:
-                momentum = LocalUpdates.outer_momentum * notes["momentum"][kind].double() + mean
-                expected = LocalUpdates.outer_learning_rate * (mean + LocalUpdates.outer_momentum * momentum)
+                momentum = 0.9 * notes["momentum"][kind].double() + mean  # the paper's settings
+                expected = 0.7 * (mean + 0.9 * momentum)
                 step = notes["before"][kind].double() - notes["after"][kind].double()
                 assert relative_error(step, expected) < 0.02, kind
                 assert torch.equal(notes["model"][kind], notes["after"][kind])  # from here all go on
@@ -66,6 +67,19 @@ def test_an_exchange_takes_as_many_bytes_as_a_synchronous_epoch(rounds):
     sent = [ours.bytes_sent + theirs.bytes_sent for (_, ours), (_, theirs) in rounds]
     assert values < min(sent) <= 2 * 1.01 * values
     assert all(values < one <= 2 * 1.01 * values or 5 * values < one <= 6 * 1.01 * values for one in sent)
+
+
+@pytest.mark.parametrize(
+    "exchanges, rate, momentum",
+    [(10, 1, 0), (40, 5 / 6, 1 / 2), (100, 11 / 15, 4 / 5), (200, 0.7, 0.9), (10**4, 0.7, 0.9)],
+)
+def test_the_outer_momentum_lasts_for_a_twentieth_of_the_run(exchanges, rate, momentum):
+    run = run_with(mode="diloco")
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"total_epochs": exchanges})})
+    assert LocalUpdates.outer_settings(run) == pytest.approx((rate, momentum))
+    assert SparseUpdates.outer_settings(run) == (1.0, 0.0)
+    (group,) = LocalUpdates.make_optimizer([torch.nn.Parameter(torch.zeros(3))], run).param_groups
+    assert (group["lr"], group["momentum"], group["nesterov"]) == pytest.approx((rate, momentum, momentum > 0))
 
 
 class TwoLayers(torch.nn.Module):

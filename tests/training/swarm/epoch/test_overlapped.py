@@ -11,7 +11,7 @@ from started_peers import meet, relative_error
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.sparse import WEIGHT, SparseMean
-from training.swarm.epoch.strategies.local_updates import CommonWeights, LocalUpdates
+from training.swarm.epoch.strategies.local_updates import CommonWeights
 
 SHAPES = (torch.Size((96, 64)), torch.Size((50,)))
 PEERS, EXCHANGES, RATE, MOMENTUM = 3, 6, 0.7, 0.9
@@ -172,8 +172,8 @@ def test_real_peers_train_on_while_they_exchange_and_have_the_same_common_weight
             ways = [exchanges[one]["offered"][kind].double() for exchanges in both]
             mean = sum(weight * way for weight, way in zip(weights, ways, strict=True)) / sum(weights)
             for exchanges in both:
-                momentum = LocalUpdates.outer_momentum * exchanges[one]["momentum"][kind].double() + mean
-                expected = LocalUpdates.outer_learning_rate * (mean + LocalUpdates.outer_momentum * momentum)
+                momentum = MOMENTUM * exchanges[one]["momentum"][kind].double() + mean
+                expected = RATE * (mean + MOMENTUM * momentum)
                 step = exchanges[one]["before"][kind].double() - exchanges[two]["before"][kind].double()
                 assert relative_error(step, expected) < 0.02, (one, kind)
 

@@ -113,7 +113,7 @@ def test_a_message_takes_at_most_a_quarter_of_a_bit_a_parameter():
     shapes = [torch.Size((1000, 1000)), torch.Size((1000,)), torch.Size((4096, 250))]
     mean = SparseMean(shapes, kept=SwarmConfig.model_fields["sparse_kept"].default)
     message = mean.pack([torch.randn(shape) for shape in shapes], 8.0)
-    assert 8 * len(message) / sum(shape.numel() for shape in shapes) < 0.17
+    assert 8 * len(message) / sum(shape.numel() for shape in shapes) < 0.25
 
 
 @pytest.mark.parametrize("fault", ["scale", "NaN", "negative scale", "count", "order", "twice", "outside"])
@@ -189,14 +189,13 @@ def test_what_was_sent_and_what_is_left_are_what_was_given():
     assert float(mean.unsent[0].norm()) > 1  # much is left
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.9])
-def test_the_sites_exchanges_send_and_keep_the_same(decay):
+def test_the_sites_exchanges_send_and_keep_the_same():
     """`calculator.swarm.sparse`, which the site's figures run, on one short block."""
-    mean, unsent = SparseMean([torch.Size((256,))], kept=64, decay=decay), [0.0] * 256
+    mean, unsent = SparseMean([torch.Size((256,))], kept=64), [0.0] * 256
     for number in range(20):
         values = torch.randn(256, generator=torch.Generator().manual_seed(number))
         (theirs,) = decoded(mean.code, mean.read(mean.pack([values], 8.0))[1], [torch.Size((256,))])
-        sent, unsent = exchanged(values.tolist(), unsent, kept=kept_of(256, 64), decay=decay)
+        sent, unsent = exchanged(values.tolist(), unsent, kept=kept_of(256, 64), decay=1.0)
         assert len(sent) == 4 and theirs.nonzero().flatten().tolist() == list(sent)
         assert theirs[list(sent)].tolist() == pytest.approx(list(sent.values()), rel=0.005)
         average(mean, [values], Exchange(8.0, {"other": mean.pack([torch.randn(256)], 8.0)}))
