@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from calculator.errors import BadSetup
 from calculator.parts.optimizers import OF_RECIPES
@@ -18,6 +18,7 @@ from calculator.swarm.forecast import (
     Volunteers,
     forecast,
 )
+from calculator.swarm.settings import ExchangeSettings
 from training.errors import BadInput
 from training.recipe import RunConfig
 from training.simulate.population import Spread, draw
@@ -184,15 +185,6 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         optimizer=OF_RECIPES[run.optimizer.name],
         target_batch_size=swarm.target_batch_size,
         epochs=run.schedule.total_epochs,
-        gradient_codec=swarm.gradient_codec,
         compression_threshold=swarm.compression_threshold,
-        state_bits=swarm.state_bits,
-        average_state_every=swarm.average_state_every,
-        mode=swarm.mode,
-        sparse_kept=swarm.sparse_kept,
-        delay_outer_step=swarm.delay_outer_step,
-        matchmaking_seconds=swarm.matchmaking_seconds,
-        allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
-        next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
-        max_group_size=swarm.max_group_size,
+        **{one.name: getattr(swarm, one.name) for one in fields(ExchangeSettings) if hasattr(swarm, one.name)},
     )
