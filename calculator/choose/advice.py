@@ -42,6 +42,8 @@ class PeerTraining:
     """Name of the optimizer that updates the weights on the host."""
     local_updates: bool = False
     """True if peers make local updates between exchanges."""
+    delay_outer_step: bool = False
+    """True if they go on with that during an exchange."""
     powersgd: bool = False
     """True if gradients travel as products of thin matrices."""
     lora_rank: int | None = None
@@ -102,12 +104,14 @@ class PeerTraining:
 
         The estimate counts the host's state; Muon's update takes more for a while. With local updates, the moments and
         the sum of an inner batch's gradients are on the model's device, and the host keeps a momentum instead, or what
-        sparse updates have not sent (training/swarm/epoch/strategies/local_updates.py). PowerSGD keeps the error of its
-        products on the host (training/swarm/epoch/powersgd.py); nearly all parameters are in matrices.
+        sparse updates have not sent, and during an exchange also the weights from which progress counts
+        (training/swarm/epoch/strategies/local_updates.py). PowerSGD keeps the error of its products on the host
+        (training/swarm/epoch/powersgd.py); nearly all parameters are in matrices.
         """
         copy, update = 4 * result.trained_parameters, self.update_bytes()
         if self.local_updates:
-            return result.host.optimizer_state + copy + update, copy - result.host.optimizer_state
+            kept = copy * (1 + self.delay_outer_step)
+            return result.host.optimizer_state + copy + update, kept - result.host.optimizer_state
         return 0, update + (copy if self.powersgd else 0)
 
     def update_bytes(self) -> int:

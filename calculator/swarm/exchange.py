@@ -121,11 +121,12 @@ def sparse_bytes(values: int, kept: int, bits: int = 2) -> int:
 
 
 class Exchanging(Protocol):
-    """Settings on which the cost of an exchange depends, as `ExchangeSettings` and the trainer's `SwarmConfig` have."""
+    """Settings on which the cost of an exchange depends; the trainer's `SwarmConfig` has them, too."""
 
     mode: str
     gradient_codec: str
     sparse_kept: int
+    delay_outer_step: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +140,8 @@ class ExchangeCost:
     gathers: bool
     """True if every peer gets every message; False if the messages are averaged on their way."""
     host_bytes: int
-    """Host memory for what the peer has not sent yet (error feedback)."""
+    """Host memory for what the peer has not sent yet (error feedback); if it trains on during the exchange, also for
+    the weights from which its progress counts."""
 
     @property
     def sent_bytes(self) -> int:
@@ -177,6 +179,7 @@ def exchange_cost(
         message, kept = sparse_bytes(parameters, settings.sparse_kept), 4 * parameters
     else:
         message, kept = vector_bytes(parameters, small_parameters, settings.gradient_codec), 0
+    kept += 4 * parameters * settings.delay_outer_step
     return ExchangeCost(peers=peers, message_bytes=message, gathers=settings.mode == "sparse", host_bytes=kept)
 
 

@@ -139,6 +139,7 @@ def _training(run: RunConfig, shape: ModelShape) -> PeerTraining:
         reversible=shape.reversible,
         optimizer=OF_RECIPES[run.optimizer.name],
         local_updates=run.swarm.local_updates,
+        delay_outer_step=run.swarm.delay_outer_step,
         powersgd=run.swarm.powersgd_rank > 0,
         **shape.adapters,
     )

@@ -146,6 +146,8 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
 
     sparse = run.swarm.model_copy(update={"mode": "sparse"})
     assert exchange_cost(sparse, weights // 4).host_bytes == weights
+    overlapped = sparse.model_copy(update={"delay_outer_step": True})
+    assert exchange_cost(overlapped, weights // 4).host_bytes == 2 * weights
     blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
     for device, local, product in (
         (device_named("t4"), moments + weights, 0),
@@ -154,6 +156,10 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
         need, host = taken(device)
         assert taken(device, mode="diloco") == pytest.approx((need + local, host + weights - moments), abs=blocks)
         assert taken(device, mode="sparse") == taken(device, mode="diloco"), "what is unsent takes a momentum's place"
+        need, host = taken(device, mode="sparse")
+        overlapped = taken(device, mode="sparse", delay_outer_step=True)
+        assert overlapped == (need + (weights if device.unified else 0), host + weights)
+        need, host = taken(device)
         assert taken(device, powersgd_rank=4) == (need + product, host + weights)
 
 

@@ -13,7 +13,7 @@ from calculator.swarm.collaboration import Kind
 from calculator.swarm.designed_models import LanguageModel
 from calculator.swarm.designer import People, Wish, design, recipe
 from calculator.swarm.exchange import Link, all_reduce_seconds, even_parts, exchange_cost
-from calculator.swarm.settings import MODES
+from calculator.swarm.settings import MODES, ExchangeSettings
 from training.compute.in_use import settings_in_use
 from training.doctor.checks import compute
 from training.publish.needs import needs_of
@@ -106,7 +106,7 @@ def test_each_mode_takes_the_bytes_of_its_messages(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_exchange_takes_the_time_of_its_bytes_in_the_slower_direction(mode):
-    cost = exchange_cost(SimpleNamespace(mode=mode, gradient_codec="blockwise8", sparse_kept=64), 10**7, PEERS)
+    cost = exchange_cost(ExchangeSettings(mode=mode), 10**7, PEERS)
     assert cost.seconds(1e6) == pytest.approx(cost.sent_bytes / 1e6, rel=0.05), "beside headers"
     assert cost.seconds(1e6, link_share=0.5) == pytest.approx(2 * cost.seconds(1e6))
     home = Link(up_bytes_per_second=1e6, down_bytes_per_second=4e6)
