@@ -75,15 +75,12 @@ from calculator.parts.parameters import count_parameters
 from calculator.reports.json_text import parsed
 from calculator.step.answer import Estimate
 from calculator.step.estimate import estimate
-from calculator.step.resolve import plain, resolve
+from calculator.step.resolve import check_layers, plain, resolve
 from calculator.step.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
 from calculator.swarm import collaboration
 
 LONGEST_CONFIG = 200_000
 """The longest config.json that is read, in characters; real ones have a few thousand."""
-
-MOST_LAYERS = 500
-"""The most layers of a pasted model, for which the browser still answers within about a second."""
 
 MODEL_TITLES = {
     "gpt3": "GPT-3",
@@ -157,7 +154,7 @@ def generate(request: dict) -> dict:
     """The memory of generating text with a setup's model."""
     setup = setup_from(request.get("setup"))
     model = model_of(setup)
-    _check_layers(setup, model)
+    check_layers(setup, model)
     return generating(model, request, _device(request))
 
 
@@ -318,7 +315,7 @@ def _estimated(request: dict) -> tuple[Setup, Estimate]:
     setup = setup_from(request.get("setup"))
     # `resolve` checks the setup before the cache is asked: true and 1 are equal to a cache, but the calculator refuses
     # one where it wants the other.
-    _check_layers(setup, resolve(setup))
+    check_layers(setup, resolve(setup))
     return setup, _estimate(setup)
 
 
@@ -334,12 +331,3 @@ def _remembered(setup: Setup) -> Estimate:
 
 def _device(request: dict) -> Device | None:
     return device_named(request["gpu"]) if request.get("gpu") else None
-
-
-def _check_layers(setup: Setup, model: Architecture) -> None:
-    """Refuses a pasted model that is so deep that the browser would compute for minutes."""
-    if setup.config is None:
-        return
-    layers = max(model.num_layers, model.num_decoder_layers)
-    if layers > MOST_LAYERS:
-        raise BadSetup(f"The model has {layers} layers; this page answers for at most {MOST_LAYERS}.")

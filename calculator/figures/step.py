@@ -18,7 +18,7 @@ from calculator.parts.optimizers import OPTIMIZERS
 from calculator.reports.json_text import parsed
 from calculator.step.answer import Estimate, StepInstant
 from calculator.step.estimate import estimate
-from calculator.step.resolve import plain, resolve
+from calculator.step.resolve import check_layers, plain, resolve
 from calculator.step.setups import DEFAULTS, Setup, setup_from
 from calculator.units import show_bytes, show_share
 
@@ -37,9 +37,6 @@ PARTS = {
 """Parts of the memory from the lowest up, with their colours."""
 PHASES = {"forward": ("Forward", 0.38), "backward": ("Backward", 0.45), "optimizer": ("Update", 0.17)}
 """Phases of the step with their shares of the drawing's width."""
-LARGEST_SETUP, MOST_LAYERS = 20_000, 500
-"""Characters of a setup in an address, and layers of its model, that are read: so many answer within a second."""
-
 
 Fields = dict[str, object]
 """Fields of a setup, and their values."""
@@ -185,17 +182,14 @@ def address_of(setup: Setup) -> dict[str, str]:
 
 
 def _refusal(text: str) -> str:
-    """Why a text is not a setup of which the figure can draw the step; empty if it is one."""
-    if len(text) > LARGEST_SETUP:
-        return f"it has {len(text)} characters, at most {LARGEST_SETUP} are read; a listed model is shown."
+    """Says why the figure cannot draw the step of a setup; returns an empty text if it can."""
     try:
         setup = setup_from(parsed(text, "it"))
-        model = resolve(setup)
+        check_layers(setup, resolve(setup))
         plain(setup)
-    except (BadSetup, TypeError) as error:
+    except BadSetup as error:
         return f"{error} A listed model is shown."
-    layers = max(model.num_layers, model.num_decoder_layers)
-    return f"it has {layers} layers, at most {MOST_LAYERS} are drawn." if layers > MOST_LAYERS else ""
+    return ""
 
 
 def places(instants: tuple[StepInstant, ...], layers: dict[str, int]) -> list[float]:

@@ -24,6 +24,8 @@ SWITCHES = (
     "embeddings_32bit",
 )
 """Fields that are true or false whatever else is chosen."""
+MOST_PASTED_LAYERS = 500
+"""The most layers of a pasted model, for which the browser still answers within about a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,3 +158,10 @@ def plain(setup: Setup) -> Setup:
         shared_groups=layers if architecture.shared_groups else None,
         reversible=False if family_of(architecture).reversible else None,
     )
+
+
+def check_layers(setup: Setup, model: Architecture) -> None:
+    """Refuses a pasted model that is so deep that the browser would compute for minutes."""
+    layers = max(model.num_layers, model.num_decoder_layers)
+    if setup.config is not None and layers > MOST_PASTED_LAYERS:
+        raise BadSetup(f"The model has {layers} layers; this page answers for at most {MOST_PASTED_LAYERS}.")
