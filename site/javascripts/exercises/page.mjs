@@ -8,8 +8,8 @@ import { afterAnswer, fileOf, keep, load, merged, otherVariant, readProgress } f
 import { startStudy } from "./study.mjs";
 
 const FIRST = 1;
-/** A reader's program that takes longer is ended, and Python with it. */
-const LIMIT_MS = 5000;
+/** Python is ended if a reader's program, or any other answer, takes longer. */
+const LIMIT_MS = { program: 5000, other: 20_000 };
 const STARTING = "Starting Python in your browser …";
 const NOTE_AFTER_MS = 150;
 
@@ -120,18 +120,18 @@ function answerOf({ element, name }) {
 
 /** Python's answer; null if it refused or failed, which the exercise then says. */
 async function ask(page, exercise, what, request) {
-  const limit = what === "grade" && exercise.kind === "program" ? LIMIT_MS : undefined;
+  const runs = what === "grade" && exercise.kind === "program";
   exercise.busy = true;
   const note = setTimeout(() => say(exercise, STARTING), NOTE_AFTER_MS);
   try {
-    const answer = await askPython(page.runtime, what, request, limit);
+    const answer = await askPython(page.runtime, what, request, LIMIT_MS[runs ? "program" : "other"]);
     keepForOffline(page.runtime, [`${page.runtime.folder}exercises.zip`]);
     clearTimeout(note);
     if (answer.error) say(exercise, answer.error, "refused");
     else if (!page.ended.signal.aborted) return answer;
   } catch (error) {
     clearTimeout(note);
-    const why = limit ? `Your program was ended (${error.message}). Is there a loop that never ends?` : `Python failed: ${error.message}.`;
+    const why = runs ? `Your program was ended (${error.message}). Is there a loop that never ends?` : `Python failed: ${error.message}.`;
     say(exercise, `${why} Python starts anew when you check again.`, "refused");
   } finally {
     exercise.busy = false;
