@@ -48,7 +48,8 @@ happens to a gradient from there on, in order:
 With awaited gradients, the peer waits for 4 and 5, and computes during 6 and 7. With delayed gradients it computes
 during 4 to 7. With local updates, peers average the distances that each has moved its own weights. With sparse ones,
 reducers pass the largest of these distances on as they come (`reducer.Gatherer`), and each peer averages them itself
-(epoch/sparse.py). Each of the four strategies is a file in epoch/strategies/.
+(epoch/sparse.py). With `delay_outer_step` it computes during an exchange of distances too. Each strategy is a file in
+epoch/strategies/.
 
 A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients and an averager
 of parameters.

@@ -59,7 +59,8 @@ class SwarmOptimizer:
       times as long, so raise `target_batch_size` with it.
     - `averaging_seconds` is a large part of the epoch: the links are slow for this model. Set
       `mode = "delayed"`, then a larger `target_batch_size`, then `gradient_codec`, `powersgd_rank`, or
-      `mode = "diloco"`, which exchanges rarely, or `mode = "sparse"`, which sends an eighth of that among 8 peers.
+      `mode = "diloco"`, which exchanges rarely, or `mode = "sparse"`, which sends an eighth of that among 8 peers;
+      with `delay_outer_step = true` neither waits for the exchange.
     - "a peer was lost" often: volunteers come and go within an average. A smaller `next_chunk_timeout_seconds` notices
       it sooner; a smaller `max_group_size` loses less.
     - the loss jumps when newcomers come: lower `average_state_every`, or set `state_bits = 16`.

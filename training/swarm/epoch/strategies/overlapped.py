@@ -26,7 +26,10 @@ from training.swarm.peers.epochs import EpochEnd
 
 
 class OverlappedUpdates(Delayed, LocalUpdates):
-    """Strategy of local updates in which no peer waits for an exchange, unless the one before it is still under way."""
+    """Strategy of local updates in which no peer waits for an exchange, unless the one before it is still under way.
+
+    On the host a peer holds 4 more bytes a parameter: the weights with which it has offered its distance.
+    """
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
