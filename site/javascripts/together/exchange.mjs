@@ -12,14 +12,16 @@ import { bytesOf, decode, encode, encodeWithFeedback, memoryOf } from "./codecs.
 import { average } from "./averages.mjs";
 
 const TICK_MS = 250;
-const SILENT_TICKS = 6;
+/** A peer is gone after as many ticks without a message; before its first one, while it starts, it has more time. */
+const SILENT_TICKS = 12;
+const START_TICKS = 60;
 
 /**
  * @typedef {object} Exchange
  * @property {string} own this peer's name
  * @property {string[]} group the peers that are there, in the same order everywhere
  * @property {Map<string, MessagePort>} ports to the others
- * @property {Map<string, number>} silent ticks since another was heard of
+ * @property {Map<string, number>} silent ticks since another was heard of; less than 0: it has not been yet
  * @property {Map<string, object>} inbox messages that nobody has asked for yet, by round, kind and sender
  * @property {{update: number, mean: Float32Array}} done the last average
  * @property {number} bytes sent so far, of parts and means
@@ -30,7 +32,7 @@ const SILENT_TICKS = 6;
 
 /** Opens the ports; `ports` maps names to them, and `names` has all peers. */
 export function openExchange(own, names, ports, onSilence) {
-  const silent = new Map([...ports.keys()].map((name) => [name, 0]));
+  const silent = new Map([...ports.keys()].map((name) => [name, -START_TICKS]));
   const facts = { inbox: new Map(), done: { update: -1, mean: null }, bytes: 0, left: [], wake: () => {} };
   const exchange = { own, group: [...names], ports, silent, onSilence, ...facts };
   for (const [name, port] of ports) port.onmessage = ({ data }) => receive(exchange, name, data);

@@ -100,17 +100,17 @@ function onMessage(together, name, message) {
 
 function onSilence(together, peer, { name, gone }) {
   if (peer.doing !== "is done") peer.doing = gone ? `goes on without ${title(name)}` : `waits for ${title(name)}`;
-  if (gone && together.peers.has(name)) drop(together, name); // the others have left it out
+  if (gone && together.peers.has(name)) drop(together, name, "is left out: the others heard nothing of it");
 }
 
 /** Ends a peer's worker, in the middle of whatever it does; the others are not told. */
-function drop(together, name) {
+function drop(together, name, doing = "is gone: its worker has been ended") {
   together.peers.get(name)?.worker.terminate();
   together.peers.delete(name);
   together.dropped = name;
   const element = peerElement(together, name);
   slot(element, "drop").disabled = true;
-  slot(element, "doing").textContent = "is gone: its worker has been ended";
+  slot(element, "doing").textContent = doing;
   if (!together.peers.size) {
     together.began = 0;
     say(together, "Nobody is left. The model of the last update is gone with them.");

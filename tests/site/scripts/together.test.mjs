@@ -68,15 +68,30 @@ test("in 8 bits and in 1 bit all peers still get the same vector", async () => {
 test("without a peer that says nothing for long the others repeat the average", async () => {
   mock.timers.enable({ apis: ["setInterval"] });
   const peers = three();
+  mock.timers.tick(250); // all have heard of each other
+  await settle();
   closeExchange(peers.alan);
   const under = [own(peers.ada, 0), own(peers.grace, 0)];
-  for (let ticks = 0; ticks < 10; ticks++) {
+  for (let ticks = 0; ticks < 15; ticks++) {
     await settle();
-    assert.equal(peers.gone.length > 0, ticks > 6, `after ${ticks} ticks`);
+    assert.equal(peers.gone.length > 0, ticks > 12, `after ${ticks} ticks`);
     mock.timers.tick(250);
   }
   for (const mean of await Promise.all(under)) assertNear(mean, meanOf(["ada", "grace"]));
   assert.deepEqual([peers.ada.group, peers.grace.group], [["ada", "grace"], ["ada", "grace"]]);
+  peers.all.forEach(closeExchange);
+  mock.timers.reset();
+});
+
+test("a peer that is slow to start is waited for", async () => {
+  mock.timers.enable({ apis: ["setInterval"] });
+  const peers = three();
+  clearInterval(peers.alan.timer); // it says nothing yet
+  const under = [own(peers.ada, 0), own(peers.grace, 0)];
+  mock.timers.tick(40 * 250);
+  await settle();
+  assert.deepEqual(peers.gone, []);
+  for (const mean of await Promise.all([...under, own(peers.alan, 0)])) assertNear(mean, meanOf(NAMES));
   peers.all.forEach(closeExchange);
   mock.timers.reset();
 });
