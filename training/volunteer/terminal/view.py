@@ -193,12 +193,10 @@ class View:
 
     def summary(self) -> str:
         """The state in one line."""
+        stage = self.stage.removesuffix(".")  # a notice is a sentence
         if not self._last:
-            return f"{self.run_id}: {self.stage}; {show_time(round(self.seconds))} since the start."
-        return (
-            f"Epoch {self.progress()}, loss {self.loss()}; you: {self.own_part()}; credit: {self.credit()}; "
-            f"{self.stage}."
-        )
+            return f"{stage[:1].upper()}{stage[1:]}; {show_time(round(self.seconds))} since the start."
+        return f"Epoch {self.progress()}, loss {self.loss()}; you: {self.own_part()}; credit: {self.credit()}; {stage}."
 
     def farewell(self) -> str:
         """The sum, when the peer has left."""
