@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from calculator.units import show_time
+from training.doctor.examination import TOO_SLOW
 from training.doctor.finding import Finding, Level
 
 MARKS: dict[Level, tuple[str, str]] = {
@@ -92,9 +93,8 @@ def summary(findings: Sequence[Finding]) -> str:
     if faults:
         return f"{counts}: this machine cannot join as it is."
     unknown = [finding.check for finding in findings if finding.level == "skipped"]
-    given = (
-        " The run itself could not be checked: give its address as for `join`, or both --recipe and --initial-peers; "
-        "if its peers answer late, give more time with --seconds 60."
-    )
-    asked = given if "run" in unknown else ""
+    cure = "give its address as for `join`, or both --recipe and --initial-peers; if its peers answer late, "
+    if any(finding.name == TOO_SLOW.name for finding in findings):
+        cure = ""
+    asked = f" The run itself could not be checked: {cure}give more time with --seconds 60." if "run" in unknown else ""
     return f"{counts}: nothing that was checked keeps this machine from joining.{asked}"

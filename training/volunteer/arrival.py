@@ -279,8 +279,8 @@ class _Newcomer:
         if unheard:
             lack = "" if "IPv4" in protocols() else " This machine has no IPv4, on which volunteers usually listen."
             return (
-                f"{now}, and this peer does not reach {names}, who have its weights.{lack} It goes on trying. `doctor` "
-                "with the run's address says what is in the way; another network may have nothing in the way."
+                f"{now}; its weights are with {names}, but this peer gets no connection there.{lack} It tries again. "
+                "`doctor` with the run's address says what is in the way; another network may have nothing in the way."
             )
         if others.there:
             return f"{now}; waiting for {names} to send its weights."

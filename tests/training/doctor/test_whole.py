@@ -112,6 +112,12 @@ def test_the_list_for_people_names_faults_first_and_in_full(capsys):
     assert shown.count("  Seen twice.\n") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
 
 
+@pytest.mark.parametrize("before, given", [([], True), ([examination.TOO_SLOW.found("Still loading.")], False)])
+def test_the_runs_address_is_asked_for_unless_time_was_short(before, given):
+    run = dataclasses.replace(skipped("Not checked."), check="run")
+    assert ("give its address" in show.summary([*before, run])) is given
+
+
 @pytest.mark.programs
 def test_it_takes_all_flags_of_join_and_no_others():
     of_join = ("--name", "ada", "--threads", "1", "--invitation", "abc-def", "--no-checkpointing", "--max-upload=5")

@@ -261,7 +261,7 @@ def test_a_peer_that_reaches_nobody_who_has_the_weights_is_told_why(newcomer, mo
     monkeypatch.setattr(arrival, "protocols", lambda: has)
     one = newcomer([record(7)], known_epoch=7, silent={ADA})
     assert one.come() is None
-    assert "does not reach ada, who have its weights" in one.printed and "`doctor`" in one.printed
+    assert "its weights are with ada, but" in one.printed and "`doctor`" in one.printed
     assert said in one.printed and (said or "This machine" not in one.printed)
 
 
