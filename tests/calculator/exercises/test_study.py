@@ -12,34 +12,10 @@ from calculator import browser
 from calculator.__main__ import main
 from calculator.errors import BadSetup
 from calculator.exercises.catalogue import SUBJECTS, drawn
-from calculator.exercises.exercise import Choice, Program
-from calculator.exercises.quantities import UNITS
-from calculator.exercises.quiz import exercises_of, quiz, variant_of
+from calculator.exercises.exercise import Program
+from calculator.exercises.quiz import exercises_of, quiz
 from calculator.exercises.study import compared, flipped_p, sheet_of, sign_p
-
-STUDY = "spring"
-
-
-def solution(name: str, variant: int) -> str:
-    answer = drawn(name, variant).answer
-    if isinstance(answer, Choice):
-        return str([option.right for option in answer.options].index(True))
-    return f"{answer.value / UNITS.get(answer.unit, UNITS['']).size:.9g}"
-
-
-def file_of(reader: str, part: str, right: int) -> dict:
-    """A reader's file with this many right answers; of the others, some are wrong and some are empty."""
-    answers = {}
-    for number, name in enumerate(exercises_of(STUDY)):
-        said = solution(name, variant_of(STUDY, reader, part, name))
-        answers[name] = said if number < right else ("99999999" if number % 2 else "")
-    return {"kind": "reader-study", "version": 1, "study": STUDY, "reader": reader, "part": part, "answers": answers}
-
-
-def written(folder, scores: dict[str, tuple[int, ...]]) -> None:
-    for reader, rights in scores.items():
-        for part, right in zip(("before", "after"), rights, strict=False):
-            (folder / f"{reader}-{part}.json").write_text(json.dumps(file_of(reader, part, right)))
+from tests.readers import STUDY, file_of, written
 
 
 @pytest.mark.parametrize("study", ["spring", "a", "2026-12"])

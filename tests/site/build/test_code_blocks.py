@@ -22,6 +22,7 @@ import yaml
 
 from tests.installed import SCRIPT
 from tests.programs import ROOT, run_program
+from tests.readers import written
 from training.cli import build_app
 from training.data.sources.kinds import read_captions
 from training.recipe import RECIPES
@@ -88,6 +89,8 @@ def test_commands_are_understood(text, commands, tmp_path, monkeypatch):
     (tmp_path / "my-run.toml").write_text((RECIPES / "demo.toml").read_text())
     for name in ("prompts.txt", "captions.jsonl"):
         (tmp_path / name).write_text("a red circle\n")
+    (tmp_path / "answers").mkdir()
+    written(tmp_path / "answers", {"r01": (3, 7), "r02": (4, 6)})
     monkeypatch.chdir(tmp_path)
     lines = [line.partition("  #")[0].strip() for line in text.splitlines() if line.strip()]
     for line in lines:
@@ -123,6 +126,7 @@ def understood(line: str, commands: dict) -> bool:
             commands[name].make_context(name, list(arguments))
         return name in commands
     if program == "python -m calculator":
+        words = [str(Path(word).resolve()) if word == "answers" else word for word in words]
         ended = run_program([sys.executable, *words[1:]])
         assert ended.returncode == 0 and ended.stdout, ended.stderr
         return True

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from calculator.__main__ import main as calculator
+from tests.readers import written
 from training.cli import build_app
 from training.volunteer.manners import keys
 from training.volunteer.manners.commands import WORDS
@@ -60,11 +61,13 @@ def test_the_volunteers_page_names_the_keys_commands_and_reasons_that_exist():
     assert set(reasons.split(",")) == RULES.keys() and len(rules_for("battery,heat")) == 2
 
 
-def test_commands_of_the_calculator_run(capsys):
+def test_commands_of_the_calculator_run(capsys, tmp_path):
+    """With the files of a study in the folder `answers`."""
+    written(tmp_path, {"r01": (3, 7), "r02": (4, 6)})
     found = shown(re.compile(r"python -m calculator ([^\n<`|]+)"))
     assert found
     for (words,) in found:
-        assert calculator(shlex.split(words)) == 0, words
+        assert calculator([str(tmp_path) if word == "answers" else word for word in shlex.split(words)]) == 0, words
         assert capsys.readouterr().out
 
 
