@@ -20,7 +20,7 @@ from training.data.store.shards import Manifest, TextManifest, check_text_fit
 from training.errors import BadInput
 from training.new.folder import RECIPE, SHARDS, held_out_words
 from training.new.found import Found
-from training.new.plan import Wanted, adapted_model, choose_model, designed
+from training.new.plan import MOST_PASSES, Wanted, adapted_model, choose_model, designed
 from training.recipe import parse_recipe
 from training.storage.whole import write_whole
 
@@ -78,10 +78,11 @@ def make_run(new: NewRun, say: Callable[[str], None], shown: Shown) -> str:
     designed(model, new.wanted)  # refuses volunteers who cannot train it, before the data are read
     shards, manifest = _prepared(new, model, base, say, shown)
     model = _fitted(model, manifest, Path(shards))
-    wish, made = designed(model, new.wanted, manifest.splits["train"].samples)
+    samples = manifest.splits["train"].samples
+    wish, made = designed(model, new.wanted, samples)
     text = recipe_text(_head(new), _tables(new, wish, made, shards, manifest))
     parse_recipe(text, source=RECIPE)
-    for line in forecast_lines(wish, made):
+    for line in forecast_lines(wish, made, samples):
         say(line)
     # Last: a folder with a recipe is one that is complete.
     write_whole(new.run_dir / RECIPE, text)
@@ -210,10 +211,11 @@ def _head(new: NewRun) -> list[str]:
     ]
 
 
-def forecast_lines(wish: Wish, made: Design) -> list[str]:
-    """Lines of the designer's forecast."""
+def forecast_lines(wish: Wish, made: Design, samples: int) -> list[str]:
+    """Lines of the designer's forecast, for data of this many samples."""
     reached, chosen, model = made.forecast, made.collaboration, wish.model
     kinds = [Kind(**asdict(people)).in_words(wish.utilisation) for people in wish.people]
+    passes = made.epochs * chosen.target_batch_size / samples
     sample = "samples" if model.sequence_length is None else f"blocks of {model.sequence_length} tokens"
     late = "" if made.days <= wish.days else f", more than the {show_days(wish.days)} that you gave"
     trained = chosen.exchange().parameters
@@ -234,5 +236,10 @@ def forecast_lines(wish: Wish, made: Design) -> list[str]:
             continue
         memory = memory_of(wish, made, gpu)
         lines.append(f"  memory   {show_bytes(memory.device_bytes)} of a {title}, {size} samples at once")
+    if passes > MOST_PASSES:
+        lines.append(
+            f"  data     each sample is trained on about {show_count(round(passes))} times; once the held-out loss "
+            "rises on the dashboard, more training only learns them by heart"
+        )
     lines += [f"  stops    {limit.sentence}" for limit in reached.limits if limit.stops]
     return [*lines, ""]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calculator.swarm.recipe_file import COMMENTS
+from calculator.units import show_count
 from training.cli import build_app
 from training.data.demo.draw import draw_set
 from training.data.store.shards import read_manifest, read_shard
@@ -74,7 +75,11 @@ def test_what_is_printed_names_data_forecast_and_the_next_command(made):
     folder, printed = made
     assert "60 files of text" in printed and "  2 × computer without a GPU: 114 GFLOP/s" in printed
     assert re.search(r"whole .* epochs, \d+ min", printed)
-    held_out = read_manifest(folder / "shards").splits["held-out"].samples
+    splits = read_manifest(folder / "shards").splits
+    run = load_recipe(str(folder / "recipe.toml"))
+    passes = run.schedule.total_epochs * run.swarm.target_batch_size / splits["train"].samples
+    assert passes > 4 and f"trained on about {show_count(round(passes))} times" in printed
+    held_out = splits["held-out"].samples
     assert held_out > 1 and f"{held_out} more are held out of training" in printed
     assert held_out_words(read_manifest(folder / "shards")) in printed
     assert f"new {folder}" in printed
