@@ -308,7 +308,8 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
     if run.digest not in digests:
         raise RefusedByRun(
             f"The run {run.run_id!r} trains another recipe: its digest is {', '.join(sorted(digests))}, "
-            f"yours is {run.digest}. Take the recipe from the run's page."
+            f"yours is {run.digest}. Take the recipe from the run's page, and the version of this program that its "
+            "servers run: another one may read the same recipe differently."
         )
 
 
