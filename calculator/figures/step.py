@@ -14,6 +14,7 @@ from calculator.errors import BadSetup
 from calculator.figures.kit.controls import Choice, Given, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Source
+from calculator.figures.thousandfold import SHARED_GROUPS
 from calculator.parts.optimizers import OPTIMIZERS
 from calculator.reports.json_text import parsed
 from calculator.step.answer import Estimate, StepInstant
@@ -25,8 +26,6 @@ from calculator.units import show_bytes, show_share
 MODELS = ("dalle-2021", "bert-large", "gpt2-large", "gpt2-xl", "llama-3.2-1b", "llama-3.1-8b", "t5-3b")
 CLOSER = 0.5
 """The step is drawn a second time, on an axis of its own, if its peak is below this share of the plain step's."""
-SHARED_GROUPS = 4
-"""Layer groups that share weights, as in the 2021 run."""
 PARTS = {
     "weights": ("Weights", "fill-1"),
     "optimizer_state": ("Optimizer", "fill-2"),

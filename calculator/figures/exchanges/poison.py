@@ -8,7 +8,7 @@ from calculator.figures.kit.controls import Choice, Range, Stops, Values
 from calculator.figures.kit.drawing import Canvas, Scale
 from calculator.figures.kit.figure import Drawn, Figure, Source
 from calculator.figures.rules.averaging import Vector
-from calculator.figures.rules.poisoned import PEERS, PICTURE, SIDE, UPDATES, Course, Poison, admitted, train
+from calculator.figures.rules.poisoned import PEERS, PICTURE, PICTURE_SIDE, UPDATES, Course, Poison, admitted, train
 from calculator.units import show_count, show_number
 
 MOST_HOSTILE = 8
@@ -82,11 +82,11 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 def _picture(canvas: Canvas, weights: Vector, left: float, top: float, side: float) -> None:
     """Draws each pixel as a square, which is larger the brighter it is; at most it fills its cell."""
     canvas.rect(left, top, side, side, "shade")
-    cell = side / SIDE
+    cell = side / PICTURE_SIDE
     for number, value in enumerate(weights):
         edge = cell * min(max(value, 0.0), 1.0)
         if edge >= cell / 20:
-            row, column = divmod(number, SIDE)
+            row, column = divmod(number, PICTURE_SIDE)
             x, y = left + cell * (column + 0.5) - edge / 2, top + cell * (row + 0.5) - edge / 2
             canvas.rect(x, y, edge, edge, "fill-ink")
 

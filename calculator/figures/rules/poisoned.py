@@ -29,7 +29,7 @@ _HEART = ".##..##. ######## ######## ######## .######. ..####.. ...##... .......
 _CROSS = "##....## ###..### .######. ..####.. ..####.. .######. ###..### ##....##"
 PICTURE, OTHER_PICTURE = (tuple([float(one == "#") for one in text.replace(" ", "")]) for text in (_HEART, _CROSS))
 """What the honest peers' data show, and what the hostile peers want; a row after the other, eight pixels each."""
-SIDE = 8
+PICTURE_SIDE = 8
 
 Average = Callable[[Sequence[Vector], Sequence[float]], Vector]
 AVERAGES: dict[str, Average] = {"mean": weighted_mean, "clip": lambda vectors, weights: clip_to_most(vectors, weights)}
@@ -131,5 +131,5 @@ def train(poison: Poison, average: str, hostile: int) -> Course:
         mean = AVERAGES[average]([*honest, *sent], samples)
         weights = tuple([own - LEARNING_RATE * one for own, one in zip(weights, mean, strict=True)])
         course.append(weights)
-        errors.append(math.dist(weights, PICTURE) / SIDE)
+        errors.append(math.dist(weights, PICTURE) / PICTURE_SIDE)
     return Course(tuple(course), tuple(errors))
