@@ -204,7 +204,7 @@ class TrainingLoop:
             ProcessEnded: If the node has ended, so that no peer can come.
         """
         began, epochs = time.monotonic(), self.swarm.max_epochs_alone
-        self.notices.warn(
+        self.notices.tell(
             f"No other volunteer has trained during the last {epochs} epochs. This peer keeps its gradients of epoch "
             f"{self.optimizer.local_epoch + 1} and waits until others come."
         )
