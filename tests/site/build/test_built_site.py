@@ -176,7 +176,7 @@ def test_what_the_browser_fetches_for_the_calculator_is_small(built_site):
     (runtime,) = (built_site / "runtime").iterdir()
     sizes = {file.name: file.stat().st_size for file in runtime.iterdir()}
     assert sizes["stdlib.zip"] < 3_500_000
-    assert sizes["calculator.zip"] < 1_050_000
+    assert sizes["calculator.zip"] < 1_100_000
     assert sizes["exercises.zip"] < 250_000
     assert sizes["snapshot.wasm"] < 13_300_000
     assert set(sizes) == {
