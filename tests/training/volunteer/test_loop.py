@@ -1,6 +1,7 @@
 """What a volunteer is told of an epoch."""
 
 import io
+import json
 import threading
 import time
 from functools import partial
@@ -291,6 +292,14 @@ def test_a_peer_that_finishes_awaits_its_average_in_the_background(tmp_path):
     ada = _Volunteer(tmp_path, {3: Manners.finish, 6: lambda manners: setattr(ada.peer, "averages", False)})
     ada.peer.averages = True
     assert ada.train(9).count("rest") == 3
+
+
+def test_waiting_for_others_is_what_a_volunteer_does_now_and_no_problem(tmp_path):
+    ada = _Volunteer(tmp_path, {})
+    ada.loop.reporter.wait = lambda: None
+    ada.loop._wait_for_others(ada)
+    kinds = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert kinds == ["notice", "notice"] and ada.statuses == ["training"]
 
 
 def test_a_peer_that_is_asked_to_leave_while_it_rests_leaves_at_once(tmp_path):
