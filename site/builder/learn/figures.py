@@ -86,16 +86,15 @@ def answer_of(name: str, values: dict, *, narrow: bool = False) -> dict:
     return answer
 
 
-def exercise_figures(*, every: bool) -> list[tuple[str, dict]]:
-    """Requests to `calculator.browser` for all figures.
+def exercise_figures() -> list[tuple[str, dict]]:
+    """Requests to `calculator.browser` for all figures, with each control at its ends or options: all their code runs.
 
-    Args:
-        every: With each control at its ends or options, so that all code of the figures runs; else with the defaults.
+    The first two are of one figure with its defaults.
     """
     return [
         ("figure", {"name": name, "values": values, "narrow": narrow})
         for name, figure in FIGURES.items()
-        for values in (ends_of(figure) if every else [{}])
+        for values in ends_of(figure)
         for narrow in (False, True)
     ]
 
