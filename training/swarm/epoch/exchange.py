@@ -25,7 +25,7 @@ from training.swarm.state.alignment import AlignmentState, Event, Minorities
 OVERTAKEN = "the others were faster; it takes their weights and goes on, and its samples do not count"
 """Fault of a peer whose epoch the others have ended without it."""
 ENOUGH = 0.9
-"""Share of the target batch size below which a peer reports how few samples its update has."""
+"""Share of the target batch size below which a peer reports how few samples the update of an incomplete group has."""
 
 
 class Exchange:
@@ -356,10 +356,10 @@ class Exchange:
         self.averager.is_new = False
 
     def _note_few_samples(self, report: RoundReport, epoch_end: EpochEnd) -> None:
-        target = self._swarm.target_batch_size
-        if report.weight is not None and report.weight < ENOUGH * target:
-            volunteers = f"{report.group_size} of {max(epoch_end.others + 1, report.group_size)} volunteers"
-            epoch_end.notes.append(f"its group of {volunteers} had {report.weight:.0f} of {target} samples")
+        target, training = self._swarm.target_batch_size, epoch_end.others + 1
+        if report.group_size < training and report.weight is not None and report.weight < ENOUGH * target:
+            group = f"{report.group_size} of {training} volunteers"
+            epoch_end.notes.append(f"its group of {group} had {report.weight:.0f} of {target} samples")
 
     def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:
         is_minority = 2 * report.group_size <= self._present
