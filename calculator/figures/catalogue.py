@@ -7,7 +7,6 @@ from calculator.figures import (
     designer,
     outliers,
     quantization,
-    ring,
     sharding,
     shuffling,
     step,
@@ -16,7 +15,7 @@ from calculator.figures import (
     tickets,
     uneven,
 )
-from calculator.figures.exchanges import feedback, local_updates, poison, sparse
+from calculator.figures.exchanges import feedback, local_updates, poison, ring, sparse
 from calculator.figures.kit.figure import Figure
 
 FIGURES: dict[str, Figure] = {

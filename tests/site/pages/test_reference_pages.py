@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import json
-import subprocess
 from pathlib import Path
 
 import griffe
@@ -18,6 +17,7 @@ from builder import benchmark_records
 from builder.folders import RESULTS
 from builder.markup import links, paths
 from builder.reference import claims, docstrings, hivemind_faults, messages, performance
+from tests.programs import run_program
 from training.cli import COMMANDS, build_app
 
 pytestmark = pytest.mark.browser
@@ -101,12 +101,12 @@ def test_a_record_counts_the_later_commits_to_the_code_that_it_measures(tmp_path
         (tmp_path / name).write_text("{}")
         who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
         for words in (["add", name], [*who, "commit", "-q", "-m", name]):
-            subprocess.run(["git", *words], cwd=tmp_path, check=True)
+            run_program(["git", *words], cwd=tmp_path)
 
     monkeypatch.setattr(benchmark_records, "ROOT", tmp_path)
     age = benchmark_records.age.__wrapped__
     assert age("swarm", "swarm") is None, "there is no repository"
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    run_program(["git", "init", "-q"], cwd=tmp_path)
     for name in ("training/swarm/before.py", "benchmarks/results/swarm.json", "training/swarm/a.py", "site/b.md"):
         commit(name)
     commit_of_record = benchmark_records._git("rev-parse", "--short", "HEAD~2")

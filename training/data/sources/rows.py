@@ -22,6 +22,7 @@ from training.data.sources.unused import Unusable, Unused
 from training.data.sources.work import held_out_places
 from training.data.store.layouts import LARGEST_ASPECT_RATIO, LARGEST_CAPTION_BYTES, LEAST_CAPTION_CHARACTERS
 from training.data.stream.order import permuted
+from training.storage.whole import whole_file
 
 READ_TOGETHER = 4096
 MORE_CAPTIONS = "more captions than the first, which is used"
@@ -167,15 +168,14 @@ class RowTable:
 
     def _hold_out(self) -> None:
         """Moves some rows from the split `train` to the one that is held out."""
-        train, kept = self._offsets["train"], self._offsets["train"].with_suffix(".kept")
+        train = self._offsets["train"]
         if not (places := held_out_places(self.count("train"))):
             return
         offsets = np.memmap(train, dtype="<u8", mode="r")
         np.array(offsets[places]).tofile(self._offsets["held-out"])
-        with kept.open("wb") as file:
+        with whole_file(train, flushed=False) as kept, kept.open("wb") as file:
             for before, after in pairwise((-1, *places, len(offsets))):
                 offsets[before + 1 : after].tofile(file)
-        kept.replace(train)
 
     def _append(self, pending: dict[str, array]) -> None:
         for split, offsets in pending.items():
