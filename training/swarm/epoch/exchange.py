@@ -356,9 +356,10 @@ class Exchange:
         self.averager.is_new = False
 
     def _note_few_samples(self, report: RoundReport, epoch_end: EpochEnd) -> None:
-        target, training = self._swarm.target_batch_size, epoch_end.others + 1
-        if report.group_size < training and report.weight is not None and report.weight < ENOUGH * target:
-            group = f"{report.group_size} of {training} volunteers"
+        target = self._swarm.target_batch_size
+        whole = min(epoch_end.others + 1, self._swarm.max_group_size)  # with more peers, each group has a part of them
+        if report.group_size < whole and report.weight is not None and report.weight < ENOUGH * target:
+            group = f"{report.group_size} of {whole} volunteers"
             epoch_end.notes.append(f"its group of {group} had {report.weight:.0f} of {target} samples")
 
     def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:

@@ -127,6 +127,18 @@ def test_an_update_of_an_incomplete_group_with_few_samples_is_reported(samples, 
     assert any(f"of {target} samples" in note for note in end.notes) is (samples == 0.8 and others == 2)
 
 
+def test_a_full_group_of_a_larger_run_is_not_reported_as_incomplete():
+    """Each group has a part of the volunteers, and so of the samples."""
+    largest, target = SWARM.max_group_size, SWARM.target_batch_size
+    noted = []
+    for size in (largest, largest - 1):
+        exchange, _, _ = exchange_of(averaged(weight=target / 2, group_size=size))
+        end = EpochEnd(epoch=7, others=2 * largest - 1)
+        exchange.finish(exchange.begin(end), end)
+        noted.append(any(f"of {target} samples" in note for note in end.notes))
+    assert noted == [False, True]
+
+
 def test_a_groupmates_samples_are_of_the_epoch_that_it_has_announced():
     """With delayed gradients a group has two epochs."""
     told = [Announcement(epoch, False, 0).packed() for epoch in (7, 6)]
