@@ -55,10 +55,10 @@ def _number(question: Question, expected: Number, answer: str) -> Verdict:
         return Verdict(False, f"{told} is {slip}")
     if abs(value - expected.value) < 0.1 * abs(expected.value):
         return Verdict(False, f"{told} is near, but not within {_percent(expected.tolerance)}.")
-    far = "more than ten times " if abs(value) > 10 * abs(expected.value) else ""
-    far = far or ("less than a tenth: " if abs(value) < 0.1 * abs(expected.value) else "")
-    if far:
-        return Verdict(False, f"{told} is far off: {far.removesuffix(': ').strip()} of the answer.")
+    if abs(value) > 10 * abs(expected.value):
+        return Verdict(False, f"{told} is far off: more than ten times the answer.")
+    if abs(value) < 0.1 * abs(expected.value):
+        return Verdict(False, f"{told} is far off: less than a tenth of the answer.")
     return Verdict(False, f"{told} is too {'large' if value > expected.value else 'small'}.")
 
 
