@@ -29,6 +29,7 @@ from calculator.swarm.settings import (
     EPOCHS_ALONE,
     INNER_BATCH_SIZE,
     METRICS_SECONDS,
+    SPARSE_STATES_EVERY,
 )
 
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
@@ -43,8 +44,8 @@ MOST_COMMUNICATION = 0.1
 INNER_UPDATES = (30, 100, 500)
 """Numbers of local updates between two exchanges that the designer tries. Sarfi et al. 2025 (arXiv:2508.15706) use 30,
 Douillard et al. 2023 (arXiv:2311.08105) 500."""
-STATES_EVERY, SPARSE_STATES_EVERY = 25, 100
-"""Epochs between two averages of the parameters; the second is the least with `mode = "sparse"`."""
+STATES_EVERY = 25
+"""Epochs between two averages of the parameters, but with `mode = "sparse"`."""
 WHY_DELAYED = (
     "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
     "averaged while the next update is computed, so they are one update old."

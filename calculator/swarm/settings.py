@@ -22,6 +22,9 @@ EPOCHS_ALONE, METRICS_SECONDS = 10, 10.0
 """Epochs after which a lone volunteer waits for others, and longest interval between two reports of a volunteer."""
 BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3
 """Samples of an update, updates in all, and rate at the end of the warm-up (paper, section 3.3)."""
+SPARSE_STATES_EVERY = 100
+"""Least `average_state_every` with `mode = "sparse"`. Between two peers, a value takes 16 bits in an average of the
+parameters and 0.23 in an exchange."""
 LOCAL_MODES = ("diloco", "sparse")
 """Modes in which peers train on their own between exchanges."""
 MODES = ("synchronous", "delayed", *LOCAL_MODES)

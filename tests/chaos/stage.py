@@ -16,13 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from calculator.swarm.settings import DEFAULTS
+from calculator.swarm.settings import DEFAULTS, SPARSE_STATES_EVERY
 from tests.chaos.network import Machine, build_machines
 from tests.chaos.volunteer import Control
 from tests.programs import Programs
 from tests.random_shards import write_shards
 from training.recipe import RECIPES, parse_recipe
-from training.swarm.config import FEWEST_SPARSE
 
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"
 VOLUNTEERS = ("ada", "grace", "alan", "edsger", "barbara")
@@ -48,7 +47,7 @@ def recipe(changes: dict[str, object], mode: str = DEFAULTS.mode) -> str:
     # A group waits for a window or two for a peer whose link is cut, so these decide what that costs the survivors.
     swarm |= {"matchmaking_seconds": 1.0}
     swarm |= {"metrics_every_seconds": 2.5, "mode": f'"{mode}"'}
-    swarm |= {"average_state_every": FEWEST_SPARSE} if mode == "sparse" else {}
+    swarm |= {"average_state_every": SPARSE_STATES_EVERY} if mode == "sparse" else {}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
     for name, value in (tiny | codec | swarm | monitor | changes).items():
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)

@@ -17,15 +17,12 @@ from calculator.swarm.settings import (
     METRICS_SECONDS,
     MODES,
     REQUEST_TIMEOUT_SECONDS,
+    SPARSE_STATES_EVERY,
 )
 from training.section import Count, Positive, Seconds, Section
 
 RECORDS_MISSED = 6
 """Number of records that a peer has to miss before it counts as gone; see `metrics_every_seconds`."""
-
-FEWEST_SPARSE = 100
-"""Least `average_state_every` with `mode = "sparse"`. Between two peers, a value takes 16 bits in an average of the
-parameters and 0.23 in an exchange."""
 
 Codec = Literal[*CODECS]
 
@@ -110,9 +107,9 @@ class SwarmConfig(Section):
             raise ValueError(
                 f'delay_outer_step needs mode diloco or sparse, not {self.mode}; for gradients, use mode = "delayed"'
             )
-        if self.mode == "sparse" and self.average_state_every < FEWEST_SPARSE:
+        if self.mode == "sparse" and self.average_state_every < SPARSE_STATES_EVERY:
             raise ValueError(
-                f"mode sparse needs average_state_every of at least {FEWEST_SPARSE}, not {self.average_state_every}: "
+                f"mode sparse needs average_state_every of at least {SPARSE_STATES_EVERY}, not {self.average_state_every}: "
                 "an average of all parameters sends a hundred times the bytes of an exchange"
             )
         if self.aggregation == "centered-clip" and (self.local_updates or self.powersgd_rank):

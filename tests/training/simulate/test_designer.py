@@ -26,7 +26,6 @@ from calculator.swarm.designed_models import (
 from calculator.swarm.designer import (
     GENEROUS,
     MOST_COMMUNICATION,
-    SPARSE_STATES_EVERY,
     STATES_EVERY,
     People,
     Wish,
@@ -35,7 +34,7 @@ from calculator.swarm.designer import (
     micro_batch,
     recipe,
 )
-from calculator.swarm.settings import LOCAL_MODES
+from calculator.swarm.settings import LOCAL_MODES, SPARSE_STATES_EVERY
 from training.cli import build_app
 from training.compute.plan import make_plan
 from training.recipe import load_recipe, parse_recipe, read_recipe, recipe_names
