@@ -195,6 +195,10 @@ def collaboration_from(request: object) -> Collaboration:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
     if made.mode not in MODES:
         raise BadSetup(f"mode is one of {', '.join(MODES)}, not {made.mode!r:.60}.")
+    if made.delay_outer_step and not made.local_updates:
+        raise BadSetup(
+            f'delay_outer_step needs mode diloco or sparse, not {made.mode}; for gradients, use mode = "delayed".'
+        )
     if made.optimizer is not None and made.optimizer not in OPTIMIZERS:
         raise BadSetup(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {made.optimizer!r:.60}.")
     _check_length(made)

@@ -212,8 +212,10 @@ def test_no_value_breaks_the_page(value):
         ({"model": "dalle-2021", "sequence_length": 512}, "sequence_length is for language models"),
         ({"model": "gpt2", "sequence_length": 1025}, "from 1 to 1024, not 1025"),
         ({"model": "smollm2-135m", "optimizer": "sgdd"}, "optimizer is one of"),
+        ({"model": "gpt2", "mode": "adhoc"}, "mode is one of"),
+        ({"model": "gpt2", "mode": "delayed", "delay_outer_step": True}, "delay_outer_step needs"),
     ],
 )
-def test_lengths_and_optimizers_that_cannot_be_are_refused(wrong, said):
+def test_settings_that_cannot_be_are_refused(wrong, said):
     with pytest.raises(BadSetup, match=said):
         collaboration_from({"volunteers": [{"count": 1, "gpu": "t4"}], **wrong})
