@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
+from calculator.swarm.settings import DEFAULTS
 
 PEERS = 4
 HELD_OUT_STORIES, HELD_OUT_SEED = 256, 10**6
@@ -230,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--inner", type=int, default=10, help="updates between two exchanges (10)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of weights and stories (0 1 2)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="modes to train (all)")
-    parser.add_argument("--kept", type=int, default=64, help="values of 4096 that are sent (64)")
+    parser.add_argument("--kept", type=int, default=DEFAULTS.sparse_kept, help="values of 4096 that are sent (100)")
     parser.add_argument("--overlap", action="store_true", help="exchange while the next stretch computes")
     parser.add_argument("--optimizer", help="another than the recipe's")
     parser.add_argument("--learning-rate", type=float, help="another peak than the recipe's")

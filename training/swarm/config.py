@@ -64,7 +64,8 @@ class SwarmConfig(Section):
     number, 0.16; 256, for runs of few exchanges, 0.5."""
     delay_outer_step: bool = False
     """Peers train on while they exchange how far they have moved (`diloco`, `sparse`), so no peer waits for the
-    network. The common weights lack the last stretch, and a peer holds 4 more bytes a parameter on the host."""
+    network. A peer computes with weights that lack the others' last stretch, and holds 4 more bytes a parameter on the
+    host."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
     2019); the error is added to the next gradient. 0: no low-rank compression."""
@@ -109,8 +110,8 @@ class SwarmConfig(Section):
             )
         if self.mode == "sparse" and self.average_state_every < SPARSE_STATES_EVERY:
             raise ValueError(
-                f"mode sparse needs average_state_every of at least {SPARSE_STATES_EVERY}, not {self.average_state_every}: "
-                "an average of all parameters sends a hundred times the bytes of an exchange"
+                f"mode sparse needs average_state_every of at least {SPARSE_STATES_EVERY}, not "
+                f"{self.average_state_every}: an average of all parameters sends many times the bytes of an exchange"
             )
         if self.aggregation == "centered-clip" and (self.local_updates or self.powersgd_rank):
             raise ValueError(

@@ -169,7 +169,8 @@ def _sparse(random: Random) -> Question:
             f"After: 2 + {-(-entries // 8)} + {-(-buckets // 8)} = {size} bytes.",
             f"{show_count(4 * SPARSE_BLOCK)} ÷ {size} = {factor:.4g}.",
         ),
-        remember="With 64 of 4096 values, 0.16 bits a parameter are enough; error feedback sends the rest later.",
+        remember="The largest values of each block take a fraction of a bit a parameter; error feedback sends the rest "
+        "later.",
     )
 
 
