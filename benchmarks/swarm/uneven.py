@@ -160,7 +160,12 @@ def main() -> None:
         "--matchmaking-seconds", type=float, default=1.5, help="how long peers look for a group; the demo's is 1.5"
     )
     parser.add_argument(
-        "--groups", nargs="+", type=int, default=range(len(GROUPS)), help="numbers of the groups that run, from 0"
+        "--groups",
+        nargs="+",
+        type=int,
+        choices=range(len(GROUPS)),
+        default=range(len(GROUPS)),
+        help="numbers of the groups that run, from 0",
     )
     parser.add_argument("--minutes", type=float, default=30, help="longest time of one run")
     parser.add_argument("--keep", type=Path, help="folder for the logs; default: a temporary one")
