@@ -104,7 +104,7 @@ class PeerTraining:
 
         The estimate counts the host's state; Muon's update takes more for a while. With local updates, the moments and
         the sum of an inner batch's gradients are on the model's device, and the host keeps a momentum instead, or what
-        sparse updates have not sent, and during an exchange also the weights from which progress counts
+        sparse updates have not sent; with `delay_outer_step` also the weights from which progress counts
         (training/swarm/epoch/strategies/local_updates.py). PowerSGD keeps the error of its products on the host
         (training/swarm/epoch/powersgd.py); nearly all parameters are in matrices.
         """

@@ -46,7 +46,7 @@ class Result:
     after: float
     difference: float
     standard_error: float | None
-    """Of the mean difference; None with one reader."""
+    """Standard error of the mean difference; None with one reader."""
     flipped_p: float
     """Probability of a mean difference at least as far from 0, if reading changed nothing."""
     sign_p: float
@@ -181,8 +181,8 @@ def report(result: Result) -> str:
         f"Difference: {result.difference:+.2f}{error}.",
         f"If reading changed nothing, a difference like this has the probability {result.flipped_p:.3g}",
         f"(all flips of signs; by the sign test {result.sign_p:.3g}).",
-        "Who answers twice may do better the second time without reading. A second study, whose readers read",
-        "something else in between, shows how much of the difference that is.",
+        "A reader who answers twice may do better the second time without reading. A second study, whose readers",
+        "read something else in between, shows how much of the difference that is.",
         "",
         f"{'Question':<36}{'before':>8}{'after':>8}",
     ]

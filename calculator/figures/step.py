@@ -71,7 +71,7 @@ def _groups(setup: Setup) -> Fields:
 
 
 def _precision(name: str) -> Callable[[Setup], str]:
-    """From a setup to a precision of a kind: the reader's own, if it is of that kind."""
+    """Makes a function that chooses a setup's precision of a kind: the reader's own, if it is of that kind."""
     usual, own = {"fp32": ("fp32", ()), "mixed": ("amp-bf16", ("amp-fp16",)), "half": ("bf16", ("fp16",))}[name]
     return lambda setup: setup.precision if setup.precision in own else usual
 

@@ -17,7 +17,8 @@ from calculator.units import show_count
 STEPS = 240
 """Inner steps of each peer in the whole run, however often peers exchange."""
 OUTER = {"mean": (1.0, 0.0), "nesterov": (0.7, 0.9)}
-"""Learning rate and momentum of the outer step: those of `mode = "sparse"`, and those of `mode = "diloco"`."""
+"""Learning rate and momentum of the outer step: those of `mode = "sparse"`, and those of `mode = "diloco"` in a run of
+200 exchanges or more."""
 MOST_DRAWN = 24
 """With more exchanges the peers' own paths are so short that only the common one is drawn."""
 LEVELS = (0.5, 2, 6, 14, 28)

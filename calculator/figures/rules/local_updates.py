@@ -2,8 +2,7 @@
 
 Between two exchanges each peer makes H steps of gradient descent on its own data. Then the mean distance from the
 common weights to the peers' own moves the common weights, as a gradient would: by an outer step of SGD with Nesterov
-momentum.
-`mode = "diloco"` does the same (training/swarm/epoch/strategies/local_updates.py).
+momentum. `mode = "diloco"` does the same (training/swarm/epoch/strategies/local_updates.py).
 
 Here a peer's data are a bowl, whose lowest point and steepness differ from those of other peers.
 """
@@ -62,7 +61,7 @@ def best(data: list[Bowl]) -> Vector:
 
 
 def loss(data: list[Bowl], weights: Vector) -> float:
-    """Mean of all losses, over that of the lowest point."""
+    """Mean of all losses, minus that at the lowest point."""
     return _mean_loss(data, weights) - _mean_loss(data, best(data))
 
 

@@ -40,9 +40,9 @@ class Poison:
     """What hostile peers do."""
 
     hostile: int
-    """Their number."""
+    """Number of hostile peers."""
     members: int
-    """How many of them have a ticket."""
+    """Number of hostile peers that have a ticket."""
     attack: str
     """One of `ATTACKS`."""
     strength: float
@@ -102,7 +102,8 @@ def _hidden(honest: Sequence[Vector], strength: float, weights: Vector, noises: 
 
 Attack = Callable[[Sequence[Vector], float, Vector, Sequence[Vector]], list[Vector]]
 ATTACKS: dict[str, Attack] = {"picture": _other_picture, "opposite": _opposite, "hidden": _hidden, "noise": _noise}
-"""From the honest peers' vectors, the strength, the weights and the noise of each hostile peer to what these send."""
+"""Functions that make the hostile peers' vectors from the honest ones, the strength, the weights, and each hostile
+peer's noise."""
 
 
 def admitted(poison: Poison) -> int:
@@ -116,7 +117,7 @@ def admitted(poison: Poison) -> int:
 
 
 def train(poison: Poison, average: str, hostile: int) -> Course:
-    """The run with one of `AVERAGES`, in which so many of the hostile peers take part."""
+    """Simulates a run with one of `AVERAGES`; of the hostile peers, `hostile` take part."""
     weights: Vector = (0.0,) * len(PICTURE)
     honest_peers = PEERS - poison.hostile
     # The way from the weights to the picture is the same for all honest peers, so its running average is, too.

@@ -22,7 +22,7 @@ class Packed:
     """bool (blocks, T): whether a document begins at this token."""
 
     def divided(self, places: Sequence[int]) -> tuple[Packed, Packed]:
-        """Divides the blocks: returns all others, and those at some places."""
+        """Divides the blocks into those that are not at these places, and those that are."""
         chosen = np.isin(np.arange(len(self.tokens)), places)
         others, some = (Packed(tokens=self.tokens[of], starts=self.starts[of]) for of in (~chosen, chosen))
         return others, some

@@ -306,8 +306,10 @@ class _TextWork:
         return note
 
     def _holds_out(self, number: int, taken: dict[Split, Packed]) -> bool:
-        """Returns whether blocks of a shard are held out. A file's folder, or its first documents, tell if the source
-        itself holds some out."""
+        """Returns whether blocks of a shard are held out.
+
+        The source itself holds some out if a file's folder or a document of the first shard says so.
+        """
         divided = any(file.split != "train" for file in self.files) or any(
             len(packed.tokens) for split, packed in taken.items() if split != "train"
         )
