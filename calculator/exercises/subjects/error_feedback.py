@@ -61,8 +61,7 @@ def _one_bit(random: Random) -> Question:
     sent = fed_back([values])[0][0][place]
     return Question(
         text="Of each value only the sign is sent, in one bit, and beside all of them the mean of their magnitudes. "
-        "What "
-        "arrives in place of the value asked for?",
+        "What arrives in place of the value asked for?",
         given=(("Values", _numbers(values)), ("Asked for", f"number {place + 1}, {values[place]:g}")),
         answer=Number(
             value=sent,
@@ -122,8 +121,7 @@ def _second(random: Random) -> Question:
             break
     return Question(
         text="Of each gradient only the value of the largest magnitude is sent; error feedback adds the rest to the "
-        "next "
-        "one. Which value is sent in the second exchange?",
+        "next one. Which value is sent in the second exchange?",
         given=(("First gradient", _numbers(first)), ("Second gradient", _numbers(second))),
         answer=Number(
             value=arrived,
@@ -232,8 +230,7 @@ def _bits(random: Random) -> Question:
     size = encoded_bytes(values, "uniform8", of=10**9)
     return Question(
         text="The run of 2021 sent each part of a gradient in 8 bits, with a codebook of 256 numbers in 32 bits. How "
-        "many "
-        "times smaller is a part than in 32 bits?",
+        "many times smaller is a part than in 32 bits?",
         given=(
             ("Values in the part", show_count(values)),
             ("Codebook and its length", f"{show_count(CODEBOOK_BYTES)} bytes"),
@@ -271,10 +268,9 @@ def _program(random: Random) -> Question:
         return [sent.get(place, 0.0) for place in range(len(rest))], rest
 
     return Question(
-        text="Write one exchange with error feedback: add what is `unsent` to the gradient, send the `kept` values "
-        "of the "
-        "largest magnitude, and keep the rest. Return two lists: what arrives (0 for what is not sent), and what is "
-        "unsent now.",
+        text="Write one exchange with error feedback: add what is `unsent` to the gradient, send the `kept` values of "
+        "the largest magnitude, and keep the rest. Return two lists: what arrives (0 for what is not sent), and what "
+        "is unsent now.",
         answer=Program(
             name="exchange",
             start="def exchange(gradient, unsent, kept):\n    ",

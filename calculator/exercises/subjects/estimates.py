@@ -131,8 +131,7 @@ def _largest(random: Random) -> Question:
     one, two = (estimate(replace(setup, micro_batch_size=size)).gpu.total for size in (8, 16))
     return Question(
         text="Use the calculator: what is the largest micro-batch that fits, with gradient checkpointing, AdamW and "
-        "mixed "
-        "precision?",
+        "mixed precision?",
         given=(("Model", name), ("Tokens", "1024"), ("GPU", device.title)),
         answer=Number(value=largest, unit="sequences", tolerance=0.05),
         hints=(
@@ -181,9 +180,8 @@ def _speed(random: Random) -> Question:
     forward = forward_flops(model)
     speed = samples_per_second(model, device)
     return Question(
-        text="How many samples a second does this GPU train of the model of 2021? Backward takes twice the "
-        "operations of "
-        "forward.",
+        text="How many samples a second does this GPU train of the model of 2021? Backward takes twice the operations "
+        "of forward.",
         given=(
             ("Forward pass of a sample", f"{forward / 1e12:.3g} TFLOP"),
             ("GPU", f"{device.title}, peak {device.teraflops:g} TFLOP/s"),
@@ -228,10 +226,8 @@ def _program(random: Random) -> Question:
 
     return Question(
         text="Write the exact number of parameters of a model like GPT-2. A layer has 12 D² weights, 9 D biases (3 D "
-        "for "
-        "queries, keys and values, D, 4 D and D) and two norms of 2 D each; a last norm has 2 D, and tokens and "
-        "positions "
-        "have embeddings of D.",
+        "for queries, keys and values, D, 4 D and D) and two norms of 2 D each; a last norm has 2 D, and tokens and "
+        "positions have embeddings of D.",
         answer=Program(
             name="parameters",
             start="def parameters(layers, width, tokens, positions):\n    ",

@@ -58,8 +58,7 @@ def _enough(random: Random) -> Question:
     fewest = math.ceil(exact - 1e-9)
     return Question(
         text="How many updates must a volunteer make between two exchanges, so that the exchange takes no more than "
-        "this "
-        "share of the time?",
+        "this share of the time?",
         given=(*said, ("Largest share", f"{100 * most:g} %")),
         answer=Number(
             value=fewest,
@@ -141,9 +140,8 @@ def _sparse(random: Random) -> Question:
     factor = 4 * SPARSE_BLOCK / size
     return Question(
         text="A sparse exchange sends only the largest changes of each block: a scale, for each sent value its sign, "
-        "its "
-        "size and the low bits of its place, and a few bits for the rest of the places. How many times smaller is that "
-        "than all changes in 32 bits?",
+        "its size and the low bits of its place, and a few bits for the rest of the places. How many times smaller is "
+        "that than all changes in 32 bits?",
         given=(
             ("Values in a block", show_count(SPARSE_BLOCK)),
             ("Sent of them", str(kept)),
@@ -181,8 +179,7 @@ def _newcomer(random: Random) -> Question:
     seconds = 8 * size / (megabits * 1e6)
     return Question(
         text="A newcomer downloads the weights in 16 bits, and the momentum of the outer step in 32 bits. How long "
-        "does "
-        "that take?",
+        "does that take?",
         given=(("Parameters", show_count(parameters)), ("Download", f"{megabits} Mbit/s")),
         answer=Number(
             value=seconds,
@@ -216,9 +213,8 @@ def _outer(random: Random) -> Question:
         return [was + rate * change for was, change in zip(old, weighted_mean(changes), strict=True)]
 
     return Question(
-        text="Write the outer step: all peers began with the weights `old`; after their local updates they have "
-        "those in "
-        "`peers`. Return the old weights plus `rate` times the mean change.",
+        text="Write the outer step: all peers began with the weights `old`; after their local updates they have those "
+        "in `peers`. Return the old weights plus `rate` times the mean change.",
         answer=Program(
             name="outer_step",
             start="def outer_step(old, peers, rate):\n    ",

@@ -46,8 +46,7 @@ def _eight_bit(random: Random) -> Question:
     whole, short = (estimate(Setup(model=name, optimizer=way)).optimizer_state_bytes for way in ("adamw", "adamw8bit"))
     return Question(
         text="The same optimizer keeps its moments in 8 bits, with a scale in 32 bits for each block of 256 values. "
-        "How "
-        "much memory does that save?",
+        "How much memory does that save?",
         given=(("Model", name), ("State in 32 bits", show_bytes(whole))),
         answer=Number(
             value=whole - short,
@@ -65,8 +64,7 @@ def _eight_bit(random: Random) -> Question:
         ),
         solution=(
             f"In 8 bits it takes (1 + 4/256) ÷ 4 of {show_bytes(whole)}, which is {show_bytes(short)}; norms and "
-            "biases "
-            "are so small that they stay in 32 bits.",
+            "biases are so small that they stay in 32 bits.",
             f"{show_bytes(whole)} − {show_bytes(short)} = {show_bytes(whole - short)}.",
         ),
         remember="8-bit state saves three quarters of what is often the largest part.",
@@ -200,8 +198,7 @@ def _restore(random: Random) -> Question:
     cases += [([round(random.uniform(-20, 20), 3) for _ in range(random.randint(2, 8))],) for _ in range(5)]
     return Question(
         text="Write the round trip of a block through 8 bits with even steps: divide by the largest magnitude, round "
-        "to "
-        "the nearest 127th, and multiply again. Return the list of restored values.",
+        "to the nearest 127th, and multiply again. Return the list of restored values.",
         answer=Program(
             name="restored",
             start="def restored(values):\n    ",

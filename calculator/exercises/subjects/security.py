@@ -91,8 +91,7 @@ def _clipped(random: Random) -> Question:
     mean = weighted_mean(vectors)[0]
     return Question(
         text="CenteredClip starts from the last result. Each peer's number pulls it towards itself, but by no more "
-        "than "
-        "the radius; the result moves by the mean of the pulls. Where is it after one iteration?",
+        "than the radius; the result moves by the mean of the pulls. Where is it after one iteration?",
         given=(
             ("Last result", f"{start:g}"),
             ("Radius", f"{radius:g}"),
@@ -192,8 +191,7 @@ def _clip_program(random: Random) -> Question:
         cases.append((values, round(random.uniform(-2, 2), 2), random.choice((0.5, 1.0, 2.0))))
     return Question(
         text="Write one iteration of CenteredClip for plain numbers: `values` are those of the peers, `last` is the "
-        "last "
-        "result. Return the new result.",
+        "last result. Return the new result.",
         answer=Program(
             name="clipped",
             start="def clipped(values, last, radius):\n    ",

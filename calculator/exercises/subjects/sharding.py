@@ -111,8 +111,7 @@ def _rows(random: Random) -> Question:
     first = shard_shape((rows, width), gpus)[0]
     return Question(
         text="FSDP2 divides a matrix by its rows; if they do not divide evenly, all shares are as large as the "
-        "largest. "
-        "How many rows does the first GPU get?",
+        "largest. How many rows does the first GPU get?",
         given=(("Embedding matrix", f"{show_count(rows)} × {width}"), ("GPUs", str(gpus))),
         answer=Number(
             value=first,
@@ -176,8 +175,7 @@ def _fewest(random: Random) -> Question:
             break  # padding and the rounding of bytes do not decide
     return Question(
         text="Each card has this much room for weights, gradients and AdamW's state, all in 32 bits. How many cards "
-        "are "
-        "needed at least to keep them with ZeRO-3?",
+        "are needed at least to keep them with ZeRO-3?",
         given=(("Model", name), ("Parameters", show_count(count)), ("Room on each card", show_bytes(room))),
         answer=Number(
             value=gpus,
@@ -209,8 +207,7 @@ def _program(random: Random) -> Question:
 
     return Question(
         text="Write how many of a matrix's rows each GPU has with FSDP2: each gets the rows divided by the GPUs, "
-        "rounded "
-        "up, as long as there are rows left. Return a list with a number for each GPU.",
+        "rounded up, as long as there are rows left. Return a list with a number for each GPU.",
         answer=Program(
             name="rows_of_gpus",
             start="def rows_of_gpus(rows, gpus):\n    ",

@@ -154,8 +154,7 @@ def _buffer(random: Random) -> Question:
     about = f"{shifts[asked]:.0f}" if shifts[asked] else "0"
     return Question(
         text=f"A stream of {LENGTH} samples passes through a shuffle buffer, and a sample then stands {about} places "
-        "away "
-        "from where it was, on average. How large was the buffer?",
+        "away from where it was, on average. How large was the buffer?",
         answer=choice(
             random,
             (f"{asked} sample{'s' if asked > 1 else ''}", f"With {asked}, samples move {shifts[asked]:.0f} places."),

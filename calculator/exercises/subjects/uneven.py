@@ -55,8 +55,7 @@ def _counted(random: Random) -> Question:
     epoch = by_samples(speeds, batch)
     return Question(
         text="The same devices now count samples: each computes what it can, until the batch is full. How long does "
-        "the "
-        "batch take?",
+        "the batch take?",
         given=(*said, ("Batch", f"{batch} samples")),
         answer=Number(
             value=epoch.computing_seconds,
@@ -137,8 +136,7 @@ def _late(random: Random) -> Question:
     done, left = random.randint(3, 12), random.randint(1, 3)
     return Question(
         text=f"The batch is full while a laptop, which has reported {done} samples, is still computing {left} more. "
-        "What "
-        "becomes of them?",
+        "What becomes of them?",
         answer=choice(
             random,
             (
