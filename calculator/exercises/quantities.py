@@ -6,6 +6,7 @@ Base units are bytes, seconds, bytes per second, and 1 for shares and counts.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calculator.errors import BadSetup
@@ -79,6 +80,15 @@ def shown(value: float, unit: str, digits: int = 4) -> str:
     """
     size = UNITS.get(unit, UNITS[""]).size
     return f"{show_number(value / size, digits)} {unit}".strip()
+
+
+def listed(values: Sequence[float]) -> str:
+    """Numbers as text, with commas between them.
+
+    >>> listed((2.5, -1.0))
+    '2.5, \u22121'
+    """
+    return ", ".join(f"{value:g}".replace("-", "\u2212") for value in values)
 
 
 def _plain(text: str) -> str:

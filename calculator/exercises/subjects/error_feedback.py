@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from calculator.exercises.exercise import Exercise, Number, Program, Question, Subject, choice
+from calculator.exercises.quantities import listed
 from calculator.swarm.exchange import CODEBOOK_BYTES, encoded_bytes
 from calculator.swarm.sparse import exchanged
 from calculator.units import show_count
@@ -36,10 +37,6 @@ def fed_back(
     return rounds
 
 
-def _numbers(values: tuple[float, ...] | list[float]) -> str:
-    return ", ".join(f"{value:g}".replace("-", "\u2212") for value in values)
-
-
 def _vector(random: Random, length: int = 4) -> tuple[float, ...]:
     """Different numbers, of both signs, whose magnitudes add up to a multiple of their count."""
     while True:
@@ -62,7 +59,7 @@ def _one_bit(random: Random) -> Question:
     return Question(
         text="Of each value only the sign is sent, in one bit, and beside all of them the mean of their magnitudes. "
         "What arrives in place of the value asked for?",
-        given=(("Values", _numbers(values)), ("Asked for", f"number {place + 1}, {values[place]:g}")),
+        given=(("Values", listed(values)), ("Asked for", f"number {place + 1}, {values[place]:g}")),
         answer=Number(
             value=sent,
             unit="",
@@ -75,7 +72,7 @@ def _one_bit(random: Random) -> Question:
         ),
         hints=("Magnitudes are without their signs.", "Sign × mean magnitude."),
         solution=(
-            f"Magnitudes: {_numbers([abs(value) for value in values])}; their mean is {abs(sent):g}.",
+            f"Magnitudes: {listed([abs(value) for value in values])}; their mean is {abs(sent):g}.",
             f"The sign of {values[place]:g} gives {sent:g}.",
         ),
         remember="One bit a value: 32 times less, and every value arrives wrong. Error feedback makes up for it.",
@@ -90,8 +87,8 @@ def _unsent(random: Random) -> Question:
         text="The same vector is sent in one bit a value, with error feedback. What is added to the next gradient, in "
         "the place asked for?",
         given=(
-            ("Values", _numbers(values)),
-            ("Arrived", _numbers(sent)),
+            ("Values", listed(values)),
+            ("Arrived", listed(sent)),
             ("Asked for", f"number {place + 1}"),
         ),
         answer=Number(
@@ -122,7 +119,7 @@ def _second(random: Random) -> Question:
     return Question(
         text="Of each gradient only the value of the largest magnitude is sent; error feedback adds the rest to the "
         "next one. Which value is sent in the second exchange?",
-        given=(("First gradient", _numbers(first)), ("Second gradient", _numbers(second))),
+        given=(("First gradient", listed(first)), ("Second gradient", listed(second))),
         answer=Number(
             value=arrived,
             unit="",
@@ -134,8 +131,8 @@ def _second(random: Random) -> Question:
         ),
         hints=("Set the largest value of the first gradient to 0, and add the rest to the second.",),
         solution=(
-            f"Left out: {_numbers(left)}.",
-            f"With the second gradient: {_numbers(wanted)}.",
+            f"Left out: {listed(left)}.",
+            f"With the second gradient: {listed(wanted)}.",
             f"The largest magnitude is that of {arrived:g}.",
         ),
         remember="What is left out grows until it is the largest, and is sent then.",
@@ -151,7 +148,7 @@ def _patience(random: Random) -> Question:
     return Question(
         text="A peer's gradient has two values and is always the same. Each exchange sends only the larger one, with "
         "error feedback. In which exchange is the small value sent for the first time?",
-        given=(("Gradient", _numbers((large, small))),),
+        given=(("Gradient", listed((large, small))),),
         answer=Number(
             value=first,
             unit="",
@@ -183,7 +180,7 @@ def _total(random: Random) -> Question:
         text="After three exchanges with error feedback the sender still keeps something unsent of one value. What has "
         "arrived of it in all three exchanges together?",
         given=(
-            ("The value in the three gradients", _numbers([g[place] for g in gradients])),
+            ("The value in the three gradients", listed([g[place] for g in gradients])),
             ("Unsent after the third", f"{rest:g}"),
         ),
         answer=Number(
@@ -208,7 +205,7 @@ def _without(random: Random) -> Question:
         for decay in (1.0, 0.0)
     )
     return Question(
-        text=f"A gradient is always ({_numbers((large, small))}), and only the larger value is sent. How much of the "
+        text=f"A gradient is always ({listed((large, small))}), and only the larger value is sent. How much of the "
         "small one has arrived after 100 exchanges without error feedback?",
         answer=choice(
             random,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from calculator.exercises.exercise import Exercise, Number, Program, Question, Subject, choice
+from calculator.exercises.quantities import listed
 from calculator.figures.rules.admission import CASES, CHECKS, LONGEST_DELAY, TICKET_SECONDS, failed_check
 from calculator.figures.rules.averaging import centered_clip, median, weighted_mean
 
@@ -22,10 +23,6 @@ STORIES = {
 """What happens in each of the forgeries of `CASES`."""
 
 
-def _numbers(values: tuple[float, ...] | list[float]) -> str:
-    return ", ".join(f"{value:g}".replace("-", "\u2212") for value in values)
-
-
 def _peers(random: Random, hostile: int) -> tuple[list[float], list[float]]:
     """Honest numbers around a drawn one, and hostile ones that lie far away."""
     middle = random.randint(2, 6)
@@ -38,7 +35,7 @@ def _liar(random: Random) -> Question:
     ((mean,), (truth,)) = (weighted_mean([(v,) for v in values]) for values in (honest + hostile, honest))
     return Question(
         text="Four honest peers and a hostile one send one number of their gradients. What is the mean of all five?",
-        given=(("Honest", _numbers(honest)), ("Hostile", _numbers(hostile))),
+        given=(("Honest", listed(honest)), ("Hostile", listed(hostile))),
         answer=Number(
             value=mean,
             unit="",
@@ -65,7 +62,7 @@ def _median(random: Random) -> Question:
     ((middle,), (mean,)) = median([(v,) for v in everyone]), weighted_mean([(v,) for v in everyone])
     return Question(
         text="Peers send one number each, and some lie. What is the median of all?",
-        given=(("Numbers", _numbers(everyone)),),
+        given=(("Numbers", listed(everyone)),),
         answer=Number(
             value=middle,
             unit="",
@@ -76,7 +73,7 @@ def _median(random: Random) -> Question:
             ),
         ),
         hints=("Sort the numbers.", f"There are {len(everyone)}; the median is number {len(everyone) // 2 + 1}."),
-        solution=(f"Sorted: {_numbers(sorted(everyone))}.", f"The middle one is {middle:g}."),
+        solution=(f"Sorted: {listed(sorted(everyone))}.", f"The middle one is {middle:g}."),
         remember="A median stays among honest numbers as long as fewer than half lie.",
     )
 
@@ -95,7 +92,7 @@ def _clipped(random: Random) -> Question:
         given=(
             ("Last result", f"{start:g}"),
             ("Radius", f"{radius:g}"),
-            ("Numbers of four peers", _numbers(values)),
+            ("Numbers of four peers", listed(values)),
         ),
         answer=Number(
             value=moved,
@@ -112,7 +109,7 @@ def _clipped(random: Random) -> Question:
             "Take the mean of the four pulls.",
         ),
         solution=(
-            f"Pulls: {_numbers(pulls)}.",
+            f"Pulls: {listed(pulls)}.",
             f"Their mean is {sum(pulls) / 4:g}; {start:g} + {sum(pulls) / 4:g} = {moved:g}.",
         ),
         remember="However far a liar goes, it pulls no harder than the radius.",

@@ -39,7 +39,8 @@ def _codes(random: Random) -> Question:
             f"2**{bits} = {show_count(codebook)}, so a code takes {bits} bits.",
             f"{side} × {side} × {bits} ÷ 8 = {show_count(size)} bytes.",
         ),
-        remember="The run of 2021 sent 1664 bytes a picture: 18 times less than the picture itself.",
+        remember=f"The run of 2021 sent {code_bytes()} bytes a picture: {PICTURES_OVER_CODES} times less than the "
+        "picture itself.",
     )
 
 
@@ -90,7 +91,10 @@ def _whole(random: Random) -> Question:
             value=pictures.first_step_seconds,
             unit="days",
             mistakes=(
-                (codes.first_step_seconds, "That is the time of the codes; pictures take 18 times as long."),
+                (
+                    codes.first_step_seconds,
+                    f"That is the time of the codes; pictures take {PICTURES_OVER_CODES} times as long.",
+                ),
                 (pictures.first_step_seconds / 8, "You have divided bytes by bits: a byte has 8 bits."),
             ),
         ),
