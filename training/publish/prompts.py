@@ -59,11 +59,12 @@ def score(checkpoint: Path, shards: str, clip: str) -> float:
         shards: Folder or address of the run's shards, which hold samples out.
         clip: Folder or name of the CLIP model.
     """
+    scorer = load_clip(clip)  # first: a wrong name is told before all pictures are drawn
     loaded = load_checkpoint(checkpoint)
     known = captions_of(shards_of(loaded, shards, "held-out"))
     count = min(len(set(known)), CLIP_PICTURES, affordable_samples(task_of(loaded.config)))
     captions = choose_captions(known, count=count, seed=loaded.config.seed)
-    return clip_score(_drawn(loaded, shards, captions), load_clip(clip))
+    return clip_score(_drawn(loaded, shards, captions), scorer)
 
 
 def _drawn(loaded: Checkpoint, shards: str, captions: Sequence[str]) -> list[Picture]:
