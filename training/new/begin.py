@@ -14,7 +14,7 @@ from typing import Any
 
 from training.data.sources.hub import ADDRESS
 from training.errors import BadInput
-from training.new.folder import RECIPE, Servers, change_servers, write_servers
+from training.new.folder import RECIPE, Servers, change_servers, check_servers, write_servers
 from training.new.found import Found, look
 from training.new.make import NewRun, make_run
 from training.new.plan import Wanted, people_of
@@ -61,6 +61,7 @@ def begin(given: Given, say: Callable[[str], None]) -> tuple[Path, Servers]:
         say(f"{folder} has a run already, which goes on. To make another one of these data, give --run-dir.")
         return folder, change_servers(folder, given.servers)
     found = look(given.data)
+    check_servers(given.servers, found.kind)
     say(f"{given.data}: {found.words}.")
     new, chosen = _asked(given, found, folder)
     shards = make_run(new, say, partial(show_progress, sys.stdout))

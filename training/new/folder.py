@@ -19,9 +19,10 @@ from typing import Any
 
 from calculator.swarm.recipe_file import toml
 from calculator.units import show_count
-from training.data.store.shards import Manifest, TextManifest
+from training.data.store.shards import Kind, Manifest, TextManifest
 from training.errors import BadInput
 from training.processes.servers.ports import ANYWHERE
+from training.recipe import load_recipe
 from training.storage.whole import write_whole
 
 RECIPE, SERVERS, README, SHARDS, LOGS = "recipe.toml", "servers.toml", "README.md", "shards", "logs"
@@ -88,8 +89,23 @@ def write_servers(run_dir: Path, servers: Servers) -> None:
     write_whole(run_dir / SERVERS, "# How `new` starts the servers of this run in this folder.\n" + "".join(lines))
 
 
+def check_servers(changes: Mapping[str, Any], kind: Kind) -> None:
+    """Checks that servers of a run of this kind can be started so, before it is written for each later start.
+
+    Raises:
+        BadInput: If they cannot.
+    """
+    if changes.get("clip") is not None and kind == "text":
+        raise BadInput("--clip is for runs that draw pictures, and this one trains a language model; omit it.")
+
+
 def change_servers(run_dir: Path, changes: Mapping[str, Any]) -> Servers:
-    """Changes how a run's servers are started from now on; returns how that is."""
+    """Changes how a run's servers are started from now on; returns how that is.
+
+    Raises:
+        BadInput: If they cannot be started so.
+    """
+    check_servers(changes, load_recipe(str(run_dir / RECIPE)).kind)
     kept = read_servers(run_dir)
     servers = replace(kept, **changes)
     if servers != kept:

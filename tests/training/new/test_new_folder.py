@@ -19,7 +19,7 @@ from training.errors import BadInput
 from training.new.begin import free_ports
 from training.new.folder import Servers, held_out_words, read_servers, write_servers
 from training.new.questions import ask, days_of
-from training.recipe import load_recipe
+from training.recipe import load_recipe, read_recipe
 from training.tasks.known import task_of
 
 SENTENCES = "Ada has a red key and goes to the library. Max has a black kite and sees a small house by the sea. "
@@ -83,6 +83,18 @@ def test_what_is_printed_names_data_forecast_and_the_next_command(made):
     assert held_out > 1 and f"{held_out} more are held out of training" in printed
     assert held_out_words(read_manifest(folder / "shards")) in printed
     assert f"new {folder}" in printed
+
+
+def test_a_clip_model_for_texts_is_refused_before_it_is_kept_for_each_later_start(tmp_path):
+    write_texts(tmp_path / "texts", count=1)
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.mkdir()
+    (there / "recipe.toml").write_text(read_recipe("stories"))
+    write_servers(there, Servers(shards="shards", port=8123, dht_port=31337))
+    for words in ([there], [tmp_path / "texts", "--run-dir", there], [tmp_path / "texts", "--run-dir", new]):
+        ended = CliRunner().invoke(build_app(), ["new", *map(str, words), "--clip", "clip", "--yes", "--no-serve"])
+        assert isinstance(ended.exception, BadInput), ended.output
+    assert read_servers(there).clip is None and not new.exists()
 
 
 def test_a_second_call_makes_nothing_anew_and_keeps_the_servers(made):
