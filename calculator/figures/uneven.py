@@ -42,7 +42,7 @@ def equal_shares(speeds: Sequence[float], batch: int) -> Epoch:
 
 
 def by_samples(speeds: Sequence[float], batch: int) -> Epoch:
-    """Lets each device compute samples until the batch is full; samples unfinished by then count for the next batch.
+    """Lets each device compute samples until the batch is full; leaves out samples that are unfinished by then.
 
     >>> by_samples([9, 1], 20).samples, by_samples([9, 1], 20).computing_seconds
     ((18, 2), 2.0)

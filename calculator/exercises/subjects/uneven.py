@@ -140,24 +140,27 @@ def _late(random: Random) -> Question:
         answer=choice(
             random,
             (
-                "They count for the next epoch",
-                "Nobody waits: what is unfinished when the batch is full counts for the next epoch.",
+                "They count as well, and the others wait for them",
+                "The laptop ends its micro-batch and brings it along; the batch becomes a little larger than planned.",
             ),
             [
                 (
-                    "All wait until they are computed",
-                    "Then all would wait for the slowest again, as with equal shares.",
+                    "They count for the next epoch",
+                    "They were computed for this batch, and are averaged with it; the next one begins after that.",
                 ),
-                ("They are thrown away", "That would waste most of a slow device's work; it is kept and counts later."),
                 (
-                    "They are averaged with old weights into this epoch",
-                    "A gradient that comes later would be of other weights; training here is synchronous.",
+                    "They are thrown away",
+                    "Only if the laptop took so long that the others had gone on without it.",
+                ),
+                (
+                    "The others compute them in its place",
+                    "Nobody else has them, and nobody needs to: the batch is full already.",
                 ),
             ],
         ),
-        hints=("Nobody waits longer than the exchange of gradients takes, and nothing is lost.",),
-        solution=("A peer keeps its unfinished samples. Its next report begins with them.",),
-        remember="Training stays synchronous, and yet no peer waits for a slower one.",
+        hints=("The others look for a group while they end their own last micro-batches.",),
+        solution=("The average waits for the last micro-batch of each peer; the forecast counts this time as lost.",),
+        remember="A peer waits for the slowest one's last micro-batch only, so slow devices take small ones.",
     )
 
 
@@ -193,7 +196,7 @@ def _faster(random: Random) -> Question:
             f"{counts[2] * speeds[2]:g} ÷ {sum(c * s for c, s in zip(counts, speeds, strict=True)):g} = "
             f"{shown(share, '%')}.",
         ),
-        remember="A few fast devices may do most of the work; the slow ones still add theirs, and delay nobody.",
+        remember="A few fast devices may do most of the work; the slow ones still add theirs, and delay others little.",
     )
 
 

@@ -154,7 +154,7 @@ FORMULAS: dict[str, Callable[[Told], float]] = {
 """Answers in base units, by what the question tells."""
 
 RIGHT = {
-    "late-samples": "They count for the next epoch",
+    "late-samples": "They count as well, and the others wait for them",
     "checkpointing-cost": "About a third more computing",
     "which-defence": "A robust average, such as CenteredClip",
     "what-is-averaged": "The changes of their weights",
