@@ -1,7 +1,8 @@
 """`python -m calculator study`: compares readers' answers before and after they have read, from their files.
 
-The command judges each answer itself. Differences are tested by flipping their signs: if reading changed nothing, each
-reader's difference could as well have had the other sign. All flips are counted, so the probability is exact.
+The command judges each answer itself. Differences are tested by a permutation test, which flips their signs: if reading
+changed nothing, each reader's difference could as well have had the other sign. All flips are counted, so the
+probability is exact.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Result:
     difference: float
     standard_error: float | None
     """Standard error of the mean difference; None with one reader."""
-    flipped_p: float
-    """Probability of a mean difference at least as far from 0, if reading changed nothing."""
+    permutation_p: float
+    """Probability of a mean difference at least as far from 0, if reading changed nothing (permutation test)."""
     sign_p: float
     """The same by the sign test, which knows only who became better and who worse."""
     questions: dict[str, tuple[int, int]]
@@ -131,7 +132,7 @@ def compared(sheets: Sequence[Sheet]) -> Result:
         after=statistics.mean(after),
         difference=statistics.mean(differences),
         standard_error=error,
-        flipped_p=flipped_p(differences),
+        permutation_p=permutation_p(differences),
         sign_p=sign_p(differences),
         questions={
             name: tuple(sum(found[reader, part][name] for reader in both) for part in PARTS)
@@ -140,10 +141,10 @@ def compared(sheets: Sequence[Sheet]) -> Result:
     )
 
 
-def flipped_p(differences: Sequence[int]) -> float:
+def permutation_p(differences: Sequence[int]) -> float:
     """Two-sided probability of a sum at least as far from 0, if each difference has either sign equally often.
 
-    >>> flipped_p([1, 2, 3])
+    >>> permutation_p([1, 2, 3])
     0.25
     """
     sums: Counter[int] = Counter({0: 1})
@@ -179,8 +180,8 @@ def report(result: Result) -> str:
         "",
         f"Right of {QUESTIONS} before: {result.before:.2f}, after: {result.after:.2f}.",
         f"Difference: {result.difference:+.2f}{error}.",
-        f"If reading changed nothing, a difference like this has the probability {result.flipped_p:.3g}",
-        f"(all flips of signs; by the sign test {result.sign_p:.3g}).",
+        f"If reading changed nothing, a difference like this has the probability {result.permutation_p:.3g}",
+        f"(permutation test; by the sign test {result.sign_p:.3g}).",
         "A reader who answers twice may do better the second time without reading. A second study, whose readers",
         "read something else in between, shows how much of the difference that is.",
         "",

@@ -14,7 +14,7 @@ from calculator.errors import BadSetup
 from calculator.exercises.catalogue import SUBJECTS, drawn
 from calculator.exercises.exercise import Program
 from calculator.exercises.quiz import exercises_of, quiz
-from calculator.exercises.study import compared, flipped_p, sheet_of, sign_p
+from calculator.exercises.study import compared, permutation_p, sheet_of, sign_p
 from tests.readers import STUDY, file_of, written
 
 
@@ -92,7 +92,7 @@ def test_probabilities_are_those_of_scipy():
         total = abs(sum(differences))
         flips = itertools.product((1, -1), repeat=count)
         far = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= total for signs in flips)
-        assert flipped_p(differences) == far / 2**count
+        assert permutation_p(differences) == far / 2**count
         better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
         expected = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
         assert sign_p(differences) == pytest.approx(expected)
@@ -101,7 +101,7 @@ def test_probabilities_are_those_of_scipy():
 def test_nobody_learned_anything():
     sheets = [sheet_of(file_of(reader, part, 5), "x") for reader in ("r1", "r2") for part in ("before", "after")]
     found = compared(sheets)
-    assert (found.difference, found.flipped_p, found.sign_p) == (0, 1, 1)
+    assert (found.difference, found.permutation_p, found.sign_p) == (0, 1, 1)
     assert compared(sheets[:2]).standard_error is None
     with pytest.raises(BadSetup):
         compared([])
