@@ -82,7 +82,7 @@ def seen() -> list[tuple[int, int]]:
 
 
 def masks() -> list[bytes]:
-    """For each shape, how much of each pixel it covers: 0 to 255."""
+    """Shares of each pixel that each shape covers: 0 to 255."""
     return [shape_mask(shape, size=SIDE, radius=RADIUS).tobytes() for shape in SHAPES]
 
 

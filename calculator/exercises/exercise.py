@@ -12,7 +12,7 @@ class Number:
     """An answer that is a quantity."""
 
     value: float
-    """In base units of `quantities`: bytes, seconds, bytes per second, or 1."""
+    """Value in base units of `quantities`: bytes, seconds, bytes per second, or 1."""
     unit: str
     """The unit in which the question asks; see `quantities.read`."""
     tolerance: float = 0.02

@@ -20,7 +20,7 @@ NEAR = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and what to tell the reader."""
+    """Judgement of an answer: right or not, and what to tell the reader."""
 
     right: bool
     sentence: str

@@ -23,7 +23,7 @@ MOST_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a program is right, and the sentence that says so or what is wrong."""
+    """Judgement of a program: right or not, and the sentence that says so or what is wrong."""
 
     right: bool
     sentence: str

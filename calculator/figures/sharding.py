@@ -31,7 +31,7 @@ An all-reduce of the gradients counts 2: it is a reduce-scatter and an all-gathe
 With ZeRO-2 weights are gathered once and gradients reduced once, with ZeRO-3 weights are gathered again in backward
 (Rajbhandari et al. 2020, arXiv:1910.02054, section 7)."""
 MEGABITS = (20, 100, 1000, 10_000, 100_000, 400_000, 3_600_000)
-"""From a home's upload to NVLink 4, which has 450 GB/s each way."""
+"""Rates of links, from a home's upload to NVLink 4, which has 450 GB/s each way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ OUTER = {"mean": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 """Learning rate and momentum of the outer step: those of `mode = "sparse"`, and those of `mode = "diloco"` in a run of
 200 exchanges or more."""
 MOST_DRAWN = 24
-"""With more exchanges the peers' own paths are so short that only the common one is drawn."""
+"""Most exchanges for which the peers' own paths are drawn; with more, these are too short."""
 LEVELS = (0.5, 2, 6, 14, 28)
 """Losses whose contours are drawn."""
 
@@ -111,7 +111,7 @@ def _contour(lowest: Vector, level: float) -> list[Vector]:
 
 
 def _thinned(path: Sequence[Vector]) -> list[Vector]:
-    """At most about a dozen points of a path, with its first and its last one."""
+    """Thins a path to about a dozen points, the first and the last one among them."""
     return [*path[: -1 : max(1, len(path) // 12)], path[-1]]
 
 

@@ -19,7 +19,7 @@ from calculator.figures.rules.averaging import Vector, clip_to_most, weighted_me
 
 PEERS, UPDATES = 12, 40
 LEARNING_RATE, MOMENTUM = 0.15, 0.5
-"""With more momentum, the pixels would swing."""
+"""Settings of the training. With more momentum, the pixels would swing."""
 NOISE = 0.2
 """Standard deviation of a pixel in a peer's gradient."""
 SAMPLES = 8

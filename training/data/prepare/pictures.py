@@ -80,7 +80,7 @@ class Input:
     caption_column: str | None = None
     """Key or column of the captions; None: the first usual name that is found."""
     holds_out: bool = False
-    """Whether some pictures are held out of training if the source itself holds none out."""
+    """True to hold some pictures out of training if the source itself holds none out."""
 
     def __post_init__(self) -> None:
         given = [one for one in (self.images, self.urls, self.hub) if one is not None]

@@ -89,7 +89,7 @@ class TextInput:
     seed: int = 0
     """Seed of the order of a shard's blocks."""
     holds_out: bool = False
-    """Whether some blocks of the first shard are held out of training if the source itself holds nothing out."""
+    """True to hold some blocks of the first shard out of training if the source itself holds nothing out."""
 
     def __post_init__(self) -> None:
         if (self.tokenizer is None) == (self.vocabulary is None):

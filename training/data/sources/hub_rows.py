@@ -65,7 +65,7 @@ class HubRows:
         folder: Folder for the pictures of one shard.
         image_column: Name of the column of pictures; None: a usual one.
         caption_column: Name of the column of captions; None: a usual one. Of several captions, the first is taken.
-        holds_out: Whether some rows of the first part are held out if the set has no other split than `train`.
+        holds_out: True to hold some rows of the first part out if the set has no other split than `train`.
 
     Raises:
         BadInput: If the set has no such columns.

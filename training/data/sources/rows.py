@@ -78,7 +78,7 @@ class RowTable:
     Args:
         folder: Folder for the table's files.
         rows: All rows, and the lines or files that cannot be used.
-        holds_out: Whether some rows are held out if no row is in another split than `train`.
+        holds_out: True to hold some rows out if no row is in another split than `train`.
     """
 
     def __init__(self, folder: Path, rows: Iterable[Row | Unusable], *, holds_out: bool = False):
