@@ -58,6 +58,14 @@ class Program:
 Answer = Number | Choice | Program
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Judgement of an answer: right or not, and what to tell the reader."""
+
+    right: bool
+    sentence: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """A question with drawn numbers. Texts are plain, with code between backticks."""

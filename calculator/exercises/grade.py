@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from calculator.errors import BadSetup
-from calculator.exercises.exercise import Choice, Number, Question
+from calculator.exercises.exercise import Choice, Number, Question, Verdict
 from calculator.exercises.program import judged
 from calculator.exercises.quantities import UNITS, read, shown
 
@@ -16,14 +14,6 @@ _HALF = "off by a factor of 2: check what goes in both directions, or twice."
 _PERCENT = "off by a factor of 100: the answer is in percent."
 NEAR = 0.001
 """Largest relative distance at which an answer shows a known mistake, where the question asks for more exactness."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Judgement of an answer: right or not, and what to tell the reader."""
-
-    right: bool
-    sentence: str
 
 
 def graded(question: Question, answer: str) -> Verdict:
@@ -37,8 +27,8 @@ def graded(question: Question, answer: str) -> Verdict:
         return _number(question, expected, answer)
     if isinstance(expected, Choice):
         return _choice(question, expected, answer)
-    outcome = judged(expected, answer)
-    return Verdict(outcome.right, _right(outcome.sentence, question) if outcome.right else outcome.sentence)
+    verdict = judged(expected, answer)
+    return Verdict(verdict.right, _right(verdict.sentence, question) if verdict.right else verdict.sentence)
 
 
 def _number(question: Question, expected: Number, answer: str) -> Verdict:

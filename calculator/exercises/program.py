@@ -7,10 +7,9 @@ import copy
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from calculator.errors import BadSetup
-from calculator.exercises.exercise import Program
+from calculator.exercises.exercise import Program, Verdict
 
 LONGEST = 5000
 """Most characters of a reader's program."""
@@ -21,15 +20,7 @@ MOST_SHOWN = 200
 """Most characters of a value or of printed text in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Judgement of a program: right or not, and the sentence that says so or what is wrong."""
-
-    right: bool
-    sentence: str
-
-
-def judged(program: Program, text: str) -> Outcome:
+def judged(program: Program, text: str) -> Verdict:
     """Runs a reader's program on all cases. It may run for ever: the browser limits its time.
 
     Raises:
@@ -41,43 +32,43 @@ def judged(program: Program, text: str) -> Outcome:
         raise BadSetup(f"A program has at most {LONGEST} characters; yours has {len(text)}.")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        outcome = _outcome(program, text)
+        verdict = _verdict(program, text)
     said = printed.getvalue().strip()
-    if said and not outcome.right:
-        return Outcome(False, f"{outcome.sentence} It printed: {said[:MOST_SHOWN]}")
-    return outcome
+    if said and not verdict.right:
+        return Verdict(False, f"{verdict.sentence} It printed: {said[:MOST_SHOWN]}")
+    return verdict
 
 
-def _outcome(program: Program, text: str) -> Outcome:
+def _verdict(program: Program, text: str) -> Verdict:
     names: dict = {"__name__": "exercise"}
     try:
         exec(compile(text, FILE, "exec", dont_inherit=True), names)  # the reader's own program, in their own browser
     except SyntaxError as error:
-        return Outcome(False, f"Line {error.lineno} is not Python: {error.msg}.")
+        return Verdict(False, f"Line {error.lineno} is not Python: {error.msg}.")
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return Outcome(False, f"{_where(error)}{_named(error)}.")
+        return Verdict(False, f"{_where(error)}{_named(error)}.")
     function = names.get(program.name)
     if not callable(function):
-        return Outcome(False, f"The program defines no function {program.name}.")
+        return Verdict(False, f"The program defines no function {program.name}.")
     returned = []
     for case in program.cases:
         call = f"{program.name}({', '.join(map(_text, case))})"
         try:
             returned.append(function(*copy.deepcopy(case)))
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return Outcome(False, f"{_where(error)}{_named(error)}, in {call}.")
+            return Verdict(False, f"{_where(error)}{_named(error)}, in {call}.")
         if returned[-1] is None:
-            return Outcome(False, f"{call} returns None: a `return` is missing.")
+            return Verdict(False, f"{call} returns None: a `return` is missing.")
     expected = [program.reference(*copy.deepcopy(case)) for case in program.cases]
     wrong = [number for number, pair in enumerate(zip(returned, expected, strict=True)) if not alike(*pair)]
     if not wrong:
-        return Outcome(True, f"{program.name} returns what the library's function returns, in {len(expected)} cases.")
+        return Verdict(True, f"{program.name} returns what the library's function returns, in {len(expected)} cases.")
     for mistake, sentence in program.mistakes:
         if _all_alike(returned, mistake, program.cases):
-            return Outcome(False, sentence)
+            return Verdict(False, sentence)
     case, own, theirs = (values[wrong[0]] for values in (program.cases, returned, expected))
     call = f"{program.name}({', '.join(map(_text, case))})"
-    return Outcome(False, f"{call} returns {_text(own)}; the library's function returns {_text(theirs)}.")
+    return Verdict(False, f"{call} returns {_text(own)}; the library's function returns {_text(theirs)}.")
 
 
 def _all_alike(returned: list, mistake: Callable, cases: tuple[tuple, ...]) -> bool:
