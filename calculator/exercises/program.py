@@ -68,7 +68,11 @@ def _verdict(program: Program, text: str) -> Verdict:
             return Verdict(False, sentence)
     case, own, theirs = (values[wrong[0]] for values in (program.cases, returned, expected))
     call = f"{program.name}({', '.join(map(_text, case))})"
-    return Verdict(False, f"{call} returns {_text(own)}; the library's function returns {_text(theirs)}.")
+    try:
+        shown = _text(own)
+    except Exception:  # such as a list that contains itself, or a number of many thousand digits
+        shown = f"a value of the type {type(own).__name__} that cannot be written here"
+    return Verdict(False, f"{call} returns {shown}; the library's function returns {_text(theirs)}.")
 
 
 def _all_alike(returned: list, mistake: Callable, cases: tuple[tuple, ...]) -> bool:
@@ -85,7 +89,10 @@ def alike(one: object, other: object) -> bool:
         return len(one) == len(other) and all(map(alike, one, other))
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)]
     if all(numbers):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-9)
+        try:
+            return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-9)
+        except OverflowError:  # a whole number beyond all floating-point numbers
+            return one == other
     return type(one) is type(other) and one == other
 
 

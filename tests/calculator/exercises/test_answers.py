@@ -103,6 +103,10 @@ DOUBLED = Program(
         ("def doubled(x):\n    return doubled(x)", False),
         ("def doubled(x):\n    raise KeyboardInterrupt", False),
         ("import no_such_module", False),
+        ("def doubled(x):\n    return 10**400", False),
+        ("def doubled(x):\n    return 10**9000", False),
+        ("def doubled(x):\n    x = []\n    x.append(x)\n    return x", False),
+        ("class Mute:\n    def __repr__(self):\n        raise ValueError\ndef doubled(x):\n    return Mute()", False),
         ("class Same:\n    def __eq__(self, other):\n        return True\ndef doubled(x):\n    return Same()", False),
     ],
 )
