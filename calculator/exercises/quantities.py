@@ -14,6 +14,8 @@ from calculator.units import show_number
 
 LONGEST = 60
 """Most characters of a quantity."""
+LARGEST = 1e30
+"""Largest quantity that is read, in base units."""
 _DECIMAL = (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 _BINARY = (("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40))
 _NAMES = {"size": "a size", "rate": "a rate", "time": "a time", "share": "a share", "count": "a plain number"}
@@ -56,7 +58,7 @@ def read(text: str, unit: str) -> float:
         unit: The unit in which the question asks: one of `UNITS`, or the name of what is counted, such as "samples".
 
     Raises:
-        BadSetup: If the text is no number, or its unit measures something else.
+        BadSetup: If the text is no number, its unit measures something else, or it is larger than `LARGEST`.
 
     >>> read("1.5 GB", "MB"), read("1 500", "MB"), read("2 h 5 min", "s"), read("12 samples", "samples")
     (1500000000.0, 1500000000.0, 7500.0, 12.0)
@@ -69,7 +71,10 @@ def read(text: str, unit: str) -> float:
         raise BadSetup(f"{text.strip()[:LONGEST]!r} is no number; write one such as {example}.")
     if len(pieces) > 1 and asked.dimension != "time":
         raise BadSetup("Write one number with its unit.")
-    return sum(float(number) * _unit(name, unit, asked).size for number, name in pieces)
+    value = sum(float(number) * _unit(name, unit, asked).size for number, name in pieces)
+    if abs(value) > LARGEST:
+        raise BadSetup(f"{text.strip()} is beyond all answers; write a number of at most {LARGEST:g}.")
+    return value
 
 
 def shown(value: float, unit: str, digits: int = 4) -> str:
