@@ -53,7 +53,7 @@ def _number(question: Question, expected: Number, answer: str) -> Verdict:
 
 
 def _choice(question: Question, expected: Choice, answer: str) -> Verdict:
-    if not answer.isdecimal() or int(answer) >= len(expected.options):
+    if answer not in map(str, range(len(expected.options))):
         raise BadSetup("Choose one of the answers first.")
     chosen = expected.options[int(answer)]
     return Verdict(chosen.right, _right(chosen.why, question) if chosen.right else chosen.why)
