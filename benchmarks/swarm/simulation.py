@@ -25,6 +25,7 @@ from benchmarks.record import record, result
 from calculator.swarm.collaboration import Kind
 from calculator.swarm.exchange import Link
 from calculator.swarm.forecast import COSTS, Costs, ExchangedVectors, Volunteers, forecast
+from calculator.swarm.settings import SPARSE_STATES_EVERY
 from training.recipe import load_recipe
 from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread
@@ -100,7 +101,7 @@ class Case:
             target_batch_size=int(self.computing_seconds / SECONDS_A_SAMPLE * sum(self.speeds)),
             gradient_codec="uniform8" if old else "blockwise8",
             state_bits=8 if old else 16,
-            average_state_every=1 if old else 100 if self.stack == "sparse" else 25,
+            average_state_every=1 if old else SPARSE_STATES_EVERY if self.stack == "sparse" else 25,
             mode=MODES.get(self.stack, "synchronous"),
             matchmaking_seconds=1.5,
         )

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from calculator.swarm.settings import LOCAL_MODES
+from calculator.swarm.settings import LOCAL_MODES, SPARSE_STATES_EVERY
 
 PARAMETERS, MATRIX = 20_000_000, (1000, 1000)
 SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 0.125, 6.0, 4
@@ -84,7 +84,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
             matchmaking_seconds=MATCHMAKING_SECONDS,
             allreduce_timeout_seconds=60.0,
             next_chunk_timeout_seconds=10.0,
-            average_state_every=100 if mode == "sparse" else 25,
+            average_state_every=SPARSE_STATES_EVERY if mode == "sparse" else 25,
             mode=mode,
         )
     )
@@ -273,7 +273,7 @@ def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
 
 @contextmanager
 def busy(programs: int) -> Iterator[None]:
-    """Context in which so many programs compute without end, at the niceness of this one."""
+    """Context in which a number of programs compute without end, at the niceness of this one."""
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
     try:
         yield
