@@ -75,8 +75,7 @@ def _enough(random: Random) -> Question:
         ),
         solution=(
             f"Computing takes {100 - 100 * most:g} ÷ {100 * most:g} = {(1 - most) / most:g} times as long as the "
-            "exchange: "
-            f"{shown(exchange * (1 - most) / most, 's')}.",
+            f"exchange: {shown(exchange * (1 - most) / most, 's')}.",
             f"÷ {update:g} s and rounded up: {fewest} updates.",
         ),
         remember="More local updates cost nothing on the line, but the volunteers' weights drift apart meanwhile.",

@@ -193,8 +193,7 @@ def _clip_program(random: Random) -> Question:
             name="clipped",
             start="def clipped(values, last, radius):\n    ",
             solution="def clipped(values, last, radius):\n    pulls = [max(-radius, min(radius, value - last)) for "
-            "value "
-            "in values]\n    return last + sum(pulls) / len(pulls)",
+            "value in values]\n    return last + sum(pulls) / len(pulls)",
             reference=lambda values, last, radius: centered_clip([(v,) for v in values], (last,), radius, 1)[-1][0],
             cases=tuple(cases),
             mistakes=(

@@ -174,8 +174,7 @@ def _faster(random: Random) -> Question:
     title = DEVICES[names[2]].title
     return Question(
         text="Volunteers come with these GPUs, and all reach the same part of their peak. Which share of the "
-        "samples do "
-        f"those with the {title} compute?",
+        f"samples do those with the {title} compute?",
         given=tuple(
             (DEVICES[name].title, f"{count} of them, peak {speed:g} TFLOP/s each")
             for name, count, speed in zip(names, counts, speeds, strict=True)
