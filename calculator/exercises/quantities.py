@@ -6,7 +6,7 @@ Base units are bytes, seconds, bytes per second, and 1 for shares and counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from calculator.errors import BadSetup
@@ -77,23 +77,23 @@ def read(text: str, unit: str) -> float:
     return value
 
 
-def shown(value: float, unit: str, digits: int = 4) -> str:
+def shown(value: float, unit: str = "", digits: int = 4) -> str:
     """A value in base units as text in a unit.
 
     >>> shown(1.5e9, "MB"), shown(0.25, "%"), shown(12, "samples")
     ('1\u202f500 MB', '25 %', '12 samples')
     """
     size = UNITS.get(unit, UNITS[""]).size
-    return f"{show_number(value / size, digits)} {unit}".strip()
+    return f"{show_number(value / size, digits)} {unit}".strip().replace("-", "\u2212")
 
 
-def listed(values: Sequence[float]) -> str:
-    """Numbers as text, with commas between them.
+def listed(values: Iterable[float]) -> str:
+    """Plain numbers as text, one after the other.
 
     >>> listed((2.5, -1.0))
     '2.5, \u22121'
     """
-    return ", ".join(f"{value:g}".replace("-", "\u2212") for value in values)
+    return ", ".join(shown(value, digits=6) for value in values)
 
 
 def _plain(text: str) -> str:

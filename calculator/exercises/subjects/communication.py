@@ -68,7 +68,7 @@ def _all_reduce(random: Random) -> Question:
             f"Back as sums: its own part to {peers - 1} peers, again {shown(sent / 2, 'MB')}.",
             f"Together 2 × ({peers} − 1) / {peers} × {shown(size, 'MB')} = {shown(sent, 'MB')}.",
         ),
-        remember="An all-reduce sends nearly twice the gradient, however many peers there are.",
+        remember="Each peer sends less than twice the gradient, however many peers there are.",
     )
 
 

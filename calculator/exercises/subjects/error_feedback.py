@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from calculator.exercises.exercise import Exercise, Number, Program, Question, Subject, choice
-from calculator.exercises.quantities import listed
+from calculator.exercises.quantities import listed, shown
 from calculator.swarm.exchange import CODEBOOK_BYTES, encoded_bytes
 from calculator.swarm.sparse import exchanged
 from calculator.units import show_count
@@ -59,7 +59,7 @@ def _one_bit(random: Random) -> Question:
     return Question(
         text="Of each value only the sign is sent, in one bit, and beside all of them the mean of their magnitudes. "
         "What arrives in place of the value asked for?",
-        given=(("Values", listed(values)), ("Asked for", f"number {place + 1}, {values[place]:g}")),
+        given=(("Values", listed(values)), ("Asked for", f"number {place + 1}, {shown(values[place])}")),
         answer=Number(
             value=sent,
             unit="",
@@ -73,7 +73,7 @@ def _one_bit(random: Random) -> Question:
         hints=("Magnitudes are without their signs.", "Sign × mean magnitude."),
         solution=(
             f"Magnitudes: {listed([abs(value) for value in values])}; their mean is {abs(sent):g}.",
-            f"The sign of {values[place]:g} gives {sent:g}.",
+            f"The sign of {shown(values[place])} gives {shown(sent)}.",
         ),
         remember="One bit a value: 32 times less, and every value arrives wrong. Error feedback makes up for it.",
     )
@@ -84,8 +84,8 @@ def _unsent(random: Random) -> Question:
     place = random.randrange(4)
     ((sent, unsent),) = fed_back([values])
     return Question(
-        text="The same vector is sent in one bit a value, with error feedback. What is added to the next gradient, in "
-        "the place asked for?",
+        text="A vector is sent in one bit a value, with error feedback. What is added to the next gradient, in the "
+        "place asked for?",
         given=(
             ("Values", listed(values)),
             ("Arrived", listed(sent)),
@@ -101,7 +101,7 @@ def _unsent(random: Random) -> Question:
             ),
         ),
         hints=("What was wanted, minus what has arrived.",),
-        solution=(f"{values[place]:g} − ({sent[place]:g}) = {unsent[place]:g}.",),
+        solution=(f"{shown(values[place])} − ({shown(sent[place])}) = {shown(unsent[place])}.",),
         remember="The error is not lost: the sender remembers it and sends it later.",
     )
 
@@ -133,7 +133,7 @@ def _second(random: Random) -> Question:
         solution=(
             f"Left out: {listed(left)}.",
             f"With the second gradient: {listed(wanted)}.",
-            f"The largest magnitude is that of {arrived:g}.",
+            f"The largest magnitude is that of {shown(arrived, digits=6)}.",
         ),
         remember="What is left out grows until it is the largest, and is sent then.",
     )
@@ -181,7 +181,7 @@ def _total(random: Random) -> Question:
         "arrived of it in all three exchanges together?",
         given=(
             ("The value in the three gradients", listed([g[place] for g in gradients])),
-            ("Unsent after the third", f"{rest:g}"),
+            ("Unsent after the third", shown(rest, digits=6)),
         ),
         answer=Number(
             value=arrived,
@@ -193,7 +193,10 @@ def _total(random: Random) -> Question:
             ),
         ),
         hints=("Whatever the code does: what has arrived and what is unsent add up to the sum of the gradients.",),
-        solution=(f"Sum of the gradients: {total:g}.", f"{total:g} − ({rest:g}) = {arrived:g}."),
+        solution=(
+            f"Sum of the gradients: {shown(total, digits=6)}.",
+            f"{shown(total, digits=6)} − ({shown(rest, digits=6)}) = {shown(arrived, digits=6)}.",
+        ),
         remember="Arrived + unsent = sum of all gradients. That is why training with a crude code still converges.",
     )
 
@@ -265,9 +268,9 @@ def _program(random: Random) -> Question:
         return [sent.get(place, 0.0) for place in range(len(rest))], rest
 
     return Question(
-        text="Write one exchange with error feedback: add what is `unsent` to the gradient, send the `kept` values of "
-        "the largest magnitude, and keep the rest. Return two lists: what arrives (0 for what is not sent), and what "
-        "is unsent now.",
+        text="Write one exchange with error feedback: add what is `unsent` to the gradient, send the `kept` values "
+        "of the largest magnitude, and keep the rest. Return two lists: what arrives (0 for what is not sent), and "
+        "what is unsent now.",
         answer=Program(
             name="exchange",
             start="def exchange(gradient, unsent, kept):\n    ",

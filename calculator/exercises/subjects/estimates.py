@@ -106,11 +106,12 @@ def _fits(random: Random) -> Question:
     )
     device = device_named(random.choice(CARDS))
     told = verdict(setup, device)
+    count = count_parameters(PRESETS[setup.model])
     right, wrong = ("Yes", "No") if told.fits else ("No", "Yes")
     return Question(
         text="Does this training step fit the GPU, with AdamW in mixed precision and without further techniques?",
         given=(
-            ("Model", f"{setup.model}, {show_count(count_parameters(PRESETS[setup.model]))} parameters"),
+            ("Model", f"{setup.model}, {show_count(count)} parameters"),
             ("Micro-batch", str(setup.micro_batch_size)),
             ("GPU", f"{device.title}, {show_bytes(device.usable_bytes)} usable"),
         ),
@@ -119,7 +120,7 @@ def _fits(random: Random) -> Question:
             "Weights, and AdamW's two moments, take 12 bytes a parameter; gradients 4 more.",
             "Then there are activations, and the CUDA context. The calculator knows both.",
         ),
-        solution=(told.sentence,),
+        solution=(f"Before any activation: 16 bytes × {show_count(count)} = {show_bytes(16 * count)}.",),
         remember="16 bytes a parameter, and then the activations: a first guess before any calculator.",
     )
 

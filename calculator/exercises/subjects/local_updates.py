@@ -11,9 +11,12 @@ from calculator.figures.rules.averaging import weighted_mean
 from calculator.figures.thousandfold import exchange_seconds
 from calculator.swarm.exchange import SPARSE_BLOCK, sparse_bytes, sparse_fields
 from calculator.swarm.forecast import ExchangedVectors
+from calculator.swarm.settings import DEFAULTS
 from calculator.units import show_count
 
 DAY = 86_400
+USUAL_KEPT = DEFAULTS.sparse_kept
+"""Values of a block that a peer sends if the recipe says nothing else."""
 
 
 def _timing(random: Random) -> tuple[float, float, tuple[tuple[str, str], ...]]:
@@ -104,7 +107,7 @@ def _traffic(random: Random) -> Question:
             f"From one to the next: {between * update:g} s + {shown(exchange, 's')}.",
             f"86 400 s ÷ {exchange + between * update:.4g} s = {count:.4g}.",
         ),
-        remember="A few dozen exchanges a day: a peer that misses one has lost little.",
+        remember="A peer that misses one of these exchanges loses a small part of its day.",
     )
 
 
@@ -137,6 +140,7 @@ def _sparse(random: Random) -> Question:
     low, entries, buckets = sparse_fields(SPARSE_BLOCK, kept)
     size = sparse_bytes(SPARSE_BLOCK, kept)
     factor = 4 * SPARSE_BLOCK / size
+    usual = 8 * sparse_bytes(SPARSE_BLOCK, USUAL_KEPT) / SPARSE_BLOCK
     return Question(
         text="A sparse exchange sends only the largest changes of each block: a scale, for each sent value its sign, "
         "its size and the low bits of its place, and a few bits for the rest of the places. How many times smaller is "
@@ -166,8 +170,8 @@ def _sparse(random: Random) -> Question:
             f"After: 2 + {-(-entries // 8)} + {-(-buckets // 8)} = {size} bytes.",
             f"{show_count(4 * SPARSE_BLOCK)} ÷ {size} = {factor:.4g}.",
         ),
-        remember="The largest values of each block take a fraction of a bit a parameter; error feedback sends the rest "
-        "later.",
+        remember=f"This project sends {USUAL_KEPT} of {SPARSE_BLOCK} values: {usual:.2f} bits a parameter. Error "
+        "feedback sends the rest later.",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from calculator.exercises.exercise import Exercise, Number, Program, Question, Subject, choice
-from calculator.exercises.quantities import shown
 from calculator.figures.rules.eight_bit import even_values, stored
 from calculator.models.architectures import PRESETS
 from calculator.parts.parameters import count_parameters, parameters_by_part
@@ -45,8 +44,8 @@ def _eight_bit(random: Random) -> Question:
     name = random.choice(MODELS)
     whole, short = (estimate(Setup(model=name, optimizer=way)).optimizer_state_bytes for way in ("adamw", "adamw8bit"))
     return Question(
-        text="The same optimizer keeps its moments in 8 bits, with a scale in 32 bits for each block of 256 values. "
-        "How much memory does that save?",
+        text="AdamW keeps its two moments in 8 bits instead of 32, with a scale in 32 bits for each block of 256 "
+        "values. How much memory does that save?",
         given=(("Model", name), ("State in 32 bits", show_bytes(whole))),
         answer=Number(
             value=whole - short,
@@ -74,7 +73,7 @@ def _eight_bit(random: Random) -> Question:
 def _shared(random: Random) -> Question:
     model, groups = PRESETS["dalle-2021"], random.choice((1, 2, 8, 16))
     outside = parameters_by_part(model)["embeddings"]
-    layer = (count_parameters(model, 9) - count_parameters(model, 8)) // 1
+    layer = count_parameters(model, 9) - count_parameters(model, 8)
     count = count_parameters(model, groups)
     return Question(
         text="The model of 2021 has 64 layers that share the weights of a few groups; the last layer has its own. How "
@@ -96,7 +95,8 @@ def _shared(random: Random) -> Question:
         hints=("How many layers have distinct weights?", "Add the embeddings, which are there once."),
         solution=(
             f"Distinct layers: {groups} + 1 = {groups + 1}.",
-            f"{groups + 1} × {layer / 1e6:.2f} + {outside / 1e6:.2f} = {shown(count, 'million')}.",
+            f"{groups + 1} × {layer / 1e6:.2f} + {outside / 1e6:.2f} = {((groups + 1) * layer + outside) / 1e6:.2f} "
+            f"million; with norms and biases exactly {show_count(count)}.",
         ),
         remember="The run of 2021 had 4 groups: 126 million parameters that compute like 1.1 billion.",
     )
@@ -152,8 +152,8 @@ def _outlier(random: Random) -> Question:
     table = even_values()
     step = (table[-1] - table[-2]) * outlier
     return Question(
-        text="A block is stored with 255 even steps from minus its largest magnitude to plus that. By how much can an "
-        "ordinary value change when it is stored?",
+        text="Each value of a block is stored as the nearest of 255 evenly spaced ones, from minus the block's largest "
+        "magnitude to plus that. By how much can an ordinary value change at most?",
         given=(("Largest magnitude of the block", f"{outlier:g}"), ("Ordinary values", "between −1 and 1")),
         answer=Number(
             value=step / 2,

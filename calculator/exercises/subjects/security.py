@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from calculator.exercises.exercise import Exercise, Number, Program, Question, Subject, choice
-from calculator.exercises.quantities import listed
+from calculator.exercises.quantities import listed, shown
 from calculator.figures.rules.admission import CASES, CHECKS, LONGEST_DELAY, TICKET_SECONDS, failed_check
 from calculator.figures.rules.averaging import centered_clip, median, weighted_mean
 
@@ -47,7 +47,7 @@ def _liar(random: Random) -> Question:
         ),
         hints=("Add up all five, and divide by five.",),
         solution=(
-            f"Sum: {sum(honest) + hostile[0]:g}; ÷ 5 = {mean:g}.",
+            f"Sum: {shown(sum(honest + hostile))}; ÷ 5 = {shown(mean)}.",
             f"Without the liar it would be {truth:g}.",
         ),
         remember="One liar moves a mean as far as it likes: it only has to send a larger number.",
@@ -110,7 +110,7 @@ def _clipped(random: Random) -> Question:
         ),
         solution=(
             f"Pulls: {listed(pulls)}.",
-            f"Their mean is {sum(pulls) / 4:g}; {start:g} + {sum(pulls) / 4:g} = {moved:g}.",
+            f"Their mean is {shown(sum(pulls) / 4)}; added to {start:g}, it gives {shown(moved)}.",
         ),
         remember="However far a liar goes, it pulls no harder than the radius.",
     )

@@ -41,7 +41,8 @@ def _state(random: Random) -> Question:
         hints=("AdamW's state takes 8 bytes a parameter.", "Divide by the GPUs; 1 GiB is 2**30 bytes."),
         solution=(
             f"{show_count(alone.parameters)} × 8 = {show_bytes(alone.optimizer_state_bytes)}.",
-            f"÷ {gpus} = {show_bytes(size)}.",
+            f"÷ {gpus} = {show_bytes(alone.optimizer_state_bytes // gpus)}, or a little more: "
+            "whole tensors are dealt out.",
         ),
         remember="Two thirds of the memory of weights and state are state: divide that first.",
     )
@@ -148,7 +149,7 @@ def _slow(random: Random) -> Question:
                 (2 * seconds, "Nothing is summed here: the shares come once, so it is half of an all-reduce."),
                 (seconds * peers / (peers - 1), "Its own share is already there: (n − 1) / n of the weights come."),
                 (seconds / 8, "You have divided bytes by bits: a byte has 8 bits."),
-                (seconds / peers, "It needs the shares of all others, not one."),
+                (seconds / (peers - 1), "It needs the shares of all others, not one."),
             ),
         ),
         hints=("16 bits are 2 bytes a parameter.", f"It has 1/{peers} already."),
@@ -156,7 +157,7 @@ def _slow(random: Random) -> Question:
             f"{show_count(count)} × 2 bytes × {peers - 1}/{peers} = {shown(2 * count * (peers - 1) / peers, 'MB')}.",
             f"× 8 ÷ {megabits} Mbit/s = {shown(seconds, 's')}, for every micro-batch.",
         ),
-        remember="Sharding moves the weights in every pass: it belongs into a data centre, not between homes.",
+        remember="Sharding moves the weights in every pass: it belongs in a data centre, not between homes.",
     )
 
 

@@ -54,8 +54,8 @@ def _counted(random: Random) -> Question:
     speeds, batch, said = _devices(random)
     epoch = by_samples(speeds, batch)
     return Question(
-        text="The same devices now count samples: each computes what it can, until the batch is full. How long does "
-        "the batch take?",
+        text="Four devices count samples: each computes as many as it can, until all together have the batch. How long "
+        "does the batch take?",
         given=(*said, ("Batch", f"{batch} samples")),
         answer=Number(
             value=epoch.computing_seconds,
@@ -80,7 +80,8 @@ def _idle(random: Random) -> Question:
     epoch = equal_shares(speeds, batch)
     busy = epoch.busy_seconds[-1] / epoch.computing_seconds
     return Question(
-        text="With equal shares, for which part of the computing time is the data-centre GPU idle?",
+        text="Four devices share a batch equally, and all wait until the slowest has computed its share. For which "
+        "part of this time is the data-centre GPU idle?",
         given=(*said, ("Batch", f"{batch} samples, a quarter for each")),
         answer=Number(
             value=1 - busy,
@@ -110,8 +111,8 @@ def _weighted(random: Random) -> Question:
         text="Two peers average one number of their gradients. Each is the mean over the peer's own samples. Which "
         "average equals the mean over all samples?",
         given=(
-            ("First peer", f"{values[0]:g}, from {samples[0]} samples"),
-            ("Second peer", f"{values[1]:g}, from {samples[1]} samples"),
+            ("First peer", f"{shown(values[0])}, from {samples[0]} samples"),
+            ("Second peer", f"{shown(values[1])}, from {samples[1]} samples"),
         ),
         answer=Number(
             value=mean,
@@ -124,9 +125,9 @@ def _weighted(random: Random) -> Question:
         ),
         hints=("Multiply each mean by its samples: that gives the sum over the samples.", "Divide by all samples."),
         solution=(
-            f"Sums: {values[0]:g} × {samples[0]} = {values[0] * samples[0]:g} and {values[1]:g} × {samples[1]} = "
-            f"{values[1] * samples[1]:g}.",
-            f"({values[0] * samples[0]:g} + {values[1] * samples[1]:g}) ÷ {sum(samples)} = {mean:g}.",
+            f"Sums: {shown(values[0])} × {samples[0]} = {shown(values[0] * samples[0])} and {shown(values[1])} × "
+            f"{samples[1]} = {shown(values[1] * samples[1])}.",
+            f"({shown(values[0] * samples[0])} + {shown(values[1] * samples[1])}) ÷ {sum(samples)} = {shown(mean)}.",
         ),
         remember="Weighted by samples, the average is exactly the gradient of one large batch.",
     )
