@@ -13,11 +13,13 @@ const PIECE = 80;
 /** Of more epochs so many are shown, evenly spread: a change of colours styles each picture anew, in one task. */
 const MOST_EPOCHS = 30;
 
-const SOME =
-  "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
+const DRAWN = "The same prompts, drawn again as the run goes on; the newest epoch comes first.";
+const DRAWN_JUDGED =
+  " A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
 const NONE = "No pictures yet: the first ones come with the first checkpoint.";
-const SOME_TEXTS =
-  "The same prompts, continued again as the run goes on; the newest epoch comes first. A tick means that the text is right, judged by a rule that knows the stories of this project; other texts have no mark.";
+const WRITTEN = "The same prompts, continued again as the run goes on; the newest epoch comes first.";
+const WRITTEN_JUDGED =
+  " This project’s own stories are made by rules. A tick means that the text follows these rules to an ending, and says nothing that contradicts what came before.";
 
 /**
  * Fills the table with as many epochs as fit, or with more if the reader has pressed the button.
@@ -35,7 +37,7 @@ export function showPictures(slot, snapshots) {
   if (table.dataset.state === state) return;
   table.dataset.state = state;
   slot("pictures-title").textContent = writes ? "Texts it writes" : "Pictures it draws";
-  slot("pictures-text").textContent = writes ? SOME_TEXTS : chosen.length ? SOME : NONE;
+  slot("pictures-text").textContent = chosen.length ? explained(writes, areJudged(snapshots)) : NONE;
   table.classList.toggle("gallery--texts", writes);
   table.replaceChildren(...(chosen.length ? [head(chosen), body(chosen)] : []));
 }
@@ -43,6 +45,15 @@ export function showPictures(slot, snapshots) {
 /** Whether a run's model writes; otherwise it draws. */
 export function areTexts(snapshots) {
   return snapshots.some(({ pictures }) => pictures.some((one) => "text" in one));
+}
+
+function explained(writes, judged) {
+  return writes ? WRITTEN + (judged ? WRITTEN_JUDGED : "") : DRAWN + (judged ? DRAWN_JUDGED : "");
+}
+
+/** Whether any has a mark: only what the project's own demos learn to draw or to write can be judged. */
+function areJudged(snapshots) {
+  return snapshots.some(({ pictures }) => pictures.some((one) => ("text" in one ? one.good !== null : judged(one).length)));
 }
 
 /** Number of epochs that fit into a table of this width. */
