@@ -14,6 +14,7 @@ from html import escape
 from builder.benchmark_records import record
 from builder.markup.links import site_link
 from builder.markup.tables import stacked
+from calculator.swarm.settings import DEFAULTS
 from calculator.units import show_count
 
 RECORD = "together"
@@ -151,7 +152,7 @@ def runs_table() -> str:
         for run in content["runs"].values()
     ]
     right = f"Right, and of {unseen} never trained on"
-    return stacked("Recorded runs", ("Recorded run", "Last loss", right, "Sent by a peer", "Time of an exchange"), rows)
+    return stacked("Recorded runs", ("Recorded run", "Last loss", right, "Sent in an exchange", "Between exchanges"), rows)
 
 
 def _loss(loss: float) -> str:
@@ -172,7 +173,12 @@ def facts() -> dict:
     sizes = content["settings"]["sizes"]
     runs = {name.replace("-", "_"): run | {"sent": _kilobytes(run)} for name, run in content["runs"].items()}
     parameters = show_count(sum((into + 1) * out for into, out in itertools.pairwise(sizes)))
-    return {"batch": content["settings"]["batch"], "parameters": parameters, **runs}
+    return {
+        "batch": content["settings"]["batch"],
+        "parameters": parameters,
+        "sparse_kept": DEFAULTS.sparse_kept,
+        **runs,
+    }
 
 
 def _kilobytes(run: dict) -> str:
