@@ -152,7 +152,8 @@ def runs_table() -> str:
         for run in content["runs"].values()
     ]
     right = f"Right, and of {unseen} never trained on"
-    return stacked("Recorded runs", ("Recorded run", "Last loss", right, "Sent in an exchange", "Between exchanges"), rows)
+    head = ("Recorded run", "Last loss", right, "Sent in an exchange", "Between exchanges")
+    return stacked("Recorded runs", head, rows)
 
 
 def _loss(loss: float) -> str:
