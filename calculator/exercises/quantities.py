@@ -68,7 +68,7 @@ def read(text: str, unit: str) -> float:
     pieces = [(found[1].replace(" ", ""), found[2]) for found in _PIECE.finditer(plain)]
     if not pieces or _PIECE.sub("", plain).strip():
         example = f"12 {unit}".strip()
-        raise BadSetup(f"{text.strip()[:LONGEST]!r} is no number; write one such as {example}.")
+        raise BadSetup(f"{text.strip()[:LONGEST]!r} is not a number; write one such as {example}.")
     if len(pieces) > 1 and asked.dimension != "time":
         raise BadSetup("Write one number with its unit.")
     value = sum(float(number) * _unit(name, unit, asked).size for number, name in pieces)
@@ -128,7 +128,7 @@ def _unit(name: str, asked_name: str, asked: Unit) -> Unit:
     alike = {key: one for key, one in UNITS.items() if key.casefold() == name.casefold()}
     found = UNITS.get(name) or next(iter(alike.values()), None)
     if found is None:
-        raise BadSetup(f"{name[:20]} is no unit that is known here; answer in {asked_name or 'a plain number'}.")
+        raise BadSetup(f"{name[:20]} is not a unit that this page knows; answer in {asked_name or 'a plain number'}.")
     if found.dimension != asked.dimension:
         wanted = f"{_NAMES[asked.dimension]}, in {asked_name}" if asked_name else _NAMES[asked.dimension]
         raise BadSetup(f"{name} is the unit of {_NAMES[found.dimension]}; the question asks for {wanted}.")

@@ -74,7 +74,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     """
     folder = Path(flags["folder"])
     if not folder.is_dir():
-        raise BadSetup(f"{folder} is no folder; give the one with the readers' files.")
+        raise BadSetup(f"{folder} is not a folder; give the one with the readers' files.")
     sheets = [sheet_of(read(str(file)), file.name) for file in sorted(folder.glob("*.json"))]
     result = compared(sheets)
     return json.dumps(asdict(result)) if flags["json"] else report(result)
@@ -87,7 +87,7 @@ def sheet_of(content: object, name: str) -> Sheet:
         BadSetup: If the page has not made this file.
     """
     if not isinstance(content, dict) or content.get("kind") != "reader-study" or content.get("version") != 1:
-        raise BadSetup(f"{name} is no file of a reader study; remove it from the folder.")
+        raise BadSetup(f"{name} is not a file of a reader study; remove it from the folder.")
     answers = content.get("answers")
     if not isinstance(answers, dict):
         raise BadSetup(f"{name} has no answers; ask its reader for the file again.")

@@ -128,11 +128,11 @@ def _caption(values: Values, run: Course, without: Course, place: int) -> str:
     faded = should - sent - unsent
     lost = f" and {_number(faded)} has faded" if _number(faded).strip("-−") != "0.0" else ""
     seldom = times_sent(without, place)
-    usual = f"in {seldom}" if seldom else "in none"
+    usual = f"sent in {seldom}" if seldom else "never sent"
     return (
         f"A peer sends {show_count(values['kept'])} of each 4096 values. In {EXCHANGES} exchanges this value should "
         f"have moved by {_number(should)}: {_number(sent)} was sent, in {often} of them, "
-        f"{_number(unsent)} is carried over{lost}. Without error feedback it was sent {usual}. Of the movement of all "
+        f"{_number(unsent)} is carried over{lost}. Without error feedback it was {usual}. Of the movement of all "
         f"values, {100 * run.missing[-1]:.0f} % has not arrived; without error feedback, "
         f"{100 * without.missing[-1]:.0f} %."
     )

@@ -176,7 +176,7 @@ async function importFile(page) {
   if (!file) return;
   const more = readProgress(await file.text());
   input.value = "";
-  page.slot("message").textContent = more ? "Loaded." : "This is no file of saved progress; choose one that this page has saved.";
+  page.slot("message").textContent = more ? "Loaded." : "This file has no saved progress; choose one that this page has saved.";
   if (!more) return;
   page.progress = merged(page.progress, more);
   changed(page);
