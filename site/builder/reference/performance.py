@@ -107,7 +107,7 @@ def _mode(metric: str) -> str:
     if mode is None:
         return ""
     names = [name for name in recipe_names() if load_recipe(name).swarm.mode == mode]
-    return f" <small>(<code>mode = &quot;{mode}&quot;</code>, of {', '.join(names) or 'no recipe here'})</small>"
+    return f" <small>(<code>mode = &quot;{mode}&quot;</code>, set by {', '.join(names) or 'no recipe here'})</small>"
 
 
 def programs() -> dict[str, tuple[str, str]]:
