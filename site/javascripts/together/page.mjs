@@ -171,7 +171,7 @@ function showPeer(element, { last, before, doing }, { settings }) {
   const sent = last.bytes - (before?.bytes ?? 0);
   slot(element, "share").textContent = `${last.share} of ${settings.batch} samples a batch`;
   slot(element, "samples").textContent = `${showCount(last.samples)} samples so far`;
-  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent an update`;
+  slot(element, "bytes").textContent = `${showCount(sent / 1000)} kB sent in an exchange`;
 }
 
 /** Shows the recorded run with the reader's switches, and why it differs. */
