@@ -48,8 +48,8 @@ def figure() -> str:
     plain = content["runs"]["plain"]
     source = (
         "Framed pictures: captions that the model never trains on. A picture counts as right if no other caption’s "
-        "true picture is as near to it. Loss: mean squared difference to the true pictures. The recorded swarm is "
-        "three programs of our trainer on one computer (<code>benchmarks/swarm/together.py</code>)."
+        "true picture is as near to it. Loss: mean squared difference to the true pictures. The recorded run was "
+        "made by three programs of our trainer on one computer (<code>benchmarks/swarm/together.py</code>)."
     )
     return (
         '<figure class="figure together" id="figure-together" data-part="together" aria-labelledby="together-title" '
@@ -64,7 +64,7 @@ def figure() -> str:
         f'alt="{escape(label)}, at the end of the recorded run">'
         f'<canvas class="with-script" width="{size}" height="{size}" role="img" aria-label="{escape(label)}" hidden>'
         f"</canvas>{_frames(content)}</div><div>{_plot(plain['losses'], settings['updates'])}</div></div>"
-        f'<p data-slot="right">Recorded swarm after {settings["updates"]} updates: '
+        f'<p data-slot="right">Recorded run after {settings["updates"]} updates: '
         f"{right_words(plain['right'], plain['right_unseen'], content)}</p>"
         f'<div class="with-script"><ul class="together__peers">{peers}</ul></div>'
         f'<p class="figure__source">{source}</p></figure>'
@@ -122,14 +122,14 @@ def _plot(losses: list[list[float]], updates: int) -> str:
     lines = "".join(f'<path class="grid" d="M0 {height_of(tick):.1f}H{updates}"/>' for tick in TICKS)
     points = "L".join(f"{update} {height_of(loss):.2f}" for update, loss in losses)
     words = "".join(f'<span style="top:{height_of(tick):.1f}%">{tick:g}</span>' for tick in TICKS)
-    label = f"Loss of the recorded swarm: {losses[0][1]:.2g} at first, {losses[-1][1]:.2g} after {updates} updates"
+    label = f"Loss of the recorded run: {losses[0][1]:.2g} at first, {losses[-1][1]:.2g} after {updates} updates"
     return (
         f'<div class="together__plot figure__drawing" role="img" aria-label="{label}" data-slot="plot">{words}'
         f'<svg viewBox="0 0 {updates} 100" preserveAspectRatio="none" aria-hidden="true">{lines}'
         f'<path class="dashed" data-slot="recorded" d="M{points}"/><path class="line-1" data-slot="earlier"/>'
         f'<path class="line-ink" data-slot="own"/></svg></div>'
         f'<p class="together__axis">Loss, over {updates} updates. {_swatch("--ink")}this page '
-        f"{_swatch('--series-1')}its last run; dashed: the recorded swarm</p>"
+        f"{_swatch('--series-1')}its run before; dashed: the recorded run</p>"
     )
 
 
