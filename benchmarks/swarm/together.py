@@ -224,6 +224,7 @@ def page_settings() -> dict:
     from benchmarks.swarm.shapes import SEED, SETTINGS, SIDE, Shapes
     from training.swarm.epoch.strategies.local_updates import LocalUpdates
 
+    rate, momentum = LocalUpdates.outer_settings(recipe({"pace": "local"}, SETTINGS.updates))
     return {
         "sizes": Shapes().sizes,
         "side": SIDE,
@@ -238,7 +239,7 @@ def page_settings() -> dict:
         "eps": SETTINGS.eps,
         "maxNorm": SETTINGS.max_norm,
         "inner": SETTINGS.inner,
-        "outer": {"rate": LocalUpdates.outer_learning_rate, "momentum": LocalUpdates.outer_momentum},
+        "outer": {"rate": rate, "momentum": momentum},
         "hostileFactor": FACTOR,
     }
 

@@ -114,10 +114,11 @@ def test_adam_is_pytorchs_and_the_trainers(engine, size):
     assert np.abs(found - start.numpy()).max() > settings["rate"]
 
 
-def test_the_outer_optimizer_is_pytorchs(engine):
-    outer = page_settings()["outer"]
+@pytest.mark.parametrize("outer", [page_settings()["outer"], {"rate": 0.7, "momentum": 0.9}])
+def test_the_outer_optimizer_is_pytorchs(engine, outer):
     weights, distances = torch.nn.Parameter(torch.ones(50)), [heavy_tailed(50, seed) for seed in range(4)]
-    optimizer = torch.optim.SGD([weights], lr=outer["rate"], momentum=outer["momentum"], nesterov=True)
+    nesterov = outer["momentum"] > 0
+    optimizer = torch.optim.SGD([weights], lr=outer["rate"], momentum=outer["momentum"], nesterov=nesterov)
     for distance in distances:
         weights.grad = distance.clone()
         optimizer.step()
