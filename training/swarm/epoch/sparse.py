@@ -6,7 +6,7 @@ were sent, so all peers compute the same mean, to the last bit.
 
 Among n peers, n - 1 times the code goes up from each: with 100 of 4096 values, 1.6 bits a value among 8 peers, 3.5
 among 16, 15 among 64. An all-reduce in 8 bits takes 14, 15 and 16 bits. Reducers that add the codes up would send fewer
-bytes in groups of more than 32 peers, but would have to round the sums again.
+bytes in large groups, but would have to round the sums again.
 """
 
 from __future__ import annotations
