@@ -125,7 +125,7 @@ def test_other_numbers_are_drawn_kept_saved_and_loaded(open_page, tmp_path):
     assert json.loads(file.read_text())["exercises"]["ring-steps"]["tries"] == 1
     page.get_by_role("button", name="Forget").click()
     expect(here.locator("[data-slot=state]")).to_have_text("")
-    for content, message in (("[]", "no file"), (file.read_text(), "Loaded")):
+    for content, message in (("[]", "saved progress"), (file.read_text(), "Loaded")):
         chosen = tmp_path / "chosen.json"
         chosen.write_text(content)
         with page.expect_file_chooser() as chooser:
