@@ -44,7 +44,7 @@ def test_settings_in_use_follow_the_recipe():
 
 
 @pytest.mark.parametrize(
-    "name, parameters, rate", [("dalle-2021", 125_894_244, "29 Mbit/s"), ("llama-150m", 151_181_184, "410 kbit/s")]
+    "name, parameters, rate", [("dalle-2021", 125_894_244, "29 Mbit/s"), ("llama-150m", 151_181_184, "3.6 Mbit/s")]
 )
 def test_the_link_that_the_recipe_names_is_the_one_that_it_takes(name, parameters, rate):
     """As the recipe says beside its timeout."""

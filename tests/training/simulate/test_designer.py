@@ -101,7 +101,7 @@ VOLUNTEERS = {
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_has_the_mode_that_is_best_for_it_by_the_designers_figures(name):
-    """The exchange of gradients is best for learning, but takes at most a tenth of the time only on quick links."""
+    """The mode that learns best of those whose exchanges take at most a tenth of the time; `lost` has the best first."""
     run, lost = load_recipe(name), {}
     own = collaboration_of(run, [VOLUNTEERS[name]])
     for mode in ("synchronous", "diloco", "sparse"):
@@ -114,13 +114,12 @@ def test_a_recipe_has_the_mode_that_is_best_for_it_by_the_designers_figures(name
         every = own.average_state_every if mode == run.swarm.mode else every
         chosen = replace(own, mode=mode, target_batch_size=batch, average_state_every=every, **GENEROUS)
         lost[mode] = chosen.forecast().shares.communication
-    best = "synchronous" if lost["synchronous"] <= MOST_COMMUNICATION else min(lost, key=lost.get)
+    best = next((mode for mode, share in lost.items() if share <= MOST_COMMUNICATION), min(lost, key=lost.get))
     assert run.swarm.mode == best
     line = next(line for line in read_recipe(name).splitlines() if line.startswith("mode = "))
     assert f"{100 * lost[best]:.0f} % of the time of {VOLUNTEERS[name].count} volunteers" in line
-    if best == "sparse":
-        others = f'"diloco" would take {100 * lost["diloco"]:.0f} %, "synchronous" {100 * lost["synchronous"]:.0f} %'
-        assert others in read_recipe(name)
+    if best != "synchronous":
+        assert f'"synchronous" would take {100 * lost["synchronous"]:.0f} %' in read_recipe(name)
 
 
 def designed(model: DesignedModel, mix: str = "a mix", **others):
