@@ -10,18 +10,18 @@ import re
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from calculator.choose import fit
 from calculator.choose.devices import DEVICES, device_named
 from calculator.choose.names import gpu_of
 from calculator.errors import BadSetup
-from calculator.exercises import study
 from calculator.models.architectures import PRESETS
 from calculator.parts.adapters import ALL_LINEAR
 from calculator.parts.optimizers import ADAMW, OPTIMIZERS
-from calculator.reports import fit_report, inference_report, schema_report, swarm_report
 from calculator.reports.json_text import parsed
 from calculator.step.answer import Estimate
 from calculator.step.estimate import estimate
@@ -37,16 +37,20 @@ from calculator.step.setups import (
 )
 
 COMMANDS = {
-    "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
-    "inference": ("The memory of generating text: weights, and cached tokens.", inference_report),
-    "fit": ("Settings with which a model can be trained on a GPU, as code for transformers' Trainer.", fit_report),
-    "study": ("What readers of the site have learned: their quizzes before and after, compared.", study),
+    "swarm": ("The throughput of volunteers, and what their time is spent on.", "reports.swarm_report"),
+    "inference": ("The memory of generating text: weights, and cached tokens.", "reports.inference_report"),
+    "fit": (
+        "Settings with which a model can be trained on a GPU, as code for transformers' Trainer.",
+        "reports.fit_report",
+    ),
+    "study": ("What readers of the site have learned: their quizzes before and after, compared.", "exercises.study"),
     "schema": (
         "The JSON schema of an estimate (`MODEL --json`), and of a setup, a line of `batch`.",
-        schema_report,
+        "reports.schema_report",
     ),
 }
-"""Commands besides an estimate: the help text of each, and the module that adds its flags and runs it."""
+"""Commands besides an estimate: the help text of each, and the module that adds its flags and runs it. It is imported
+for its own command only."""
 
 LARGEST_FILE = 1 << 20
 """Most characters of a config.json, which a stranger may have written; those of known models have a few thousand."""
@@ -180,8 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         if words and words[0] in COMMANDS:
-            _, command = COMMANDS[words[0]]
-            print(command.run(vars(command_parser(words[0]).parse_args(words[1:])), _read))
+            print(_module(words[0]).run(vars(command_parser(words[0]).parse_args(words[1:])), _read))
             return 0
         # Afterwards the flags that are left are the fields of a `Setup`.
         flags = vars(flags_parser().parse_args(words))
@@ -211,10 +214,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Builds the parser of a command in `COMMANDS`; an estimate has `flags_parser`."""
-    description, command = COMMANDS[name]
-    parser = _Parser(prog=f"python -m calculator {name}", description=description)
-    command.add_flags(parser)
+    parser = _Parser(prog=f"python -m calculator {name}", description=COMMANDS[name][0])
+    _module(name).add_flags(parser)
     return parser
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(f"calculator.{COMMANDS[command][1]}")
 
 
 def _batch() -> int:

@@ -311,8 +311,8 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
         why = WHY_LOCAL.format(updates=updates)
         sparse = tried(why, batch, local, mode="sparse", average_state_every=SPARSE_STATES_EVERY)
         dense = tried(why, batch, local, mode="diloco")
-        # Sparse exchanges learn least well (benchmarks/swarm/local_losses.py). Every peer gets all sparse messages, so in
-        # large groups they are more bytes than an average.
+        # Sparse exchanges learn least well (benchmarks/swarm/local_losses.py). Every peer gets all sparse messages, so
+        # in large groups they are more bytes than an average.
         faster = max(dense, sparse, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
         others.append(dense if dense.good else faster)
     chosen = others[-1]

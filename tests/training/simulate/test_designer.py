@@ -101,7 +101,7 @@ VOLUNTEERS = {
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_has_the_mode_that_is_best_for_it_by_the_designers_figures(name):
-    """The mode that learns best of those whose exchanges take at most a tenth of the time; `lost` has the best first."""
+    """The mode that learns best of those whose exchanges take at most a tenth of the time; the best comes first."""
     run, lost = load_recipe(name), {}
     own = collaboration_of(run, [VOLUNTEERS[name]])
     for mode in ("synchronous", "diloco", "sparse"):

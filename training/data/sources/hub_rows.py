@@ -102,8 +102,7 @@ class HubRows:
     @property
     def identity(self) -> str:
         """Text that identifies the rows: equal texts mean equal rows."""
-        divided = "" if self._divided is None else " held out"
-        return f"{self._set.identity} {self._image} {self._caption}{divided}"
+        return f"{self._set.identity} {self._image} {self._caption}"
 
     def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
         """Yields the rows of a split in numbered batches of at most `size`, each in a random order.
