@@ -2,7 +2,7 @@
 
 What the trainer's commands then do is executed in tests/training: the demo's test runs prepare, bootstrap, monitor,
 join, generate and evaluate, and tests/site/build/test_join_commands.py runs what the join page shows. The tutorial's blocks
-build on each other: tests/site/pages/test_tutorial.py and, for its last section, tests/site/build/test_tutorial_run.py run them in
+build on each other: tests/site/learn/test_tutorial.py and, for its last section, tests/site/build/test_tutorial_run.py run them in
 order. So do those of operate.md and of the two pages in `OPERATING`, which tests/site/pages/test_operate_page.py runs.
 """
 
