@@ -29,7 +29,7 @@ NOT_PUBLISHED = ("build.py", "builder", "includes", "overrides")
 """Files and folders of site/ that build the pages and are not published."""
 
 MOVED = {"about-2021/": "results/"}
-"""Former address of a page -> the address where its text stands now, under the same anchors."""
+"""Former address of a page -> the address where its text stands now."""
 
 
 @dataclass(frozen=True, kw_only=True)
