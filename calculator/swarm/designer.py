@@ -173,7 +173,7 @@ def design(wish: Wish) -> Design:
             mode=chosen.mode,
             average_state_every=chosen.average_state_every,
             matchmaking_seconds=chosen.matchmaking_seconds,
-            allreduce_timeout_seconds=_timeout(made.all_reduce_seconds),
+            allreduce_timeout_seconds=_timeout(made.longest_seconds),
             next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
         ),
         forecast=made,
@@ -237,10 +237,10 @@ def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
     )
 
 
-def _timeout(all_reduce_seconds: float) -> float:
-    """Twice the time of an average, rounded up to ten seconds, and at least the default."""
+def _timeout(longest_seconds: float) -> float:
+    """Twice the time of the longest exchange, rounded up to ten seconds, and at least the default."""
     longest = GENEROUS["allreduce_timeout_seconds"]
-    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(all_reduce_seconds / 5)), longest)
+    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(longest_seconds / 5)), longest)
 
 
 def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:

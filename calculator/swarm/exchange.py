@@ -125,6 +125,7 @@ class Exchanging(Protocol):
 
     mode: str
     gradient_codec: str
+    state_bits: int
     sparse_kept: int
     delay_outer_step: bool
 
@@ -137,6 +138,8 @@ class ExchangeCost:
     """Peers of the group."""
     message_bytes: int
     """Bytes that a peer brings: its gradient, the distance that its weights have moved, or the largest values of it."""
+    state_bytes: int
+    """Bytes of the parameters as they are sent when they are averaged."""
     gathers: bool
     """True if every peer gets every message; False if the messages are averaged on their way."""
     host_bytes: int
@@ -147,6 +150,13 @@ class ExchangeCost:
     def sent_bytes(self) -> int:
         """Bytes that a peer sends if all average equal parts. It receives as many."""
         return round(self.message_bytes * load(1 / self.peers, self.peers, self.gathers)) if self.peers > 1 else 0
+
+    @property
+    def most_sent_bytes(self) -> int:
+        """Bytes that a peer sends in the longest exchange: that of messages, or an average of the parameters. Each has
+        to end within the recipe's `allreduce_timeout_seconds`."""
+        state = round(self.state_bytes * load(1 / self.peers, self.peers)) if self.peers > 1 else 0
+        return max(self.sent_bytes, state)
 
     def seconds(self, bytes_per_second: float, link_share: float = 1.0) -> float:
         """Seconds of the exchange if all links have this rate; see `all_reduce_seconds`."""
@@ -180,7 +190,14 @@ def exchange_cost(
     else:
         message, kept = vector_bytes(parameters, small_parameters, settings.gradient_codec), 0
     kept += 4 * parameters * settings.delay_outer_step
-    return ExchangeCost(peers=peers, message_bytes=message, gathers=settings.mode == "sparse", host_bytes=kept)
+    codec = "float16" if settings.state_bits == 16 else settings.gradient_codec
+    return ExchangeCost(
+        peers=peers,
+        message_bytes=message,
+        state_bytes=vector_bytes(parameters, small_parameters, codec),
+        gathers=settings.mode == "sparse",
+        host_bytes=kept,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

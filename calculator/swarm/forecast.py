@@ -198,8 +198,7 @@ class ExchangedVectors(ExchangeSettings):
     @property
     def state_bytes(self) -> int:
         """Bytes of the parameters as they are sent in an average."""
-        codec = "float16" if self.state_bits == 16 else self.gradient_codec
-        return vector_bytes(self.parameters, self.small_parameters, codec)
+        return self.cost().state_bytes
 
     @property
     def newcomer_bytes(self) -> int:
@@ -281,6 +280,8 @@ class Forecast:
     """The part of an epoch for which peers compute, at their full speed."""
     all_reduce_seconds: float
     """Time of one exchange."""
+    longest_seconds: float
+    """Time of the longest exchange: an average of the parameters may take longer than that of gradients."""
     shares: Shares
     sent_bytes: int
     """Bytes that each peer sends per epoch: gradients, and parameters every `average_state_every` epochs.
@@ -355,6 +356,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: ExchangedVectors, costs
         epoch_seconds=epoch,
         computing_seconds=computing,
         all_reduce_seconds=reduced,
+        longest_seconds=max(reduced, state),
         shares=shares,
         sent_bytes=_sent_bytes(exchange, parts, len(group)),
         progress_bytes=round(looks(epoch) * PROGRESS_COPIES * PROGRESS_RECORD_BYTES * peers),
@@ -547,11 +549,11 @@ def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link
             sentence=f"In a group of {len(group)}, {late} peers need up to {show_time(max(waits))} from one part to "
             f"the next, but are dropped after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
         )
-    if made.all_reduce_seconds > exchange.allreduce_timeout_seconds:
+    if made.longest_seconds > exchange.allreduce_timeout_seconds:
         yield Limit(
             name="average times out",
             stops=True,
-            sentence=f"One average takes {show_time(made.all_reduce_seconds)}, but is aborted after "
+            sentence=f"One average takes {show_time(made.longest_seconds)}, but is aborted after "
             f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): every peer would train alone.",
         )
     if made.shares.joining > 0.5:

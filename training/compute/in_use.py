@@ -28,7 +28,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
     if swarm.mode == "sparse":
         bits, small = "2 bit", ""
         gradients = f"{swarm.sparse_kept} of each {SPARSE_BLOCK:,} distances"
-    link = show_rate(8 * cost.sent_bytes / swarm.allreduce_timeout_seconds, "bit", digits=2)
+    link = show_rate(8 * cost.most_sent_bytes / swarm.allreduce_timeout_seconds, "bit", digits=2)
     return (
         Setting(
             name="threads",
@@ -59,7 +59,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             name="times",
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
-            reason=f"set by the recipe; among {cost.peers} peers, each sends about {show_bytes(cost.sent_bytes)}, so "
+            reason=f"set by the recipe; among {cost.peers} peers, each sends at most {show_bytes(cost.most_sent_bytes)} at once, so "
             f"it needs a link of at least {link}",
         ),
         Setting(

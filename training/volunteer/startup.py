@@ -6,6 +6,7 @@ to a warning.
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ RELAYED_MBITS = 1.0
 carry what others send it."""
 FAST_MBITS = 1000.0
 """Bandwidth above which peers get equal parts: then the computers, not the links, are the bottleneck."""
+
+UPLOAD_MARGIN = 1.5
+"""The advised `--max-upload` over the least one: an average of gradients may share the link with one of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +141,21 @@ def link_in_use(link: Link) -> Setting:
 
 
 def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
-    """Warning if the state was downloaded too slowly for exchanges to finish in time; otherwise None."""
-    if not link.download_seconds:
+    """Warning if `--max-upload`, or else the download of the state, is too slow for exchanges; otherwise None."""
+    rate = link.told_mbits * 1e6 / 8 if link.told_mbits else link.download_bytes / (link.download_seconds or 1)
+    if not rate:
         return None
-    cost = exchange_cost(swarm, parameters)
-    seconds = cost.sent_bytes * link.download_seconds / max(link.download_bytes, 1)
-    limit = swarm.allreduce_timeout_seconds
+    cost, limit = exchange_cost(swarm, parameters), swarm.allreduce_timeout_seconds
+    seconds = cost.most_sent_bytes / rate
     if seconds <= limit:
         return None
+    enough = math.ceil(UPLOAD_MARGIN * 8 * cost.most_sent_bytes / limit / 1e6)
+    speed, cure = (
+        (f"--max-upload {link.told_mbits:g} (Mbit/s)", f"Use --max-upload {enough}, or omit it.")
+        if link.told_mbits
+        else ("the speed of your download", "A wired connection, or less other traffic, may help.")
+    )
     return (
-        f"At the speed of the download, an exchange among {cost.peers} peers takes {show_time(seconds)}, and the run "
-        f"gives up after {limit:g} s, so you may be left out. A wired connection, or less other traffic, may help."
+        f"At {speed}, an exchange of {show_bytes(cost.most_sent_bytes)} among {cost.peers} peers takes "
+        f"{show_time(seconds)}, and the run gives up after {limit:g} s, so you and the others may train apart. {cure}"
     )

@@ -359,8 +359,8 @@ def check_link(facts: Facts, plan: Plan | None) -> Finding:
     source, run = facts.source(), facts.run_or_none()
     if source is None or not source.startswith(("http://", "https://")) or plan is None or run is None:
         return skipped("Not measured: this needs a readable --recipe, and shards that come from a web server.")
-    sent = exchange_cost(run.swarm, plan.trained_parameters).sent_bytes
-    needed = 8 * sent / run.swarm.allreduce_timeout_seconds
+    cost = exchange_cost(run.swarm, plan.trained_parameters)
+    needed = 8 * cost.most_sent_bytes / run.swarm.allreduce_timeout_seconds
     try:
         files = facts.manifest().files
         largest = max(files, key=lambda name: files[name].bytes)
