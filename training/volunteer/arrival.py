@@ -149,7 +149,7 @@ class _Newcomer:
                     return found
             if source is not None and waited >= FORGOTTEN_SECONDS:
                 return source  # the newer epoch may be a false report; if it is not, training catches up with it
-            self.tell(self.waits_for(others, newest, unheard=unheard))
+            self.tell(self.waits_for(others, newest, unheard=unheard, is_late=waited >= FORGOTTEN_SECONDS))
             self.stop.wait(LOOK_SECONDS)
         return None
 
@@ -272,8 +272,15 @@ class _Newcomer:
         )
         return False
 
-    def waits_for(self, others: _Others, newest: int, *, unheard: bool = False) -> str:
-        """Message for the volunteer while no peer sends the run's newest weights; `unheard` if none of them answers."""
+    def waits_for(self, others: _Others, newest: int, *, unheard: bool = False, is_late: bool = False) -> str:
+        """Message for the volunteer while no peer sends the run's newest weights.
+
+        Args:
+            others: The other peers.
+            newest: Newest epoch that this peer has heard of.
+            unheard: True if none of those that have the weights answers.
+            is_late: True if the run does not begin anew by itself any more; see `take_stored`.
+        """
         held, now = self.optimizer.local_epoch, f"The run is at epoch {newest}"
         names = " or ".join(record.name for record in others.there[:3])
         if unheard:
@@ -291,11 +298,14 @@ class _Newcomer:
             )
         sites = self.belonging.sites()
         site = f" or for a checkpoint at {sites[0]}" if sites else ""
+        waiting = f"{now}, and nobody who has its weights is here now; waiting for a volunteer who comes back{site}."
+        if not is_late:
+            return waiting
         return (
-            f"{now}, and nobody who has its weights is here now; waiting for a volunteer who comes back{site}. Anybody "
-            "who has a checkpoint can go on with it: --resume FOLDER. If nobody has one, the run's maintainer can "
-            f"begin it anew: stop its servers, delete {STATE_FILE} in the state folder of each (runs/{self.run.run_id}"
-            "/bootstrap, unless --state-dir names another), start them, and then the volunteers."
+            f"{waiting} Anybody who has a checkpoint can go on with it: --resume FOLDER. If nobody has one, the run's "
+            f"maintainer can begin it anew: stop its servers, delete {STATE_FILE} in the state folder of each "
+            f"(runs/{self.run.run_id}/bootstrap, unless --state-dir names another), start them, and then the "
+            "volunteers."
         )
 
 

@@ -234,6 +234,13 @@ def test_a_peer_without_weights_is_told_how_a_run_begins_anew(newcomer):
     assert "delete lineage.json in the state folder of each (runs/demo/bootstrap" in one.printed
 
 
+@pytest.mark.parametrize("comes", [{"stored": NOTHING}, {"gives": [False] * 30 + [7]}], ids=["fresh", "volunteer"])
+def test_a_run_that_goes_on_by_itself_within_a_minute_asks_its_maintainer_for_nothing(newcomer, comes):
+    one = newcomer([], known_epoch=7, **comes)
+    assert one.come() is not None
+    assert "waiting for a volunteer who comes back" in one.printed and "delete" not in one.printed
+
+
 def test_a_peer_that_has_kept_weights_takes_those_of_others_if_they_are_there(newcomer):
     assert newcomer([record(8)], kept_epoch=7, gives=(True,)).come() == "the state of another peer"
 
