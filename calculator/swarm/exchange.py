@@ -127,12 +127,11 @@ class Exchanging(Protocol):
     gradient_codec: str
     state_bits: int
     sparse_kept: int
-    delay_outer_step: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeCost:
-    """What one exchange takes of a peer: of its link in each direction, and of its memory."""
+    """What one exchange takes of a peer's link in each direction."""
 
     peers: int
     """Peers of the group."""
@@ -142,9 +141,6 @@ class ExchangeCost:
     """Bytes of the parameters as they are sent when they are averaged."""
     gathers: bool
     """True if every peer gets every message; False if the messages are averaged on their way."""
-    host_bytes: int
-    """Host memory for what the peer has not sent yet (error feedback); if it trains on during the exchange, also for
-    the weights from which its progress counts."""
 
     @property
     def sent_bytes(self) -> int:
@@ -178,25 +174,23 @@ def exchange_cost(
 
     >>> from calculator.swarm.settings import ExchangeSettings
     >>> billion = exchange_cost(ExchangeSettings(mode="sparse"), 10**9)
-    >>> billion.message_bytes, billion.sent_bytes, billion.host_bytes, round(billion.seconds(2.5e6))
-    (29052779, 203369453, 4000000000, 85)
+    >>> billion.message_bytes, billion.sent_bytes, round(billion.seconds(2.5e6))
+    (29052779, 203369453, 85)
     >>> exchange_cost(ExchangeSettings(), 10**9).sent_bytes
     1763684517
     """
     if settings.mode not in MODES:
         raise BadSetup(f"mode is one of {', '.join(MODES)}, not {settings.mode!r:.60}.")
     if settings.mode == "sparse":
-        message, kept = sparse_bytes(parameters, settings.sparse_kept), 4 * parameters
+        message = sparse_bytes(parameters, settings.sparse_kept)
     else:
-        message, kept = vector_bytes(parameters, small_parameters, settings.gradient_codec), 0
-    kept += 4 * parameters * settings.delay_outer_step
+        message = vector_bytes(parameters, small_parameters, settings.gradient_codec)
     codec = "float16" if settings.state_bits == 16 else settings.gradient_codec
     return ExchangeCost(
         peers=peers,
         message_bytes=message,
         state_bytes=vector_bytes(parameters, small_parameters, codec),
         gathers=settings.mode == "sparse",
-        host_bytes=kept,
     )
 
 

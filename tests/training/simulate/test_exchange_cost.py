@@ -100,8 +100,6 @@ def test_each_mode_takes_the_bytes_of_its_messages(mode):
     assert cost.message_bytes == pytest.approx(message, rel=0.01)
     times = PEERS - 1 if mode == "sparse" else 2 * (PEERS - 1) / PEERS
     assert cost.sent_bytes == pytest.approx(times * message, rel=0.01)
-    kept = SparseMean(shapes_of(run), kept=64).unsent if mode == "sparse" else ()
-    assert cost.host_bytes == sum(tensor.nbytes for tensor in kept)
     assert exchange.cost(2).sent_bytes == pytest.approx(message, rel=0.02)
     assert exchange.cost(1).sent_bytes == 0
 
