@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from training.data.store.shards import Kind
 from training.errors import BadInput
 
 INSTALL = "pip install transformers"
@@ -90,6 +91,16 @@ class Clip:
         ]
         stacked = torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).float() / 255
         return (stacked - self._mean) / self._deviation
+
+
+def check_scores(kind: Kind) -> None:
+    """Checks that checkpoints of a run of this kind have a CLIP score.
+
+    Raises:
+        BadInput: If they have none.
+    """
+    if kind == "text":
+        raise BadInput("--clip is for runs that draw pictures, and this one trains a language model; omit it.")
 
 
 def load_clip(source: str | Path) -> Clip:

@@ -95,8 +95,10 @@ def check_servers(changes: Mapping[str, Any], kind: Kind) -> None:
     Raises:
         BadInput: If they cannot.
     """
-    if changes.get("clip") is not None and kind == "text":
-        raise BadInput("--clip is for runs that draw pictures, and this one trains a language model; omit it.")
+    if changes.get("clip") is not None:
+        from training.generate.clip import check_scores  # imports torch
+
+        check_scores(kind)
 
 
 def change_servers(run_dir: Path, changes: Mapping[str, Any]) -> Servers:

@@ -28,6 +28,7 @@ from training.checkpoints.folders import STATE_FOLDER
 from training.checkpoints.serve.site import CheckpointSite
 from training.data.store.sets import open_manifest
 from training.errors import BadInput, BeginsAnew, RefusedByRun, TrainingError, reason_of
+from training.generate.clip import check_scores
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.processes.role import StopRequest
@@ -121,8 +122,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: Checkpoint
     """
     recipe_toml = read_recipe(flags.recipe)
     run = parse_recipe(recipe_toml, source=flags.recipe)
-    if flags.clip is not None and run.kind == "text":
-        raise BadInput("--clip is for runs that draw pictures, and this one trains a language model; omit it.")
+    if flags.clip is not None:
+        check_scores(run.kind)
     if flags.shards is not None:
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
     shards = str(flags.shards or run.data.shards)
