@@ -22,7 +22,7 @@ from calculator.units import show_bytes, show_days, show_number, show_time
 EXAMPLE = "30:t4:20/100"
 SHARE_WORDS = {
     "computing": "computing samples that count",
-    "adding_up": "adding up gradients on the host",
+    "adding_up": "adding up gradients",
     "last_micro_batch": "waiting for the slowest's micro-batch",
     "meeting": "meeting in groups",
     "averaging": "averaging",

@@ -232,7 +232,7 @@ class Shares:
     computing: float
     """Computing samples that enter an update."""
     adding_up: float
-    """Moving gradients to the host and accumulating them there."""
+    """Accumulating gradients: on the host, or with local updates where the model is."""
     last_micro_batch: float
     """Waiting for the slowest peer's last micro-batch, if peers wait for gradients."""
     meeting: float

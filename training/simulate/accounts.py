@@ -11,7 +11,7 @@ class Cause(StrEnum):
     COMPUTING = "computing"
     """Computing samples that enter an update."""
     ADDING_UP = "adding_up"
-    """Moving gradients to the host and accumulating them there."""
+    """Accumulating gradients: on the host, or with local updates where the model is."""
     LAST_MICRO_BATCH = "last_micro_batch"
     """Waiting for others of the group that are still computing."""
     MEETING = "meeting"
