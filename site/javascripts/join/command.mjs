@@ -49,7 +49,7 @@ function demoOf(choices, { system, recipe }) {
 function usesOf(choices, chosen, { least_memory_bytes: memory, sent_bytes: sent }) {
   return {
     memory: memory && `at least ${showBytes(memory)} on a computer without a GPU; Python and PyTorch need memory besides.`,
-    network: sent && `for each epoch, about ${showBytes(sent)} sent and as much received among 8 volunteers; and the download of the samples that you train on.`,
+    network: sent && `for each epoch, about ${showBytes(sent)} sent and as much received in a small group; and the download of the samples that you train on.`,
     disk: choices.recipes[choices.default.recipe].machines[machineOf(chosen)]?.uses?.disk,
   };
 }

@@ -120,7 +120,7 @@ function peopleOf(feed) {
 function needsOf({ least_memory_bytes: memory, sent_bytes: sent }) {
   return [
     ...(memory ? [`A volunteer needs at least ${showBytes(memory)} of memory beside Python and PyTorch.`] : []),
-    ...(sent ? [`Among 8 volunteers, each sends about ${showBytes(sent)} per epoch.`] : []),
+    ...(sent ? [`In a small group, each volunteer sends about ${showBytes(sent)} per epoch.`] : []),
   ];
 }
 

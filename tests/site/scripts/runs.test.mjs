@@ -87,7 +87,7 @@ test("a run's line says what it trains, who takes part and what it needs", () =>
   const feed = { ...emptyFeed("known"), run, state: STATE, total: 1 };
   assert.deepEqual(factsOf(feed, "It goes on."), [
     "It draws.", "It has 1\u202f234 parameters.", "It goes on.", "2 volunteers take part now.",
-    "A volunteer needs at least 3 GiB of memory beside Python and PyTorch.", "Among 8 volunteers, each sends about 1.3 MiB per epoch.",
+    "A volunteer needs at least 3 GiB of memory beside Python and PyTorch.", "In a small group, each volunteer sends about 1.3 MiB per epoch.",
   ]);
   assert.deepEqual(factsOf({ ...feed, run: RUN, state: { ...STATE, status: "finished" } }, ""), ["1 volunteer took part."]);
 });
