@@ -16,6 +16,13 @@ NEAR = 0.001
 """Largest relative distance at which an answer shows a known mistake, where the question asks for more exactness."""
 
 
+def tells_mistakes(question: Question) -> bool:
+    """True if no known mistake leads to a number that counts as right."""
+    answer = question.answer
+    mistakes = answer.mistakes if isinstance(answer, Number) else ()
+    return not any(_near(mistaken, answer.value, answer.tolerance) for mistaken, _ in mistakes)
+
+
 def graded(question: Question, answer: str) -> Verdict:
     """Judges an answer: a typed number, the index of an option, or the text of a program.
 

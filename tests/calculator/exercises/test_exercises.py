@@ -284,6 +284,14 @@ def test_a_known_mistake_gets_its_own_sentence(name):
         assert any(said), answers[0].answer.mistakes[number]
 
 
+@pytest.mark.parametrize("name", of_kind(Number))
+def test_a_known_mistake_never_counts_as_right(name):
+    for variant in range(1, 301):
+        question = drawn(name, variant)
+        for value, sentence in question.answer.mistakes:
+            assert not graded(question, typed(value, question.answer.unit)).right, (variant, sentence)
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_variants_differ_and_repeat(name):
     assert drawn(name, 5).text == drawn(name, 5).text and drawn(name, 5).given == drawn(name, 5).given
