@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -43,12 +44,13 @@ def card_html() -> str:
             "The card shows a recorded run, but site/live has none; write one there with "
             "training.publish.live.live.export."
         )
+    headline = re.search("<h1>(.+?)</h1>", (SITE / "includes" / "home.html").read_text(encoding="utf-8"))[1]
     drawn = [SITE / one["file"].lstrip("/") for one in recorded["pictures"][0]["pictures"]]
     pictures = "".join(f'<img src="{_data(path)}">' for path in drawn)
     logo = f'<img src="{_data(SITE / "images" / "logo.svg", "svg+xml")}" height="56">'
     return (
         f"<style>{STYLE}</style><header>{logo}<span>Training Transformers Together</span></header>"
-        "<h1>Trained by people, together</h1>"
+        f"<h1>{headline}</h1>"
         "<p>Volunteers put together the computers they have and train one model that draws pictures from captions.</p>"
         f'<div class="row">{recorded["spark_svg"]}{pictures}</div>'
     )
