@@ -35,7 +35,8 @@ that is refused is `{"error": "<one sentence>"}`.
     A figure of the pages on the challenges, drawn with the reader's values; see
     `calculator.figures.kit.figure.answered`.
 `exercise({"name", "variant"})`
-    {`question`, `help`}: an exercise with the numbers of a variant, as HTML; see `calculator.exercises.catalogue`.
+    {`question`, `field`, `help`}: an exercise with the numbers of a variant, as HTML; see
+    `calculator.exercises.catalogue`.
 `grade({"name", "variant", "answer"})`
     {`right`, `sentence`}: the verdict on an answer: a number with its unit, an option's index, or a program.
 `ask_reader({"study", "reader", "part"})`

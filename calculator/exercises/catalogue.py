@@ -7,7 +7,7 @@ from random import Random
 from calculator.errors import BadSetup
 from calculator.exercises.exercise import Exercise, Question
 from calculator.exercises.grade import graded, tells_mistakes
-from calculator.exercises.shown import help_html, question_html
+from calculator.exercises.shown import field_html, help_html, question_html
 from calculator.exercises.subjects import (
     communication,
     error_feedback,
@@ -69,9 +69,13 @@ def drawn(name: object, variant: object) -> Question:
 
 
 def asked(request: dict) -> dict:
-    """The question `{"name", "variant"}` as HTML: {`question`, `help`}."""
+    """The question `{"name", "variant"}` as HTML: {`question`, `field`, `help`}."""
     question = drawn(request.get("name"), request.get("variant"))
-    return {"question": question_html(question, request["name"]), "help": help_html(question)}
+    return {
+        "question": question_html(question),
+        "field": field_html(question, request["name"]),
+        "help": help_html(question),
+    }
 
 
 def answered(request: dict) -> dict:

@@ -8,7 +8,7 @@ from random import Random
 from calculator.errors import BadSetup
 from calculator.exercises.catalogue import EXERCISES, MOST_VARIANTS, SUBJECTS, drawn
 from calculator.exercises.exercise import Program
-from calculator.exercises.shown import question_html
+from calculator.exercises.shown import field_html, question_html
 
 QUESTIONS = 10
 PARTS = ("before", "after")
@@ -60,13 +60,15 @@ def check_names(study: object, reader: object, part: object) -> tuple[str, str, 
 def quiz(request: dict) -> dict:
     """The questions for `{"study", "reader", "part"}`: a list of {`name`, `title`, `question`}, the last as HTML."""
     study, reader, part = check_names(*(request.get(key) for key in ("study", "reader", "part")))
+    names = exercises_of(study)
+    questions = [drawn(name, variant_of(study, reader, part, name)) for name in names]
     return {
         "questions": [
             {
                 "name": name,
                 "title": EXERCISES[name].title,
-                "question": question_html(drawn(name, variant_of(study, reader, part, name)), name),
+                "question": question_html(question) + field_html(question, name),
             }
-            for name in exercises_of(study)
+            for name, question in zip(names, questions, strict=True)
         ]
     }

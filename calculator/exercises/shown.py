@@ -8,16 +8,40 @@ from html import escape
 from calculator.exercises.exercise import Choice, Number, Program, Question
 
 
-def question_html(question: Question, name: str) -> str:
-    """The question and the field for its answer, as one line of HTML.
+def question_html(question: Question) -> str:
+    """The question with its numbers, as one line of HTML."""
+    given = "".join(f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in question.given)
+    listed = f'<dl class="exercise__given">{given}</dl>' if given else ""
+    return f"<p>{_text(question.text)}</p>{listed}"
+
+
+def field_html(question: Question, name: str) -> str:
+    """The field for an answer, as one line of HTML.
 
     Args:
         question: The question.
         name: The exercise's name, which makes the names of its fields unique on a page.
     """
-    given = "".join(f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in question.given)
-    listed = f'<dl class="exercise__given">{given}</dl>' if given else ""
-    return f"<p>{_text(question.text)}</p>{listed}{_field(question.answer, name)}"
+    answer = question.answer
+    if isinstance(answer, Choice):
+        options = "".join(
+            f'<label><input type="radio" name="{name}" value="{number}" autocomplete="off"> '
+            f"<span>{_text(option.text)}</span></label>"
+            for number, option in enumerate(answer.options)
+        )
+        return f'<fieldset class="exercise__options"><legend>Your answer</legend>{options}</fieldset>'
+    if isinstance(answer, Program):
+        return (
+            f'<label class="exercise__answer"><span>Your program, in Python</span><textarea name="{name}" rows="7" '
+            f'spellcheck="false" autocomplete="off" autocapitalize="off">{_lines(answer.start)}</textarea></label>'
+        )
+    assert isinstance(answer, Number)
+    exact = "exactly" if not answer.tolerance else f"within {100 * answer.tolerance:g} %"
+    unit = f" in {_text(answer.unit)}" if answer.unit else ""
+    return (
+        f'<label class="exercise__answer with-script"><span>Your answer{unit}, {exact}</span>'
+        f'<input type="text" name="{name}" inputmode="text" autocomplete="off" size="14"></label>'
+    )
 
 
 def help_html(question: Question) -> str:
@@ -42,28 +66,6 @@ def _solved(answer: object) -> str:
     if isinstance(answer, Program):
         return f'<pre tabindex="0"><code>{_lines(answer.solution)}</code></pre>'
     return ""
-
-
-def _field(answer: object, name: str) -> str:
-    if isinstance(answer, Choice):
-        options = "".join(
-            f'<label><input type="radio" name="{name}" value="{number}" autocomplete="off"> '
-            f"<span>{_text(option.text)}</span></label>"
-            for number, option in enumerate(answer.options)
-        )
-        return f'<fieldset class="exercise__options"><legend>Your answer</legend>{options}</fieldset>'
-    if isinstance(answer, Program):
-        return (
-            f'<label class="exercise__answer"><span>Your program, in Python</span><textarea name="{name}" rows="7" '
-            f'spellcheck="false" autocomplete="off" autocapitalize="off">{_lines(answer.start)}</textarea></label>'
-        )
-    assert isinstance(answer, Number)
-    exact = "exactly" if not answer.tolerance else f"within {100 * answer.tolerance:g} %"
-    unit = f" in {_text(answer.unit)}" if answer.unit else ""
-    return (
-        f'<label class="exercise__answer with-script"><span>Your answer{unit}, {exact}</span>'
-        f'<input type="text" name="{name}" inputmode="text" autocomplete="off" size="14"></label>'
-    )
 
 
 def _numbered(word: str, number: int, count: int) -> str:

@@ -27,6 +27,9 @@ const running = new Map();
 
 startTerms();
 
+// A script may have made the blocks of code in a part that the reader unfolds, after the page was shown.
+document.addEventListener("toggle", ({ target }) => addCopyButtons(target), { capture: true });
+
 document$.subscribe(async () => {
   addCopyButtons(document.querySelector("main"));
   if (namesRun(location) || [...document.links].some(namesRun)) {

@@ -1,6 +1,9 @@
 """The exercises as HTML with the numbers of the first variant, readable without JavaScript.
 
-With JavaScript, `calculator.browser` draws other numbers and judges answers (site/javascripts/exercises/).
+With JavaScript, `calculator.browser` draws other numbers and judges answers (site/javascripts/exercises/). All but the
+questions stands in `<noscript>`, which a browser with JavaScript keeps as text until the reader opens the exercise.
+Otherwise Chromium's autofill would lay out each folded field as the page opens, and the theme each folded block of
+code: for 130 ms, the page would not answer its reader.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from html import escape
 
 from calculator.exercises.catalogue import EXERCISES, FIRST, SUBJECTS, drawn
 from calculator.exercises.exercise import Choice, Exercise, Number, Subject
-from calculator.exercises.shown import help_html, question_html
+from calculator.exercises.shown import field_html, help_html, question_html
 
 subjects = SUBJECTS
 KINDS = {Number: "number", Choice: "choice"}
@@ -39,10 +42,12 @@ def _exercise(exercise: Exercise) -> str:
         f'<details class="exercise" id="exercise-{name}" data-exercise="{name}" data-kind="{kind}">'
         f'<summary><span>{escape(exercise.title)}</span> <span class="exercise__kind">{kind}</span> '
         '<span class="exercise__state" data-slot="state"></span></summary>'
-        f'<form data-slot="form" aria-label="{escape(exercise.title)}" novalidate>'
-        f'<div data-slot="question">{question_html(question, name)}</div>'
+        f'<div data-slot="question">{question_html(question)}</div>'
+        f'<noscript><form data-slot="form" aria-label="{escape(exercise.title)}" novalidate>'
+        f'<div data-slot="field">{field_html(question, name)}</div>'
         '<p class="exercise__buttons with-script"><button class="md-button md-button--primary">Check</button> '
         '<button type="button" class="small" data-slot="again">Other numbers</button></p></form>'
         '<p class="exercise__verdict" role="status" data-slot="verdict"></p>'
-        f'<div class="exercise__help" data-slot="help" data-search-exclude>{help_html(question)}</div></details>'
+        f'<div class="exercise__help" data-slot="help" data-search-exclude>{help_html(question)}</div>'
+        "</noscript></details>"
     )

@@ -1,5 +1,6 @@
 // The page of exercises. Python draws questions and judges answers; the HTML has each exercise with the numbers of its
-// first variant, so Python is fetched only when the reader answers, or asks for other numbers.
+// first variant, so Python is fetched only when the reader answers, or asks for other numbers. All but the question is
+// kept in a <noscript>, as text, until the reader opens the exercise (site/builder/exercises/listed.py).
 
 import { keepForOffline } from "../calculator/offline.mjs";
 import { askPython } from "../calculator/python.mjs";
@@ -44,6 +45,7 @@ function startExercises(root) {
   slot("file").addEventListener("change", () => importFile(page));
   slot("forget").addEventListener("click", () => forget(page));
   addEventListener("hashchange", openNamed, { signal });
+  addEventListener("beforeprint", () => page.exercises.forEach((one) => makeFields(page, one)), { signal });
   showProgress(page);
   openNamed();
   return () => page.ended.abort();
@@ -52,16 +54,28 @@ function startExercises(root) {
 function makeExercise(page, element) {
   const { exercise: name, kind } = element.dataset;
   const exercise = { element, name, kind, shown: FIRST, busy: false };
+  element.addEventListener("toggle", () => element.open && open(page, exercise));
+  if (element.open) open(page, exercise);
+  return exercise;
+}
+
+function open(page, exercise) {
+  makeFields(page, exercise);
+  draw(page, exercise);
+}
+
+/** Makes the fields, hints and solution of an exercise, once. */
+function makeFields(page, exercise) {
+  const kept = exercise.element.querySelector("noscript");
+  if (!kept) return;
+  kept.outerHTML = kept.innerHTML;
   const slot = slotOf(exercise);
-  element.addEventListener("toggle", () => element.open && draw(page, exercise));
   slot("form").addEventListener("submit", (event) => {
     event.preventDefault();
     check(page, exercise);
   });
   slot("form").addEventListener("keydown", indent);
   slot("again").addEventListener("click", () => redraw(page, exercise));
-  if (element.open) draw(page, exercise);
-  return exercise;
 }
 
 function slotOf({ element }) {
@@ -87,8 +101,7 @@ async function draw(page, exercise) {
   const answer = await ask(page, exercise, "exercise", { name: exercise.name, variant });
   if (!answer) return;
   const slot = slotOf(exercise);
-  slot("question").innerHTML = answer.question;
-  slot("help").innerHTML = answer.help;
+  for (const part of ["question", "field", "help"]) slot(part).innerHTML = answer[part];
   exercise.shown = variant;
   say(exercise, "The numbers of the question have changed.");
 }

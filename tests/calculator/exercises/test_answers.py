@@ -141,8 +141,8 @@ def ask(function, **request) -> dict:
 
 def test_the_page_gets_questions_and_verdicts():
     question = ask(browser.exercise, name="ring-steps", variant=3)
-    assert "<input" in question["question"] and "Worked solution" in question["help"]
-    assert "<textarea" in ask(browser.exercise, name="sent-bytes", variant=3)["question"]
+    assert "<input" in question["field"] and "Worked solution" in question["help"]
+    assert "<textarea" in ask(browser.exercise, name="sent-bytes", variant=3)["field"]
     peers = int(question["question"].split("<dd>")[1].split("<")[0])
     verdict = ask(browser.grade, name="ring-steps", variant=3, answer=f"{2 * peers - 2} steps")
     assert verdict["right"] is True

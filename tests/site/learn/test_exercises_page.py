@@ -48,9 +48,57 @@ def test_every_exercise_is_readable_without_scripts(open_page):
         here.locator("summary").first.click()
         assert question.text.replace("`", "")[:60] in here.inner_text()
         here.locator("summary", has_text="Worked solution").click()
-        expect(here.get_by_text(question.remember)).to_be_visible()
-        expect(here.get_by_role("button", name="Check")).to_be_hidden()
+        # Playwright's locators by text and role leave out what stands in <noscript>.
+        expect(here.locator("strong", has_text=question.remember)).to_be_visible()
+        assert here.locator("button").count() == 2
+        assert not any(button.is_visible() for button in here.locator("button").all())
     expect(page.get_by_role("button", name="Save progress")).to_be_hidden()
+
+
+FIELDS = "main [data-exercise] :is(input, textarea, button, pre)"
+
+
+def test_fields_are_made_as_an_exercise_is_opened(open_page):
+    """Chromium lays out each folded field as a page opens: with those of all exercises, for a seventh of a second."""
+    page = open_page("exercises/")
+    page.wait_for_load_state("networkidle")
+    assert page.locator(FIELDS).count() == 0
+    assert drawn("home-link", FIRST).text[:60] in exercise(page, "home-link").text_content()
+    here = opened(page, "sent-bytes")
+    here.locator("summary", has_text="Worked solution").click()
+    expect(here.get_by_role("button", name="Copy")).to_be_visible()
+    opened(page, "home-link")
+    assert page.locator("main form").count() == 2
+
+
+def test_exercises_are_readable_when_the_sites_script_cannot_be_loaded(open_page):
+    page = open_page()
+    page.route("**/javascripts/site.mjs*", lambda route: route.abort())
+    page.goto(page.url + "exercises/")
+    here = opened(page, "failed-check")
+    page.complaints.clear()  # The browser itself reports the failed requests that are made here.
+    here.locator("summary", has_text="Worked solution").click()
+    expect(here.get_by_text(drawn("failed-check", FIRST).remember)).to_be_visible()
+    expect(here.get_by_role("button", name="Check")).to_be_hidden()
+
+
+def test_fields_are_made_on_a_page_that_the_theme_has_swapped_in(open_page):
+    page = open_page("challenges/sharding/")
+    page.wait_for_load_state("networkidle")
+    page.evaluate("window.swapped = true")
+    page.get_by_role("link", name="exercises on sharding").click()
+    page.wait_for_url("**/exercises/#sharding")
+    here = opened(page, "home-link")
+    expect(here.get_by_label("Your answer")).to_be_visible()
+    assert page.evaluate("window.swapped"), "the page was loaded anew"
+
+
+def test_all_exercises_are_printed(open_page):
+    page = open_page("exercises/")
+    page.wait_for_load_state("networkidle")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("main form").count() == len(EXERCISES)
+    assert page.locator("main noscript").count() == 0
 
 
 def test_one_of_each_kind_is_solved_by_keys(open_page):
