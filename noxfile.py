@@ -48,7 +48,7 @@ TOOLS = {"nox": "nox", "uv": "uv", "sbom": "cyclonedx-bom", "fuzz": "atheris"}
 IN_AN_ENVIRONMENT_OF_OTHERS = ("fuzz",)
 """Tools whose dependencies the tests pin."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
-"""Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
+"""Makes the tests, and all programs that they start, end if nox ends; see tests/support/programs.py."""
 BUILD_SITE, BUILD_ENVIRONMENT = ("python", "site/build.py"), {"NO_MKDOCS_2_WARNING": "1"}
 WAITING_PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>The site is being built</title>

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.programs import Programs, end_forked_children, guard_tests
+from tests.support.programs import Programs, end_forked_children, guard_tests
 from tests.tiers import LONG, is_quick
 
 STATE = tempfile.TemporaryDirectory(prefix="states-", ignore_cleanup_errors=True)

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 PINS = ROOT / "constraints"
 PROFILES = ("tests", "training", "demo", "site", "zensical")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"calculator", "training", "site", "benchmarks", "tests"}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import HIGHEST, LOWEST, free_ports
+from tests.support.ports import HIGHEST, LOWEST, free_ports
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import END_WITH_PARENT, are_gone, until
+from tests.support.programs import END_WITH_PARENT, are_gone, until
 
 INNER = """
 import multiprocessing, os, subprocess, sys, time
@@ -115,5 +115,5 @@ def test_no_other_test_starts_programs_by_itself():
     """A program that a test starts may, and so may chaos, whose programs end with their namespaces."""
     folder = Path(__file__).parent
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if starts_programs(path)}
-    allowed = {"programs.py", "training/demo/tiny_trainer.py", "chaos/network.py", "chaos/stage.py"}
+    allowed = {"support/programs.py", "training/demo/tiny_trainer.py", "chaos/network.py", "chaos/stage.py"}
     assert files == allowed

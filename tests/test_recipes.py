@@ -11,8 +11,8 @@ from typing import get_args
 
 import pytest
 
-from tests.programs import run_program
-from tests.serving import serving
+from tests.support.programs import run_program
+from tests.support.serving import serving
 from training.checkpoints.serve import site
 from training.errors import BadInput, TrainingError
 from training.recipe import RECIPES, RUNS, load_recipe, parse_recipe, recipe_names

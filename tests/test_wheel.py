@@ -9,8 +9,8 @@ from email import message_from_bytes
 
 import pytest
 
-from tests.installed import SCRIPT, build_wheel, install
-from tests.programs import ROOT, run_program
+from tests.support.installed import SCRIPT, build_wheel, install
+from tests.support.programs import ROOT, run_program
 
 pytestmark = pytest.mark.programs
 

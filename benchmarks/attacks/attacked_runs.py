@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import result
-from tests.ports import free_port
+from tests.support.ports import free_port
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.demo.children import Part, read_events, sweep
 from training.recipe import read_recipe

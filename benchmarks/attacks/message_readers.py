@@ -640,7 +640,7 @@ def unframed(raw: bytes) -> list[bytes]:
 
 def shards() -> Path:
     """A folder of shards with random codes."""
-    from tests.random_shards import write_shards
+    from tests.support.random_shards import write_shards
     from training.recipe import load_recipe
 
     return write_shards(Path(tempfile.mkdtemp()) / "shards", load_recipe("demo"))

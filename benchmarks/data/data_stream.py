@@ -52,7 +52,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.data.stream_peers import BATCH, CODES, MIXED, PEERS, TEXT, PeerStream
 from benchmarks.memory.memory_on_host import resident_bytes
 from benchmarks.record import record, renew, result
-from tests.shard_server import ShardServer, shard_server
+from tests.support.shard_server import ShardServer, shard_server
 
 SAMPLES, ROWS_PER_SHARD, VOCABULARY = 50_000, 4096, 8192
 LINK = {"bytes_per_second": 50e6 / 8, "latency_seconds": 0.025}

@@ -45,7 +45,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.page.freezes import TRACED, Task, page_that_leads_to, tasks_of, tasks_of_opening
 from benchmarks.page.readers import READERS, STREAMS
 from benchmarks.record import percentile, record, result
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 MEMBERS, EPOCHS, PRESENT = 1000, 30_000, 40
 PHASES = ("while it is updated", "while it is used")

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from tests.ports import free_port
+from tests.support.ports import free_port
 from training.demo.children import Part, processes_of, read_events, sweep
 from training.demo.run import LOOPBACK, MICRO_BATCH_SIZE
 from training.publish.history.history import HistoryReader

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import record, result
-from tests.programs import Programs, until
-from tests.random_shards import write_shards
+from tests.support.programs import Programs, until
+from tests.support.random_shards import write_shards
 from training.swarm.epoch.exchange import ENOUGH
 
 TARGET = 48

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 MEMORY = Path(__file__).parents[2] / "benchmarks" / "memory"
 

@@ -12,7 +12,7 @@ import pytest
 
 from calculator import PRESETS, Setup, browser, estimate
 from calculator.__main__ import main
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 KEYS = {
     "model", "gpus", "parameters", "parameters_by_part", "trained_parameters", "gpu", "saved_activations",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import calculator
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 ROOT = Path(calculator.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "calculator."))

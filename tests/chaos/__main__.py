@@ -53,7 +53,7 @@ def main() -> int:
     flags = _flags(sys.argv[1:])
     try:
         network.enter(sys.argv[1:])
-        from tests.programs import Programs, guard_tests
+        from tests.support.programs import Programs, guard_tests
 
         guard_tests()
         folder = flags.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -71,9 +71,9 @@ def main() -> int:
 
 def _chaos(flags: argparse.Namespace, folder: Path, programs) -> bool:
     from tests.chaos import faults, plan, table
-    from tests.chaos.evidence import gather
+    from tests.chaos.judging.evidence import gather
+    from tests.chaos.judging.verdict import judge
     from tests.chaos.stage import Stage
-    from tests.chaos.verdict import judge
 
     stage = Stage(folder, programs, mode=flags.mode)
     drawn = plan.draw(

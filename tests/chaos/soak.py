@@ -17,7 +17,7 @@ from rich.table import Table
 from tests.chaos.stage import BOOTSTRAP, MONITOR, Stage
 from tests.chaos.table import console, say
 from tests.chaos.volunteer import FAILING_ROUNDS, FORGIVING
-from tests.programs import Programs
+from tests.support.programs import Programs
 
 VOLUNTEERS = ("ada", "grace", "alan")
 SHARE = 0.5

@@ -19,8 +19,8 @@ import psutil
 from calculator.swarm.settings import DEFAULTS, SPARSE_STATES_EVERY
 from tests.chaos.network import Machine, build_machines
 from tests.chaos.volunteer import Control
-from tests.programs import Programs
-from tests.random_shards import write_shards
+from tests.support.programs import Programs
+from tests.support.random_shards import write_shards
 from training.recipe import RECIPES, parse_recipe
 
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"

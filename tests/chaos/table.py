@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tests.chaos.evidence import Accident, Evidence
+from tests.chaos.judging.evidence import Accident, Evidence
+from tests.chaos.judging.verdict import Finding
 from tests.chaos.plan import KINDS, Fault
-from tests.chaos.verdict import Finding
 
 MOST_DETAILS = 8
 console = Console(highlight=False, soft_wrap=True, width=120)

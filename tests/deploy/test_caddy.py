@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from tests.deploy.tools import DEPLOY, tool
-from tests.ports import free_port
-from tests.programs import run_program, until
-from tests.serving import serving
+from tests.support.ports import free_port
+from tests.support.programs import run_program, until
+from tests.support.serving import serving
 from training.trust.keys import MembershipKey
 from training.trust.server.app import create_app
 from training.trust.server.desk import Desk

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.deploy.tools import DEPLOY, parse_command
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 from training.roles.serve import STOP_SECONDS, ServeSettings
 
 CONTAINERFILE = DEPLOY / "Containerfile"

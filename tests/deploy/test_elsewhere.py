@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.deploy.tools import DEPLOY, parse_command
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 from training.publish.notebook import ANY_RUN, INSTALL, PROGRAM, SITES, notebook, repository
 from training.recipe import load_recipe
 

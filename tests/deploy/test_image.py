@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.programs import ROOT, run_program, until
+from tests.support.programs import ROOT, run_program, until
 
 IMAGE = "training-together"
 ENGINE = os.environ.get("CONTAINER_ENGINE")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.deploy.tools import DEPLOY, tool
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.processes.events import EventLog
 
 pytestmark = pytest.mark.programs

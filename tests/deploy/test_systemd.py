@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.deploy.tools import DEPLOY, parse_command, read_environment, tool
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.processes.environment import FILE_LIMIT
 from training.processes.role import GRACE_SECONDS
 from training.roles.serve import STOP_SECONDS

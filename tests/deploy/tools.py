@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 from training.cli import build_app
 
 DEPLOY = ROOT / "deploy"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
 

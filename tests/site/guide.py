@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 
 from tests.deploy.tools import parse_command
-from tests.ports import free_ports
-from tests.programs import ROOT, run_program, until
+from tests.support.ports import free_ports
+from tests.support.programs import ROOT, run_program, until
 from training.cli import COMMANDS
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.cli import COMMANDS, build_app
 from training.commands.options import Invitation
 from training.errors import BadInput

@@ -15,7 +15,7 @@ from calculator.exercises.catalogue import SUBJECTS, drawn
 from calculator.exercises.exercise import Program
 from calculator.exercises.quiz import exercises_of, quiz
 from calculator.exercises.study import compared, permutation_p, sheet_of, sign_p
-from tests.readers import STUDY, file_of, written
+from tests.support.readers import STUDY, file_of, written
 
 
 @pytest.mark.parametrize("study", ["spring", "a", "2026-12"])

@@ -17,8 +17,8 @@ from calculator.choose.training_code import OPTIMIZERS_OF_TRAINER, training_code
 from calculator.reports.fit_report import PRECISIONS_OF_TRAINER, best, can_be_written
 from calculator.step.resolve import resolve
 from calculator.tape.autograd import rounded
-from tests.ports import free_port
-from tests.programs import run_program
+from tests.support.ports import free_port
+from tests.support.programs import run_program
 
 SIZES = {
     "llama": {

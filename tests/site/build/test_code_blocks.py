@@ -20,9 +20,9 @@ import pytest
 import typer
 import yaml
 
-from tests.installed import SCRIPT
-from tests.programs import ROOT, run_program
-from tests.readers import written
+from tests.support.installed import SCRIPT
+from tests.support.programs import ROOT, run_program
+from tests.support.readers import written
 from training.cli import build_app
 from training.data.sources.kinds import read_captions
 from training.recipe import RECIPES

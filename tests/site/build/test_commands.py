@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from calculator.__main__ import main as calculator
-from tests.readers import written
+from tests.support.readers import written
 from training.cli import build_app
 from training.volunteer.manners import keys
 from training.volunteer.manners.commands import WORDS

@@ -20,8 +20,8 @@ from calculator.choose.devices import device_named
 from calculator.swarm.designed_models import DesignedModel, LanguageModel, PictureModel
 from calculator.swarm.designer import micro_batch
 from calculator.swarm.settings import DEFAULTS
-from tests.programs import Programs, run_program, until
-from tests.random_shards import write_shards
+from tests.support.programs import Programs, run_program, until
+from tests.support.random_shards import write_shards
 from training.compute import choices
 from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan, training_of

@@ -16,7 +16,7 @@ import pytest
 from builder.learn import tutorial
 from calculator.choose.devices import DEVICES, device_named
 from calculator.swarm.exchange import USUAL_GROUP
-from tests.programs import until
+from tests.support.programs import until
 from tests.site.guide import TRAINER, Guide, Machine
 from training.compute import plan
 from training.data.store.shards import MANIFEST_FILE

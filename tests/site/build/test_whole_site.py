@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from builder.learn import glossary
 from builder.reference import changes
 from builder.steps.prepare import MOVED
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 from tests.site.pages.test_every_page import violations
 
 pytestmark = pytest.mark.browser

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.browser
 

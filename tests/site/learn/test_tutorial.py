@@ -18,7 +18,7 @@ from builder.learn import tutorial
 from builder.steps import fill
 from calculator.choose.devices import DEVICES
 from calculator.choose.fit import verdict
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -31,7 +31,7 @@ WORDS = SENTENCE.split()
 
 RUNNER = """
 import json, sys
-from tests.programs import run_program
+from tests.support.programs import run_program
 cells, changes = json.loads(sys.stdin.read())
 names = {"__name__": "__main__"}
 for number, cell in enumerate(cells):

@@ -19,9 +19,9 @@ from calculator.browser import advise, answer, generate, gpus, read_config, swee
 from calculator.choose.devices import DEVICES
 from calculator.models.architectures import PRESETS
 from calculator.units import show_bytes
-from tests.programs import run_program, until
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import ROOT, violations
+from tests.support.programs import run_program, until
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.browser

@@ -13,13 +13,13 @@ from playwright.sync_api import expect
 
 from builder.join.choices import DEMOS, JOIN, PROGRAM, RUN
 from site_server import SiteServer
-from tests.ports import free_port
-from tests.programs import run_program
-from tests.random_shards import write_shards
 from tests.site.live.test_dashboard_page import PROMPTS, live_run
 from tests.site.live.test_run_states import Monitor, all_at, finished, shown_complete
 from tests.site.live.test_trainers_run import EPOCHS
 from tests.site.pages.test_every_page import violations
+from tests.support.ports import free_port
+from tests.support.programs import run_program
+from tests.support.random_shards import write_shards
 from tests.training.roles.test_serve import Served
 from training.publish.history.history import HistoryReader
 from training.publish.live.live import export

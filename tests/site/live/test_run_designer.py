@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from builder.learn.figures import answer_of
-from tests.programs import until
+from tests.support.programs import until
 from training.recipe import CAUSAL_LM, load_recipe
 from training.tasks.known import task_of
 

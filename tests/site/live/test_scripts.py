@@ -1,4 +1,4 @@
-"""The parts of the site's scripts that need no document: each file of tests/site/scripts is run by node."""
+"""The parts of the site's scripts that need no document: node runs each file below tests/site/scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from node import run_node
 
 FOLDER = Path(__file__).parents[1] / "scripts"
-FILES = sorted(FOLDER.glob("*.test.mjs"))
+FILES = sorted(FOLDER.rglob("*.test.mjs"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.removesuffix(".test.mjs"))

@@ -15,9 +15,9 @@ from playwright.sync_api import expect
 
 from builder.dashboard.curves import loss_svg
 from site_server import SiteServer
-from tests.programs import run_program
 from tests.site.live.test_dashboard_page import JOIN, red_picture
 from tests.site.pages.test_every_page import ROOT, violations
+from tests.support.programs import run_program
 from tests.training.publish.history.test_history import Report
 from training.publish.history.history import History, HistoryReader
 from training.publish.live.live import create_app, export, store_run

@@ -8,8 +8,8 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.serving import serving
 from tests.site.pages.test_every_page import violations
+from tests.support.serving import serving
 from tests.training.publish.history.test_credit import NAMES, Swarm
 from training.publish.live.live import create_app, store_run
 from training.recipe import load_recipe

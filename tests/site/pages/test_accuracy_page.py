@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from benchmarks.swarm.recorded_run import COLUMNS, condensed, seconds_to_the_next_update
 from builder.home.course import course_of, epochs_of, moments_of
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "recorded_run.json").read_text(encoding="utf-8"))
 START = 1_000_000.0

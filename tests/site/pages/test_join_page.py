@@ -13,9 +13,9 @@ from playwright.sync_api import expect
 
 from builder.join import choices
 from builder.steps.fill import repository
-from tests.programs import run_program
 from tests.site.live.test_dashboard_page import live_run
 from tests.site.pages.test_every_page import violations
+from tests.support.programs import run_program
 from training.publish.invitation import PROGRAM, join_command
 from training.publish.notebook import notebook
 from training.recipe import load_recipe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serving import serving
 from tests.site.pages.test_every_page import violations
+from tests.support.serving import serving
 from tests.training.trust.tickets import OTHER_PEER, PEER
 from training.trust.keys import MembershipKey
 from training.trust.server.app import create_app

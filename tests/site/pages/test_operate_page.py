@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.ports import free_port
-from tests.programs import ROOT, run_program, until
 from tests.site.guide import TRAINER, Guide, Machine, check_sentences, environment
+from tests.support.ports import free_port
+from tests.support.programs import ROOT, run_program, until
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
 from training.publish.history.history import HistoryReader

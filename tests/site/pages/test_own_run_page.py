@@ -14,8 +14,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from tests.programs import ROOT, run_program
 from tests.site.guide import TRAINER, Guide, Machine, check_sentences, commands_in_sentences, environment
+from tests.support.programs import ROOT, run_program
 from training.checkpoints.checkpoint import list_checkpoints
 from training.cli import build_app
 from training.data.demo.draw import draw_set

@@ -17,7 +17,7 @@ from builder import benchmark_records
 from builder.folders import RESULTS
 from builder.markup import links, paths
 from builder.reference import claims, docstrings, hivemind_faults, messages, performance
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.cli import COMMANDS, build_app
 
 pytestmark = pytest.mark.browser

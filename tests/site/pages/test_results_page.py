@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 from training.generate.judge import judge
 from training.recipe import load_recipe
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from playwright.sync_api import expect
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 from training.swarm.engine.calls import MOST_MESSAGE_BYTES, OPENING_SECONDS
 from training.swarm.node.protocol import MOST_KEYS
 

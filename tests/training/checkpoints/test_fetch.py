@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.serving import serving
+from tests.support.serving import serving
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest
 from training.checkpoints.serve.offered import checkpoint_routes

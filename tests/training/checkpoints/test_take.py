@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 PROGRAM = """
 import json, os, sys, time

@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from tests.programs import run_program, until
+from tests.support.programs import run_program, until
 from training.cli import COMMANDS, build_app
 from training.commands.alive import moving
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from calculator.choose.largest import HOST_SHARE, peer_step
-from tests.profiled import highest_bytes
+from tests.support.profiled import highest_bytes
 from training.compute import choices as module
 from training.compute.choices import Wishes, choose
 from training.compute.machine import this_machine

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from calculator.choose.advice import KEPT_ACTIVATION_BYTES
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.compute.micro_batches import MicroBatches
 from training.data.stream.stream import Batch
 from training.errors import TrainingError

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from calculator import estimate
 from calculator.choose.devices import device_named
 from calculator.choose.largest import peer_step
-from tests.profiled import highest_bytes
+from tests.support.profiled import highest_bytes
 from training.cli import build_app
 from training.commands import plan as plan_command
 from training.compute.machine import this_machine

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.ports import free_port
-from tests.programs import run_program
+from tests.support.ports import free_port
+from tests.support.programs import run_program
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from training.cli import build_app
 from training.data.store.sets import open_shards

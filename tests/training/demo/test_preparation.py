@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.data.demo.captions import draw_scene
 from training.data.demo.draw import draw_picture
 from training.demo import preparation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import are_gone, until
+from tests.support.programs import are_gone, until
 from training.demo import run as demo
 from training.demo.config import DemoConfig, command_again
 from training.errors import BadInput

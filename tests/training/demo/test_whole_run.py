@@ -17,8 +17,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.ports import free_port
-from tests.programs import ROOT, run_program, until
+from tests.support.ports import free_port
+from tests.support.programs import ROOT, run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.data.store.shards import read_manifest
 from training.publish.history.history import HistoryReader

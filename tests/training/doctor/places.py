@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 HERE = Path(__file__).parent
 CAN_UNSHARE = sys.platform == "linux" and run_program(["unshare", "-rmn", "true"]).returncode == 0

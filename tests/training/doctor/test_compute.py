@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.doctor.catalogue import CHECKS
 from training.doctor.checks import compute
 from training.doctor.checks.compute import check_gpu, runs_on, system_gpus

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from calculator.choose.devices import device_named
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 from tests.training.doctor.places import CAN_UNSHARE, check_alone, checking
 from training.doctor.checks.compute import check_memory, check_shared_memory, judge_gpu_memory, judge_memory
 from training.doctor.checks.machine import check_cores, check_load, check_state_folder, check_temp_folder

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.programs import Programs, until
+from tests.support.programs import Programs, until
 from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.data.store.shards import Manifest, ShardIndex, SplitEntry, describe_file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 from training.doctor.checks.programs import PINS, check_packages, check_python, check_system
 
 

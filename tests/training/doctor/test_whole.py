@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from tests.training.doctor.places import (
     CAN_UNSHARE,
     HERE,

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse
 
-from tests.serving import serving
+from tests.support.serving import serving
 from training.errors import TrainingError
 from training.model.language.config import AdapterConfig, LanguageModelConfig
 from training.model.language.folders import build_language_model, export_folder

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.hub_server import Repository, hub_server
-from tests.programs import ROOT, run_program
+from tests.support.hub_server import Repository, hub_server
+from tests.support.programs import ROOT, run_program
 from training.data.store.shards import read_manifest
 from training.recipe import load_recipe
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from tests.ports import free_ports
-from tests.programs import run_program, until
 from tests.site.guide import environment
+from tests.support.ports import free_ports
+from tests.support.programs import run_program, until
 from training.demo.children import read_events
 from training.new.folder import read_servers
 from training.new.questions import HOW_LONG, WHERE, WHO

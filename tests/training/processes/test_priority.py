@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.processes.priority import AUTOGROUP, LOW, SERVING, lower_session
 
 STARTS = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import are_gone, run_program, until
+from tests.support.programs import are_gone, run_program, until
 from training.processes.servers.again import MOST_STARTS, STARTED_AGAIN
 
 pytestmark = pytest.mark.programs

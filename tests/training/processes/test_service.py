@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import ROOT, are_gone, until
+from tests.support.programs import ROOT, are_gone, until
 from training.processes.programs import marked_processes
 from training.processes.servers.service import Pace, Service
 

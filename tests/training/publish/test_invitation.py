@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from tests.installed import SCRIPT
+from tests.support.installed import SCRIPT
 from training.cli import COMMANDS
 from training.publish.invitation import MEMBERS_FLAGS, join_command
 

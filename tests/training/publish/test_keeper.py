@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.random_shards import hold_out, write_shards
+from tests.support.random_shards import hold_out, write_shards
 from tests.training.publish.history.test_history import Report, open_history
 from training.checkpoints.checkpoint import checkpoint_epoch, lineage_of, save_checkpoint
 from training.data.prepare.text import TextInput, prepare_text

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.programs import until
+from tests.support.programs import until
 from training.recipe import RECIPES
 
 OUTSIDE = "/ip4/198.51.100.7/tcp/31337"

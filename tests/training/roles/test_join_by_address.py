@@ -18,10 +18,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.installed import SCRIPT, build_wheel, install
-from tests.ports import free_ports
-from tests.programs import ROOT, Programs, run_program, until
-from tests.random_shards import write_shards
+from tests.support.installed import SCRIPT, build_wheel, install
+from tests.support.ports import free_ports
+from tests.support.programs import ROOT, Programs, run_program, until
+from tests.support.random_shards import write_shards
 from tests.training.roles.test_peer import tiny_recipe
 from training.publish.notebook import INSTALL
 from training.recipe import parse_recipe

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from tests.ports import free_port
-from tests.programs import run_program, until
-from tests.random_shards import write_shards
+from tests.support.ports import free_port
+from tests.support.programs import run_program, until
+from tests.support.random_shards import write_shards
 from tests.training.publish.history.test_history import Report
 from tests.training.trust.hub import ADAS, hub_serving
 from tests.training.trust.tickets import PEER, Holder

@@ -17,9 +17,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.ports import free_port
-from tests.programs import are_gone, run_program, until
-from tests.random_shards import hold_out, write_shards
+from tests.support.ports import free_port
+from tests.support.programs import are_gone, run_program, until
+from tests.support.random_shards import hold_out, write_shards
 from tests.training.publish.history.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.fetch import fetch_latest

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.chaos.volunteer import Control
-from tests.programs import Programs, are_gone, run_program, until
-from tests.random_shards import SAMPLES, write_shards
+from tests.support.programs import Programs, are_gone, run_program, until
+from tests.support.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
 from training.checkpoints.folders import KEPT_FOLDER, checkpoint_epoch
 from training.demo.children import read_events

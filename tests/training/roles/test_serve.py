@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.ports import free_ports
-from tests.programs import run_program, until
+from tests.support.ports import free_ports
+from tests.support.programs import run_program, until
 from tests.training.doctor.places import file_of, serving
 from training.recipe import RECIPES
 from training.roles.serve import answers

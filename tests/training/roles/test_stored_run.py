@@ -9,8 +9,8 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.ports import free_port
-from tests.programs import run_program, until
+from tests.support.ports import free_port
+from tests.support.programs import run_program, until
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
 from training.publish.history.history import HistoryReader

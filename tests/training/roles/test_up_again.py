@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.programs import until
+from tests.support.programs import until
 from tests.training.roles import test_peer
 from tests.training.roles.test_stored_run import StoredRun
 from training.checkpoints.facts import damage_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import Programs, run_program
+from tests.support.programs import Programs, run_program
 from training.storage.whole import (
     LEFTOVER_SECONDS,
     delete_drafts,

@@ -18,9 +18,9 @@ import pytest
 import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
-from scenarios import ALL_THREE, train_beside_false_reports
-from started_peers import meet
 
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, train_beside_false_reports
+from tests.training.swarm.real_peers.started_peers import meet
 from training.publish.keeper import Keeper
 from training.recipe import load_recipe
 from training.swarm.engine.coroutine import wait_for_result

@@ -7,7 +7,7 @@ import torch
 from hivemind.compression import Float16Compression, Uniform8BitQuantization
 from hivemind.utils import get_dht_time
 
-from tests.programs import until
+from tests.support.programs import until
 from training.recipe import load_recipe
 from training.swarm.engine.codecs import BlockwiseCodec
 from training.swarm.engine.process import DHT

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from tests.random_shards import hold_out, write_shards
+from tests.support.random_shards import hold_out, write_shards
 from tests.training.data.text_shards import LENGTH, WORDS, blocks_in, prepare_documents, write_documents
 from training.data.store.sets import open_shards
 from training.data.store.shards import read_shard

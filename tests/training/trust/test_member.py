@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tests.programs import until
-from tests.serving import serving
+from tests.support.programs import until
+from tests.support.serving import serving
 from tests.training.trust.tickets import Holder
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.processes.events import EventLog

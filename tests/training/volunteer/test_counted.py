@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.serving import serving
+from tests.support.serving import serving
 from tests.training.doctor.places import file_of
 from tests.training.doctor.places import serving as serving_answer
 from tests.training.publish.history.test_credit import NAMES, Swarm

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.random_shards import SAMPLES, write_shards
+from tests.support.random_shards import SAMPLES, write_shards
 from training.data.stream.order import Order, Place, read_place
 from training.recipe import load_recipe
 from training.tasks.known import task_of

@@ -18,7 +18,7 @@ import torch
 import yaml
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from training.data.demo.captions import draw_scene
 from training.data.demo.draw import draw_picture, draw_set
 from training.data.prepare import pictures as prepare_module

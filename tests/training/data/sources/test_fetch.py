@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from training.data.sources import fetch as fetch_module
 from training.data.sources.fetch import CONNECTIONS_PER_HOST, Fetcher, LeftOutError, is_opted_out, is_public
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.hub_server import Repository, hub_server
-from tests.programs import run_program, until
+from tests.support.hub_server import Repository, hub_server
+from tests.support.programs import run_program, until
 from training.data.demo.draw import draw_set
 from training.data.prepare.text import TextInput, prepare_text
 from training.data.store.shards import read_manifest, read_shard

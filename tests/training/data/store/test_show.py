@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from tests.training.data.text_shards import document, prepare_documents, write_documents
 from training.data.store.sets import open_shards
 from training.data.store.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard

@@ -6,7 +6,7 @@ import time
 import fsspec
 import pytest
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from tests.training.data.numbered_shards import SAMPLES, write_numbered
 from training.data.store.sets import open_shards
 from training.data.stream.order import Place

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pyarrow.parquet as pq
 import pytest
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from tests.training.data.numbered_shards import COLOURS, SAMPLES, change_manifest, write_numbered
 from training.data.store import cache as cache_module
 from training.data.store import shards as shards_module

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.shard_server import shard_server
+from tests.support.shard_server import shard_server
 from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.data.stream.test_stream import MODEL
 from tests.training.data.text_shards import LENGTH, WORDS, blocks_in, prepare_documents, write_documents

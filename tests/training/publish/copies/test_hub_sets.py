@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.hub_server import Repository, hub_server
-from tests.programs import run_program, until
+from tests.support.hub_server import Repository, hub_server
+from tests.support.programs import run_program, until
 from tests.training.data.numbered_shards import write_numbered
 from tests.training.publish.copies.test_sets import contents, other
 

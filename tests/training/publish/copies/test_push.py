@@ -19,7 +19,7 @@ import fsspec
 import pytest
 import yaml
 
-from tests.programs import run_program, until
+from tests.support.programs import run_program, until
 from tests.training.publish.history.test_history import Report
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.errors import BadInput

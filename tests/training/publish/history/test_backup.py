@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from tests.training.publish.history.test_history import Report
 from training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
 from training.errors import BadInput

@@ -12,7 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import checks
 
-from tests.serving import serving
+from tests.support.serving import serving
 from tests.training.publish.history.test_history import Clock, Report
 from training.errors import TrainingError
 from training.publish.history.history import History

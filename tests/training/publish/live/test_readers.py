@@ -12,8 +12,8 @@ from statistics import median
 import httpx
 import pytest
 
-from tests.programs import until
-from tests.serving import serving
+from tests.support.programs import until
+from tests.support.serving import serving
 from tests.training.publish.live.test_live import clock, history  # noqa: F401  fixtures
 from training.processes.servers import web
 from training.publish.live import live

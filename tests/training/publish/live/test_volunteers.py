@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import httpx
 import pytest
 
-from tests.serving import serving
+from tests.support.serving import serving
 from tests.training.publish.history.test_credit import NAMES, Swarm
 from training.publish.live import live
 from training.publish.live.picture import picture_of

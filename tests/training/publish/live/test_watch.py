@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from tests.programs import until
+from tests.support.programs import until
 from tests.training.publish.history.test_history import Clock, Report
 from tests.training.publish.live.test_live import serving
 from training.errors import TrainingError

@@ -3,11 +3,12 @@
 from functools import partial
 
 import pytest
-import reducers
 import torch
-from reducers import LIAR, LIES
-from scenarios import ALL_THREE, BOTH
-from started_peers import meet
+
+from tests.training.swarm.real_peers import reducers
+from tests.training.swarm.real_peers.reducers import LIAR, LIES
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, BOTH
+from tests.training.swarm.real_peers.started_peers import meet
 
 SHARE = 1.25
 """Each part of the others is checked with a chance of 1/2 in a group of three."""

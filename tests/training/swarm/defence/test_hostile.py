@@ -3,10 +3,11 @@
 from functools import partial
 
 import pytest
-import scenarios
 import torch
-from scenarios import ALL_THREE, FOUR, SIZES
-from started_peers import meet, relative_error
+
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, FOUR, SIZES
+from tests.training.swarm.real_peers.started_peers import meet, relative_error
 
 MEETINGS = {
     (aggregation, of_weights): partial(

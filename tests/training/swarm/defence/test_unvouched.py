@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from members import admission, ticket
 
+from tests.training.swarm.members import admission, ticket
 from tests.training.swarm.node.test_members_only import KEY, offer, start
 from training.swarm.defence.clipping import Clipping, centered_clip
 from training.swarm.defence.receipts import Scope

@@ -23,8 +23,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import nested as lists_in_lists
 
+from tests.training.swarm.played import nested as lists_in_lists
 from training.recipe import load_recipe
 from training.swarm.engine import engine
 from training.swarm.engine.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack

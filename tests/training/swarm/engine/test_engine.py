@@ -14,7 +14,7 @@ from pathlib import Path
 import hivemind
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.errors import TrainingError
 from training.swarm.engine import engine
 

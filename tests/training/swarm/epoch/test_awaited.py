@@ -3,9 +3,10 @@
 from functools import partial
 
 import pytest
-import scenarios
-from scenarios import ALL_THREE, LONG_SECONDS
-from started_peers import meet
+
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, LONG_SECONDS
+from tests.training.swarm.real_peers.started_peers import meet
 
 
 @pytest.mark.swarm

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
-from played import averaged
 
+from tests.training.swarm.played import averaged
 from training.recipe import load_recipe
 from training.swarm.engine.process import DHT
 from training.swarm.epoch.exchange import Exchange

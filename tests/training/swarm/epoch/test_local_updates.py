@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-import scenarios
 import torch
-from scenarios import SIZES, run_with
-from started_peers import meet, relative_error
 
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import SIZES, run_with
+from tests.training.swarm.real_peers.started_peers import meet, relative_error
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.strategies import strategy_of

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-import scenarios
 import torch
-from scenarios import SIZES
-from started_peers import meet, relative_error
 
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import SIZES
+from tests.training.swarm.real_peers.started_peers import meet, relative_error
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.sparse import WEIGHT, SparseMean

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from played import averaged
 
+from tests.training.swarm.played import averaged
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.epoch.powersgd import PowerSgd
 from training.swarm.peers.groups import Delay

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from played import averaged
 
 from calculator.swarm.exchange import SPARSE_BLOCK, sparse_bytes
 from calculator.swarm.sparse import coded, exchanged, kept_of
+from tests.training.swarm.played import averaged
 from training.swarm.config import SwarmConfig
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.epoch.sparse import WEIGHT, SparseMean

@@ -3,12 +3,12 @@
 from functools import partial
 
 import pytest
-import scenarios
 import torch
-from scenarios import ALL_THREE, BOTH, SAMPLES, SIZES
-from started_peers import meet, relative_error
 
 from calculator.swarm.exchange import sparse_bytes
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, BOTH, SAMPLES, SIZES
+from tests.training.swarm.real_peers.started_peers import meet, relative_error
 from training.errors import BadInput
 from training.recipe import parse_recipe, read_recipe
 from training.swarm.epoch.sparse import WEIGHT, SparseMean

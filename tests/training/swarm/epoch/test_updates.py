@@ -5,8 +5,8 @@ import time
 
 import pytest
 import torch
-from played import averaged
 
+from tests.training.swarm.played import averaged
 from training.swarm.epoch.updates import Updates
 from training.swarm.epoch.waiting import LeftBehindError
 from training.swarm.round.pipe import Stage

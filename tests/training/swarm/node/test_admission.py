@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from members import LINEAGE, admission, bans, closed_run, over, ticket
 
+from tests.training.swarm.members import LINEAGE, admission, bans, closed_run, over, ticket
 from training.recipe import RECIPES, parse_recipe
 from training.swarm.node import admission as admissions
 from training.swarm.node.admission import Admission, admission_of

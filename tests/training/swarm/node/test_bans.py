@@ -12,9 +12,9 @@ import torch
 from hivemind.compression import CompressionInfo, NoCompression
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from members import LINEAGE, admission, bans, ticket
 
-from tests.programs import until
+from tests.support.programs import until
+from tests.training.swarm.members import LINEAGE, admission, bans, ticket
 from tests.training.swarm.node.test_members_only import KEY, PREFIX, SEARCH_SECONDS, offer, start
 from training.errors import TrainingError
 from training.swarm.node.admission import CUT_SECONDS, Admission, Guest

@@ -13,10 +13,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from calls import calls_that_are_answered
-from members import admission, closed_run
-
+from tests.training.swarm.members import admission, closed_run
 from tests.training.swarm.node import test_members_only
+from tests.training.swarm.real_peers.calls import calls_that_are_answered
 from training.swarm.node.dht import record_validators
 from training.swarm.node.identity import Identity
 from training.swarm.node.record_tickets import TicketValidator

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.errors import BadInput
 from training.swarm.node.identity import Identity
 

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from calls import PROOF, noting_calls
 from hivemind.compression import NoCompression
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
@@ -27,9 +26,10 @@ from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.serializer import MSGPackSerializer
-from members import HOUR_SECONDS, LINEAGE, bans, closed_run, over, ticket
 
-from tests.programs import until
+from tests.support.programs import until
+from tests.training.swarm.members import HOUR_SECONDS, LINEAGE, bans, closed_run, over, ticket
+from tests.training.swarm.real_peers.calls import PROOF, noting_calls
 from training.errors import TrainingError
 from training.swarm.defence.auditor import Auditor
 from training.swarm.defence.options import make_auditor

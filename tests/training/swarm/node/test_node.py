@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.programs import ROOT, Programs
+from tests.support.programs import ROOT, Programs
 
 BEGIN = """
 import asyncio, gc, multiprocessing, os, signal, socket, sys, time

@@ -9,8 +9,12 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 
-from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead, run_with, store_with_others_only
-from tests.training.swarm.started_peers import meet
+from tests.training.swarm.real_peers.scenarios import (
+    come_back_from_a_clock_that_was_ahead,
+    run_with,
+    store_with_others_only,
+)
+from tests.training.swarm.real_peers.started_peers import meet
 from training.swarm.engine.bounds import MOST_RECORD_SECONDS
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.node.dht import start_dht

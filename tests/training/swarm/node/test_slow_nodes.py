@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.training.swarm.scenarios import look_beside_a_slow_node
-from tests.training.swarm.started_peers import meet
+from tests.training.swarm.real_peers.scenarios import look_beside_a_slow_node
+from tests.training.swarm.real_peers.started_peers import meet
 from training.swarm.node.slow_nodes import ENOUGH_NODES, LATE_AFTER_SECONDS, MEMORY_SECONDS, REST_SECONDS, SlowNodes
 
 QUICK = [f"quick {number}" for number in range(ENOUGH_NODES)]

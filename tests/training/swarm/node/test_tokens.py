@@ -4,8 +4,8 @@ import doctest
 
 import pytest
 
-from tests.programs import until
-from tests.random_shards import write_shards
+from tests.support.programs import until
+from tests.support.random_shards import write_shards
 from training.data.store.sets import open_manifest
 from training.errors import RefusedByRun
 from training.recipe import load_recipe

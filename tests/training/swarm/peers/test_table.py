@@ -3,14 +3,13 @@
 import re
 from functools import partial
 
-import faults
 import pytest
-import reducers
-from faults import Fault
 from hivemind.p2p import PeerID
-from scenarios import ALL_THREE, BOTH
-from started_peers import meet
 
+from tests.training.swarm.real_peers import faults, reducers
+from tests.training.swarm.real_peers.faults import Fault
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, BOTH
+from tests.training.swarm.real_peers.started_peers import meet
 from training.swarm.defence.auditor import LIE_WEIGHT
 from training.swarm.peers.table import Peers
 from training.swarm.peers.times import FORGOTTEN_SECONDS, LEFT_OUT_SECONDS, LONGEST_LEFT_OUT_SECONDS

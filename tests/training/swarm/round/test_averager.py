@@ -7,9 +7,9 @@ from multiprocessing import Pipe
 
 import pytest
 import torch
-from played import averaged, nested
-from two_nodes import two_nodes
 
+from tests.training.swarm.played import averaged, nested
+from tests.training.swarm.two_nodes import two_nodes
 from training.errors import TrainingError
 from training.swarm.engine.process import DHT
 from training.swarm.round.averager import Averager, AveragingFailedError

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-import scenarios
 from hivemind.averaging.load_balancing import load_balance_peers
-from scenarios import ALL_THREE, BOTH, SAMPLES, SIZES
-from started_peers import meet, relative_error
 
 from calculator.swarm.exchange import part_bytes
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.scenarios import ALL_THREE, BOTH, SAMPLES, SIZES
+from tests.training.swarm.real_peers.started_peers import meet, relative_error
 from training.errors import TrainingError
 from training.swarm.engine.codecs import exchange_codec
 from training.swarm.epoch.selftest import check_exchange

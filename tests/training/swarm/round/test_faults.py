@@ -4,19 +4,15 @@ hivemind's test of faults overrides private methods of its averager and takes an
 are right. Here all other peers must end soon, with equal tensors that are the mean of whole peers, and say so.
 """
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.training.swarm.real_peers import faults
+from tests.training.swarm.real_peers.faults import Fault, tensors_of
+from tests.training.swarm.real_peers.started_peers import meet
 from training.swarm.round.rounds import REPETITIONS
-
-sys.path.insert(0, str(Path(__file__).parent))
-import faults
-from faults import Fault, tensors_of
-from started_peers import meet
 
 NAMES = ("first", "second", "third", "fourth")
 """The first two have no faults."""

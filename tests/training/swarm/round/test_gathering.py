@@ -9,8 +9,8 @@ from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
-from played import nested
 
+from tests.training.swarm.played import nested
 from training.swarm.engine import engine
 from training.swarm.round.gathering import (
     FASTEST_MBITS,

@@ -17,10 +17,10 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
-from two_nodes import two_nodes
 
 from benchmarks.attacks.message_readers import follower_of, led
 from calculator.swarm.forecast import PATIENCE_WINDOWS
+from tests.training.swarm.two_nodes import two_nodes
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.engine.engine import open_connection
 from training.swarm.engine.process import DHT

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from hivemind.p2p import PeerID
-from played import averaged
 
+from tests.training.swarm.played import averaged
 from training.swarm.engine.coroutine import wait_for_result
 from training.swarm.peers.groups import AllReduceError, Contribution, Group
 from training.swarm.round.agreement import Decision

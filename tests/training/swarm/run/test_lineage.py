@@ -11,10 +11,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-import scenarios
 from rich.console import Console
-from started_peers import meet
 
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.started_peers import meet
 from training.errors import BadInput
 from training.processes.events import EventLog
 from training.processes.notices import Notices

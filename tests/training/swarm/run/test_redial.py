@@ -12,12 +12,12 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.programs import ROOT, Programs, are_gone, until
-from tests.training.swarm.started_peers import SWARM_TESTS
+from tests.support.programs import ROOT, Programs, are_gone, until
 from training.storage.whole import write_whole
 
 pytestmark = pytest.mark.swarm
@@ -33,6 +33,7 @@ QUICK = {
     "clock_seconds": 1.0,
 }
 """The same as a peer's, so much faster that a test lasts seconds."""
+ONLINE_PEERS = Path(__file__).with_name("online_peers.py")
 HEALED_SECONDS = 60.0
 """A split must be over by then."""
 
@@ -43,7 +44,7 @@ class Peers:
     def __init__(self, folder, programs):
         self.folder, self.pids = folder, {}
         self.nursery = programs.start(
-            [sys.executable, SWARM_TESTS / "online_peers.py"],
+            [sys.executable, ONLINE_PEERS],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.programs import ROOT, Programs, until
+from tests.support.programs import ROOT, Programs, until
 from tests.training.doctor.places import CAN_UNSHARE, alone, closed_port, file_of, listening, serving
 from tests.training.swarm.run.test_redial import Peers
 from training.errors import TrainingError
@@ -151,7 +151,7 @@ folder, name, listen = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
 
 
 def role(stop):
-    from tests.training.swarm.online_peers import record
+    from tests.training.swarm.run.online_peers import record
     from training.storage.whole import write_whole
     from training.swarm.node.addresses import protocols
     from training.swarm.node.identity import Identity

@@ -16,7 +16,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.serializer import MSGPackSerializer
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 from training.errors import TrainingError
 from training.recipe import load_recipe
 from training.swarm.engine.codecs import encode

@@ -15,8 +15,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.programs import until
-from tests.serving import serving
+from tests.support.programs import until
+from tests.support.serving import serving
 from tests.training.trust.hub import ADAS, BOS, hub_serving
 from tests.training.trust.servers import HOLDERS, HTTP, TOKEN, Server
 from tests.training.trust.tickets import NOW, OTHER_PEER

@@ -7,7 +7,7 @@ import termios
 
 import pytest
 
-from tests.programs import until
+from tests.support.programs import until
 from training.volunteer.manners.keys import HELP, press
 from training.volunteer.manners.manners import Manners
 

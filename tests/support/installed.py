@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 SCRIPT = "training-transformers-together"
 

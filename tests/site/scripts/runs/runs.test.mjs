@@ -3,12 +3,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { siteURL } from "../../../site/javascripts/address.mjs";
-import { emptyFeed } from "../../../site/javascripts/feed.mjs";
-import { OWN, pictureURL, runAt, withRun } from "../../../site/javascripts/runs/address.mjs";
-import { isDocument } from "../../../site/javascripts/runs/documents.mjs";
-import { keepChoice } from "../../../site/javascripts/runs/links.mjs";
-import { factsOf } from "../../../site/javascripts/runs/list.mjs";
+import { siteURL } from "../../../../site/javascripts/address.mjs";
+import { emptyFeed } from "../../../../site/javascripts/feed.mjs";
+import { OWN, pictureURL, runAt, withRun } from "../../../../site/javascripts/runs/address.mjs";
+import { isDocument } from "../../../../site/javascripts/runs/documents.mjs";
+import { keepChoice } from "../../../../site/javascripts/runs/links.mjs";
+import { factsOf } from "../../../../site/javascripts/runs/list.mjs";
 
 const HTTP = "http://site.example/join/";
 const HTTPS = "https://site.example/join/";

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.chaos.evidence import Accident, Epoch, Evidence, Interval, Life, clip, length, without
+from tests.chaos.judging.evidence import Accident, Epoch, Evidence, Interval, Life, clip, length, without
 
 LEAST_THROUGHPUT = 0.9
 """Of the survivors, relative to the part without faults."""

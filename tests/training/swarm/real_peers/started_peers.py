@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.programs import ROOT, Programs, until
+from tests.support.programs import ROOT, Programs, until
 
-SWARM_TESTS = Path(__file__).parent
+ONE_PEER = Path(__file__).with_name("one_peer.py")
 PATIENCE_SECONDS = 300
 """All scenarios of a meeting are over by then."""
 
@@ -78,8 +78,8 @@ def _start(programs: Programs, folder: Path, name: str) -> subprocess.Popen:
     # To a file: a pipe that is read only at the end holds up a peer that prints much.
     with (folder / f"{name}.out").open("w") as output:
         return programs.start(
-            [sys.executable, SWARM_TESTS / "one_peer.py", folder, name],
-            env={"PYTHONPATH": f"{ROOT}:{SWARM_TESTS}", "OMP_NUM_THREADS": "1", "PATH": ""},
+            [sys.executable, ONE_PEER, folder, name],
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import psutil
 
-from tests import reaper
+from tests.support import reaper
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 END_WITH_PARENT = "TESTS_END_WITH_PARENT"
 """Variable in which nox, which starts the tests, gives its process id; they end with it, however soon it is gone."""
 _numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""What real peers do in tests; `peers.meet` runs these functions in processes of their own.
+"""What real peers do in tests; `started_peers.meet` runs these functions in processes of their own.
 
 Everything heavy is imported when a scenario runs, so that a test can name scenarios without it.
 """
@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from started_peers import Peer
 
+from tests.training.swarm.real_peers.started_peers import Peer
 from training.recipe import RunConfig, load_recipe
 
 SIZES = {"eight_bit": (256, 256), "scalar": (), "sixteen_bit": (100,)}  # as ParameterDict sorts them

@@ -1,4 +1,4 @@
-"""Kills what the tests have started as soon as their process is gone; `tests.programs` starts it beside them.
+"""Kills what the tests have started as soon as their process is gone; `tests.support.programs` starts it beside them.
 
 Tests that are killed with SIGKILL end nothing themselves, and nox does so half a second after Ctrl-C by default.
 """

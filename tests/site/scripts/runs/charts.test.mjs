@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { rangeOf } from "../../../site/javascripts/dashboard/chart.mjs";
-import { valuesAt } from "../../../site/javascripts/dashboard/pointer.mjs";
-import { areaPath, linePath, pointAt, pointsAround, roundValues, roundedOut, scaleOf, stepPath, thinned, valuesIn } from "../../../site/javascripts/dashboard/scale.mjs";
+import { rangeOf } from "../../../../site/javascripts/dashboard/chart.mjs";
+import { valuesAt } from "../../../../site/javascripts/dashboard/pointer.mjs";
+import { areaPath, linePath, pointAt, pointsAround, roundValues, roundedOut, scaleOf, stepPath, thinned, valuesIn } from "../../../../site/javascripts/dashboard/scale.mjs";
 
 const SCALE = scaleOf([0, 10], [0, 4], { width: 100, height: 40 });
 

@@ -1,4 +1,4 @@
-"""Reducers that lie, and what the other peers of their groups find out; scenarios of `peers.meet`.
+"""Reducers that lie, and what the other peers of their groups find out; scenarios of `started_peers.meet`.
 
 Each peer averages in many rounds, one after the other. A peer that lies does so in its averager's process, by other
 methods than those of this program.
@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from hivemind.p2p import PeerID
-from started_peers import Peer
+
+from tests.training.swarm.real_peers.started_peers import Peer
 
 SHAPES = ((300, 300), (100, 100), (1000,), (7,))
 PART_BYTES = 1 << 14
@@ -60,8 +61,7 @@ def average_often(
         until_caught: It ends as soon as the liar was caught by both of the others.
         keep: Parts can be shown after the tensors have changed, as small ones can.
     """
-    from scenarios import run_with
-
+    from tests.training.swarm.real_peers.scenarios import run_with
     from training.swarm.defence import transcript
     from training.swarm.defence.clipping import clipping_of_gradients
     from training.swarm.defence.options import make_auditor

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import {
   alternatives, applicable, completed, fitting, memoryOf, neighbours, parsed, parsedConfig, queryFor, requestFor, valuesFrom,
-} from "../../../site/javascripts/calculator/setup.mjs";
+} from "../../../../site/javascripts/calculator/setup.mjs";
 import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
 
 const names = (fields) => fields.map(({ name }) => name);

@@ -3,8 +3,9 @@
 import time
 
 import pytest
-import scenarios
-from started_peers import PATIENCE_SECONDS, meet
+
+from tests.training.swarm.real_peers import scenarios
+from tests.training.swarm.real_peers.started_peers import PATIENCE_SECONDS, meet
 
 
 @pytest.mark.swarm

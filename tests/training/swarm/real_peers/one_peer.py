@@ -1,4 +1,4 @@
-"""The process of one peer of `peers.meet`: python one_peer.py FOLDER NAME."""
+"""The process of one peer of `started_peers.meet`: python one_peer.py FOLDER NAME."""
 
 import pickle
 import sys
@@ -11,8 +11,8 @@ from training.processes.role import run_role
 
 def play(folder: Path, name: str, stop) -> None:
     import torch
-    from started_peers import Peer
 
+    from tests.training.swarm.real_peers.started_peers import Peer
     from training.recipe import load_recipe
     from training.swarm.node.dht import full_addresses, start_dht
     from training.swarm.node.identity import Identity

@@ -1,7 +1,7 @@
 """What goes wrong at a peer in the middle of an average, by the faults that hivemind's own tests inject.
 
-A scenario of `peers.meet`, like those of `scenarios.py`. A faulty peer lives on: its process answers as far as the
-fault lets it.
+A scenario of `started_peers.meet`, like those of `scenarios.py`. A faulty peer lives on: its process answers as far
+as the fault lets it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from started_peers import Peer
 
+from tests.training.swarm.real_peers.started_peers import Peer
 from training.storage.whole import whole_file
 
 SHAPES = ((16, 1024), (3, 8192), (4, 4, 4), (1024, 256))
@@ -253,7 +253,7 @@ def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object)
 
     All stay until both have: who has one more report with a fault would be alone if the other one left.
     """
-    from scenarios import give_gradients, model_of, optimizer_of, run_with
+    from tests.training.swarm.real_peers.scenarios import give_gradients, model_of, optimizer_of, run_with
 
     if peer.name == "third":
         spoil()

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { commandOf, inLabels, inWords, isNamed, nameOfConfig, namesOf } from "../../../site/javascripts/calculator/words.mjs";
+import { commandOf, inLabels, inWords, isNamed, nameOfConfig, namesOf } from "../../../../site/javascripts/calculator/words.mjs";
 import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
 
 const field = (name) => FIELDS.find((one) => one.name === name);

@@ -3,10 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { siteURL } from "../../../site/javascripts/address.mjs";
-import { addressOf, frameOf, goTo, isEmbedded, joinAddress, partsOf } from "../../../site/javascripts/calculator/address.mjs";
+import { siteURL } from "../../../../site/javascripts/address.mjs";
+import { addressOf, frameOf, goTo, isEmbedded, joinAddress, partsOf } from "../../../../site/javascripts/calculator/address.mjs";
 
-const SITE = new URL("../../../site/", import.meta.url).href;
+const SITE = new URL("../../../../site/", import.meta.url).href;
 const PAGE = "https://site.example/below/calculator/?model=old#step";
 
 test("files of the site are named from its root, with or without a slash", () => {

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos import verdict
-from tests.chaos.evidence import Accident, Epoch, Evidence, Life, Weights, _gave_up
+from tests.chaos.judging import verdict
+from tests.chaos.judging.evidence import Accident, Epoch, Evidence, Life, Weights, _gave_up
 
 NAMES = ("ada", "grace", "alan")
 BEGAN, CALM_UNTIL, ENDED = 1000.0, 1100.0, 1400.0
