@@ -61,7 +61,7 @@ def show_rate(per_second: float, unit: str, digits: int = 3) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """Formats a span of time in units that fit; javascripts/format.mjs does the same from a second on.
+    """Formats a span of time in units that fit; javascripts/parts/format.mjs does the same from a second on.
 
     >>> [show_time(one) for one in (0, 0.0123, 0.714, 14.2, 600, 3725, 7200)]
     ['0 s', '12 ms', '0.71 s', '14 s', '10 min', '1 h 2 min', '2 h']

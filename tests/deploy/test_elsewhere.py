@@ -19,8 +19,8 @@ REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["ur
 
 @pytest.mark.parametrize("site", SITES)
 def test_the_notebooks_are_those_that_the_command_writes(site):
-    assert (DEPLOY / f"{site}.ipynb").read_text() == notebook(site), (
-        f"write it again: python -m training notebook --site {site} --out deploy/{site}.ipynb"
+    assert (DEPLOY / "notebooks" / f"{site}.ipynb").read_text() == notebook(site), (
+        f"write it again: python -m training notebook --site {site} --out deploy/notebooks/{site}.ipynb"
     )
 
 

@@ -15,7 +15,7 @@
 // snapshot.wasm is not WebAssembly; it has that name so that web servers compress it. It contains the difference
 // between the memory of a Python that has imported all these modules and answered the first requests, and the memory of
 // a fresh instance. The fresh memory comes from pyodide.asm.wasm anyway, so that 1 MB less is sent.
-// site/javascripts/calculator/snapshot.mjs reads the file.
+// site/javascripts/python/snapshot.mjs reads the file.
 
 import fs from "node:fs";
 import path from "node:path";

@@ -50,7 +50,7 @@ def loss_svg(all_losses: Points, losses_of_each: dict[str, Points]) -> str:
 
 
 def spark_svg(points: Points, peers: Points = ()) -> str:
-    """Two curves without axes, loss above and volunteers below, as `curve` of site/javascripts/glance.mjs draws them.
+    """Two curves without axes, loss above and volunteers below, as `curve` of javascripts/home/glance.mjs draws them.
 
     Args:
         points: (epoch, loss) by epoch; at least two.

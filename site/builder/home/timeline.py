@@ -1,7 +1,7 @@
 """The home page's replay of a recorded run: what happened at which time, and what the model drew.
 
 The record is of benchmarks/swarm/recorded_run.py. Without JavaScript the page shows the whole run, whose lanes scroll;
-site/javascripts/timeline.mjs shows the moment that the reader chooses.
+site/javascripts/home/timeline.mjs shows the moment that the reader chooses.
 """
 
 from __future__ import annotations

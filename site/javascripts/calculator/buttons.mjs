@@ -1,6 +1,6 @@
 // The buttons beside the form: use a pasted config.json, copy a link, save files.
 
-import { save } from "../save.mjs";
+import { save } from "../parts/save.mjs";
 import { frameOf } from "./address.mjs";
 import { usePasted } from "./form.mjs";
 

@@ -6,20 +6,20 @@
 // At a change   `changed` asks Python (`compute`) and adds the change to the history.
 // At an answer  `showAnswer` shows it; `afterwards` schedules work for the time in which the reader looks at it.
 
-import { setCommand } from "../listing.mjs";
+import { setCommand } from "../parts/listing.mjs";
 import { addressOf, goTo, isEmbedded, joinAddress, partsOf } from "./address.mjs";
 import { startPasting, startSaving, startSharing } from "./buttons.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
 import { keepInSight, keepWithinLimits, mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
 import { queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
-import { keepForOffline } from "./offline.mjs";
-import { makePins, setPins } from "./pins.mjs";
-import { answerAhead, askPython, startedBy } from "./python.mjs";
+import { keepForOffline } from "../python/offline.mjs";
+import { makePins, setPins } from "./answer/pins.mjs";
+import { answerAhead, askPython, startedBy } from "../python/python.mjs";
 import { startSearching } from "./search.mjs";
-import { makeView, showAdvice, showTexts } from "./show.mjs";
-import { makeSweep, stopSweep, updateSweep } from "./sweep.mjs";
-import { makeGpuTable, openGpuTable, updateGpuTable } from "./tables.mjs";
+import { makeView, showAdvice, showTexts } from "./answer/show.mjs";
+import { makeSweep, stopSweep, updateSweep } from "./answer/sweep.mjs";
+import { makeGpuTable, openGpuTable, updateGpuTable } from "./answer/tables.mjs";
 import { commandOf } from "./words.mjs";
 
 const STARTING = "Starting Python in your browser …";
@@ -43,13 +43,13 @@ const TABLES = { gpus: "gpu", generate: "gpu", models: "model" };
 /**
  * @typedef {object} Page the page's state
  * @property {HTMLElement} root the calculator's element
- * @property {object} runtime where to fetch the browser's Python; see python.mjs
+ * @property {object} runtime where to fetch the browser's Python; see python/python.mjs
  * @property {AbortController} ended aborted when the theme has swapped in another page
- * @property {object} view the elements that show the answer; see show.mjs
+ * @property {object} view the elements that show the answer; see answer/show.mjs
  * @property {Form} form see form.mjs
- * @property {object} pins the pinned setups; see pins.mjs
- * @property {GpuTable[]} tables with a row for every GPU; see tables.mjs
- * @property {object} sweep the chart over a range; see sweep.mjs
+ * @property {object} pins the pinned setups; see answer/pins.mjs
+ * @property {GpuTable[]} tables with a row for every GPU; see answer/tables.mjs
+ * @property {object} sweep the chart over a range; see answer/sweep.mjs
  * @property {object} answered the request whose answer is shown
  * @property {number} asked number of requests so far: an answer is dropped if a later request exists
  * @property {boolean} awake whether Python was asked for anything yet
@@ -117,7 +117,7 @@ function makePage(root) {
   return page;
 }
 
-/** The part of the page that the pinned setups use; see `Pins` in pins.mjs. */
+/** The part of the page that the pinned setups use; see `Pins` in answer/pins.mjs. */
 function pinsPage(page) {
   const { form } = page;
   return {

@@ -4,9 +4,9 @@
 // The lines have classes and the palette's variables, so that they change with the palette without a drawing. The first
 // picture of a recorded run, which stands in the page, looks alike: see site/builder/dashboard/curves.py.
 
-import { element as made } from "../elements.mjs";
-import { showCount, showNumber } from "../format.mjs";
-import { inOwnTask } from "../pieces.mjs";
+import { element as made } from "../parts/elements.mjs";
+import { showCount, showNumber } from "../parts/format.mjs";
+import { inOwnTask } from "../parts/pieces.mjs";
 import { showLegend } from "./legend.mjs";
 import { followPointer, placeOverlay, showTip } from "./pointer.mjs";
 import { areaPath, linePath, pointsAround, roundValues, roundedOut, scaleOf, stepPath, thinned, valuesIn } from "./scale.mjs";

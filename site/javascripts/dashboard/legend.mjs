@@ -1,7 +1,7 @@
 // The names of a chart's lines: a button for each, which switches its line off and on, and brings it out while the
 // pointer or the keyboard is on it.
 
-import { element } from "../elements.mjs";
+import { element } from "../parts/elements.mjs";
 
 /** Brings the legend up to date; a chart of one line needs none. */
 export function showLegend(chart) {

@@ -1,11 +1,11 @@
 // The dashboard's numbers: the charts' lines and the tables' rows for a run.
 
-import { showClock, showCount, showNumber } from "../format.mjs";
+import { showClock, showCount, showNumber } from "../parts/format.mjs";
 
 /** Number of colours for volunteers; the ninth volunteer gets the first colour again. */
 const SERIES = 8;
 const TABLE_ROWS = 500;
-/** The page asks for the losses of so many volunteers (live.mjs). */
+/** The page asks for the losses of so many volunteers (runs/live.mjs). */
 const MOST_LINES = 24;
 
 /** The number of a volunteer's colour, from 1. It never changes, because `seen` keeps the order in which names came. */
@@ -23,7 +23,7 @@ export function namesOf({ volunteers, peers }) {
  * The lines of the losses (see chart.mjs): a thin one for each volunteer, rings for the checkpoints' losses on held-out
  * samples, and a strong line for the whole run.
  *
- * @param {object} feed see feed.mjs
+ * @param {object} feed see runs/feed.mjs
  * @param {string[]} seen see seriesOf
  */
 export function lossLines(feed, seen) {

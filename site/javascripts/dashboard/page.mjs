@@ -1,14 +1,14 @@
 // The dashboard: shows a live run, or a recorded one.
 //
-// At load       `start` creates the page's state and follows the run (live.mjs), which calls `show` with the feed.
+// At load       `start` creates the page's state and follows the run (runs/live.mjs), which calls `show` with the feed.
 // At a change   `show` updates the status; if more than the times has changed, also the numbers: `showRun` shows each part
 //               of the page in a task of its own, so that a long run does not keep the browser from answering the reader.
 
-import { describe, emptyFeed, isOver } from "../feed.mjs";
-import { showCount, showDuration, showNumber } from "../format.mjs";
-import { followRun } from "../live.mjs";
-import { makeTable } from "../numbers.mjs";
-import { inOwnTask } from "../pieces.mjs";
+import { describe, emptyFeed, isOver } from "../runs/feed.mjs";
+import { showCount, showDuration, showNumber } from "../parts/format.mjs";
+import { followRun } from "../runs/live.mjs";
+import { makeTable } from "../parts/numbers.mjs";
+import { inOwnTask } from "../parts/pieces.mjs";
 import { makeChart } from "./chart.mjs";
 import { heldOutText, lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
 import { contributorsText, showBoard, showEvents, showMoreButton } from "./people.mjs";
@@ -20,7 +20,7 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 /**
  * @typedef {object} Dashboard
  * @property {(name: string) => HTMLElement} slot an element of the page by its name
- * @property {Feed} feed see feed.mjs
+ * @property {Feed} feed see runs/feed.mjs
  * @property {string} announced the kind of status that a screen reader was told last
  * @property {string} drawn what the charts show
  * @property {string[]} seen the volunteers in the order in which they came, which sets their colours

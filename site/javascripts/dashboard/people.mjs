@@ -1,10 +1,10 @@
 // The volunteers of a run: the leaderboard and the events.
 
 import { idIn, pageOf } from "../volunteer/address.mjs";
-import { element, heading } from "../elements.mjs";
-import { isOver } from "../feed.mjs";
-import { showClock, showCount, showDuration, showNumber } from "../format.mjs";
-import { showRows } from "../rows.mjs";
+import { element, heading } from "../parts/elements.mjs";
+import { isOver } from "../runs/feed.mjs";
+import { showClock, showCount, showDuration, showNumber } from "../parts/format.mjs";
+import { showRows } from "../parts/rows.mjs";
 import { seriesOf } from "./lines.mjs";
 
 const MOST_EVENTS = 100;

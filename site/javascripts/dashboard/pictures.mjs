@@ -1,8 +1,8 @@
 // What the model has drawn or written, as a table: a row for each prompt, a column for each epoch, the newest first.
 
-import { element, heading } from "../elements.mjs";
-import { showCount } from "../format.mjs";
-import { nextFrame } from "../pieces.mjs";
+import { element, heading } from "../parts/elements.mjs";
+import { showCount } from "../parts/format.mjs";
+import { nextFrame } from "../parts/pieces.mjs";
 
 /** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
 const PROMPT_WIDTH = 120;

@@ -1,8 +1,8 @@
 // The pointer over a chart: a box with the values at its epoch, and a range of epochs that is drawn across the chart to
 // enlarge it. A finger shows the values; it does not enlarge, because it moves the page as well.
 
-import { element } from "../elements.mjs";
-import { showCount, showNumber } from "../format.mjs";
+import { element } from "../parts/elements.mjs";
+import { showCount, showNumber } from "../parts/format.mjs";
 import { swatchOf } from "./legend.mjs";
 import { pointAt } from "./scale.mjs";
 

@@ -1,6 +1,6 @@
 // The buttons that choose which epochs the charts show: the whole run, or only the last ones.
 
-import { showCount } from "../format.mjs";
+import { showCount } from "../parts/format.mjs";
 
 /** Makes the buttons change the view (see chart.mjs). `onView` is called after a change. */
 export function startViews(buttons, view, onView) {

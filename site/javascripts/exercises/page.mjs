@@ -2,9 +2,9 @@
 // first variant, so Python is fetched only when the reader answers, or asks for other numbers. All but the question is
 // kept in a <noscript>, as text, until the reader opens the exercise (site/builder/exercises/listed.py).
 
-import { keepForOffline } from "../calculator/offline.mjs";
-import { askPython } from "../calculator/python.mjs";
-import { save } from "../save.mjs";
+import { keepForOffline } from "../python/offline.mjs";
+import { askPython } from "../python/python.mjs";
+import { save } from "../parts/save.mjs";
 import { afterAnswer, fileOf, keep, load, merged, otherVariant, readProgress } from "./progress.mjs";
 import { startStudy } from "./study.mjs";
 
@@ -16,7 +16,7 @@ const NOTE_AFTER_MS = 150;
 
 /**
  * @typedef {object} Page
- * @property {object} runtime Python's files; see calculator/python.mjs
+ * @property {object} runtime Python's files; see python/python.mjs
  * @property {(which: string) => HTMLElement} slot
  * @property {object} progress see progress.mjs
  * @property {Exercise[]} exercises

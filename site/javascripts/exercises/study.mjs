@@ -1,12 +1,12 @@
 // The quiz of a reader study: ten questions without verdicts. The answers become a file that the reader may hand over.
 
-import { askPython } from "../calculator/python.mjs";
-import { save } from "../save.mjs";
+import { askPython } from "../python/python.mjs";
+import { save } from "../parts/save.mjs";
 
 /**
  * @typedef {object} Quiz
  * @property {(which: string) => HTMLElement} slot
- * @property {object} runtime Python's files; see calculator/python.mjs
+ * @property {object} runtime Python's files; see python/python.mjs
  * @property {object} who study, reader and part, as the address names them
  * @property {object[]} questions of Python's answer
  * @property {number} begun when the questions were shown, in milliseconds

@@ -2,15 +2,15 @@
 // touches a figure, or at load if the address names values. The address contains the values that differ from the
 // defaults, as `figure.control=value`.
 
-import { askPython, startedBy } from "../calculator/python.mjs";
-import { keepForOffline } from "../calculator/offline.mjs";
+import { askPython, startedBy } from "../python/python.mjs";
+import { keepForOffline } from "../python/offline.mjs";
 import { makeFigure, queryOf, readQuery } from "./figure.mjs";
 
 const REMEMBERED_AFTER_MS = 300;
 
 /**
  * @typedef {object} Figures the page's state
- * @property {object} runtime where to fetch the browser's Python; see calculator/python.mjs
+ * @property {object} runtime where to fetch the browser's Python; see python/python.mjs
  * @property {AbortController} ended aborted when the theme has swapped in another page
  * @property {Figure[]} figures see figure.mjs
  * @property {number} pause timer: when it ends, the address is updated

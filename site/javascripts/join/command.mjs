@@ -2,7 +2,7 @@
 // command is whole: it joins the run that the page shows, or it starts a demo.
 // Nothing here touches the document. `choices` comes from site/builder/join/choices.py.
 
-import { showBytes } from "../format.mjs";
+import { showBytes } from "../parts/format.mjs";
 import { isLoopback } from "../runs/address.mjs";
 
 /**

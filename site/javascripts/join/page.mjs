@@ -5,10 +5,10 @@
 // At a choice               `changed` puts the choices into the address and shows their command.
 // At a change of the run    `onNews` offers the live run, or removes it.
 
-import { describe, isOver } from "../feed.mjs";
-import { setCommand } from "../listing.mjs";
-import { followRun } from "../live.mjs";
-import { save } from "../save.mjs";
+import { describe, isOver } from "../runs/feed.mjs";
+import { setCommand } from "../parts/listing.mjs";
+import { followRun } from "../runs/live.mjs";
+import { save } from "../parts/save.mjs";
 import { addressOf, answerTo, batchIn, commandOf, isForMembers, isLocal, NAMES, recipeOf, settingsOf, sizeOf, systemIn } from "./command.mjs";
 
 const LONGEST_NAME = 40;

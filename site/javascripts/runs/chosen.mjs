@@ -2,7 +2,7 @@
 // show the run of the monitor that serves them; else the first run of runs.json that is live; else this site's record.
 
 import { siteURL } from "../address.mjs";
-import { isOver } from "../feed.mjs";
+import { isOver } from "./feed.mjs";
 import { keyIn, OWN, runAt, withRun } from "./address.mjs";
 import { ask } from "./documents.mjs";
 

@@ -1,9 +1,9 @@
 // The list of runs on the join page: each with its live state, what it trains and what it needs. A run's link shows the
 // page for that run; a form takes the address of any monitor.
 
-import { element } from "../elements.mjs";
-import { describe, emptyFeed, isOver, isRecording } from "../feed.mjs";
-import { showBytes, showCount } from "../format.mjs";
+import { element } from "../parts/elements.mjs";
+import { describe, emptyFeed, isOver, isRecording } from "./feed.mjs";
+import { showBytes, showCount } from "../parts/format.mjs";
 import { OWN, runAt, withRun } from "./address.mjs";
 import { chosenRun, hasMonitor, listedRuns } from "./chosen.mjs";
 import { ask } from "./documents.mjs";

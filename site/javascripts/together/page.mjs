@@ -2,7 +2,7 @@
 // message channels that this page opens; it sees none of what they send.
 
 import { siteURL } from "../address.mjs";
-import { showCount, showNumber } from "../format.mjs";
+import { showCount, showNumber } from "../parts/format.mjs";
 
 /**
  * @typedef {object} Together

@@ -1,12 +1,12 @@
 // The page of one volunteer, `volunteer/?id=…`: what it has contributed to the chosen run, and a picture of it to share.
 
 import { showShare } from "../dashboard/people.mjs";
-import { element, heading } from "../elements.mjs";
-import { showClock, showCount, showDate, showDuration } from "../format.mjs";
-import { showRows } from "../rows.mjs";
+import { element, heading } from "../parts/elements.mjs";
+import { showClock, showCount, showDate, showDuration } from "../parts/format.mjs";
+import { showRows } from "../parts/rows.mjs";
 import { chosenRun } from "../runs/chosen.mjs";
 import { ask } from "../runs/documents.mjs";
-import { save } from "../save.mjs";
+import { save } from "../parts/save.mjs";
 import { idIn } from "./address.mjs";
 import { pngOf } from "./picture.mjs";
 

@@ -24,7 +24,7 @@ def test_every_module_is_in_exactly_one_bundle(built_site):
 
 def test_modules_that_are_loaded_by_their_address_keep_it(built_site):
     entries = scripts.entries(SOURCES)
-    assert {"site.mjs", "calculator/page.mjs", "calculator/worker.mjs", "together/peer.mjs"} <= set(entries)
+    assert {"site.mjs", "calculator/page.mjs", "python/worker.mjs", "together/peer.mjs"} <= set(entries)
     assert [entry for entry in entries if not (built_site / "javascripts" / entry).is_file()] == []
 
 

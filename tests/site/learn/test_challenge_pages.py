@@ -73,7 +73,7 @@ def test_every_figure_answers_the_same_in_the_browser(open_page, server):
     ]
     page = open_page(PAGES[0])
     runtime = json.loads(page.locator("[data-runtime]").get_attribute("data-runtime"))
-    answers = page.evaluate(ASK_ALL, [server.url + "javascripts/calculator/worker.mjs", runtime, asked])
+    answers = page.evaluate(ASK_ALL, [server.url + "javascripts/python/worker.mjs", runtime, asked])
     for (_, request), computed in zip(asked, answers, strict=True):
         assert computed == answer_of(request["name"], request["values"], narrow=request["narrow"]), request
 

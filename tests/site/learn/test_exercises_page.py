@@ -197,7 +197,7 @@ def test_python_in_the_browser_judges_as_here(open_page, server):
         asked.append(("grade", {"name": name, "variant": 5, "answer": text}))
     page = open_page("exercises/")
     runtime = json.loads(page.locator("[data-runtime]").get_attribute("data-runtime"))
-    answers = page.evaluate(ASK_ALL, [server.url + "javascripts/calculator/worker.mjs", runtime, asked])
+    answers = page.evaluate(ASK_ALL, [server.url + "javascripts/python/worker.mjs", runtime, asked])
     judged = {request["name"]: answer for (_, request), answer in zip(asked, answers, strict=True)}
     assert {name: answer for name, answer in judged.items() if not answer.get("right")} == {}
 

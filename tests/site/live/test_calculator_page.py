@@ -159,7 +159,7 @@ def test_every_model_and_choice_gives_the_same_in_the_browser(open_page, server)
     here = {"answer": answer, "sweep": sweep, "advise": advise}
     page = open_page("calculator/")
     runtime = json.loads(page.locator("[data-runtime]").get_attribute("data-runtime"))
-    worker = server.url + "javascripts/calculator/worker.mjs"
+    worker = server.url + "javascripts/python/worker.mjs"
     for way in (runtime, {**runtime, "snapshot": "sha256-AAAA"}):
         if way is not runtime:  # the library's way: each model, and what is refused
             asked = [case for case in asked if case[0] != "answer" or len(case[1]["setup"]) == 1]

@@ -298,7 +298,7 @@ def change_the_recipe(path: Path) -> None:
 
 
 def test_every_state_that_the_dashboard_shows_is_explained():
-    source = (ROOT / "site" / "javascripts" / "feed.mjs").read_text()
+    source = (ROOT / "site" / "javascripts" / "runs" / "feed.mjs").read_text()
     of_status = source.split("const LABELS = {")[1].split("}")[0]
     shown = set(re.findall(r'"([^"]+)"', of_status)) | set(re.findall(r'label: "([^"]+)"', source))
     table = PAGE.split("## Watch it\n")[1].split("\n## ")[0]

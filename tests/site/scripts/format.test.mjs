@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { showDuration } from "../../../site/javascripts/format.mjs";
+import { showDuration } from "../../../site/javascripts/parts/format.mjs";
 
 const TIMES = [
   [5, "5 s"], [119, "119 s"], [120, "2 min"], [600, "10 min"], [3599, "1 h"], [3725, "1 h 2 min"], [7200, "2 h"],

@@ -135,5 +135,8 @@ def test_a_recipe_without_a_site_asks_for_peers():
 
 
 def test_the_program_is_the_one_that_the_texts_name():
-    texts = [(ROOT / "deploy" / name).read_text() for name in ("skypilot.yaml", "colab.ipynb", "kaggle.ipynb")]
+    texts = [
+        (ROOT / "deploy" / name).read_text()
+        for name in ("skypilot.yaml", "notebooks/colab.ipynb", "notebooks/kaggle.ipynb")
+    ]
     assert all(f"{SCRIPT} join" in text for text in texts)

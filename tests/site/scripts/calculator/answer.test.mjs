@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { matches, wordsOf } from "../../../../site/javascripts/calculator/combobox.mjs";
-import { fitting, largest } from "../../../../site/javascripts/calculator/pins.mjs";
-import { instantTexts, stepLabel } from "../../../../site/javascripts/calculator/show.mjs";
-import { topOf, tracesOf, within } from "../../../../site/javascripts/calculator/sweep.mjs";
+import { fitting, largest } from "../../../../site/javascripts/calculator/answer/pins.mjs";
+import { instantTexts, stepLabel } from "../../../../site/javascripts/calculator/answer/show.mjs";
+import { topOf, tracesOf, within } from "../../../../site/javascripts/calculator/answer/sweep.mjs";
 
 const GIB = 2 ** 30;
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];

@@ -25,7 +25,7 @@ globalThis.Worker = class {
 };
 globalThis.document = { baseURI: "https://site.example/calculator/" };
 
-const { answerAhead, askPython, startedBy } = await import("../../../../site/javascripts/calculator/python.mjs");
+const { answerAhead, askPython, startedBy } = await import("../../../../site/javascripts/python/python.mjs");
 const RUNTIME = { folder: "../runtime/1/", lock: {}, snapshot: "" };
 let count = 0;
 

@@ -7,10 +7,10 @@ import { heldOutText, lossLines, lossSummary, lossTable, seriesOf, speedLines, v
 import { tilesOf } from "../../../../site/javascripts/dashboard/page.mjs";
 import { contributorsText, eventsToTell, placesOf, volunteerTexts } from "../../../../site/javascripts/dashboard/people.mjs";
 import { altOf, chosenOf, columnsIn, epochsTold, marksOf } from "../../../../site/javascripts/dashboard/pictures.mjs";
-import { emptyFeed } from "../../../../site/javascripts/feed.mjs";
+import { emptyFeed } from "../../../../site/javascripts/runs/feed.mjs";
 import { idIn, pageOf } from "../../../../site/javascripts/volunteer/address.mjs";
 import { missedTexts, sentenceOf, tilesOf as volunteerTiles } from "../../../../site/javascripts/volunteer/page.mjs";
-import { curvePaths } from "../../../../site/javascripts/glance.mjs";
+import { curvePaths } from "../../../../site/javascripts/home/glance.mjs";
 
 const FEED = {
   ...emptyFeed("known"),

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { beforeEach, mock, test } from "node:test";
 
-import { describe, emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "../../../../site/javascripts/feed.mjs";
+import { describe, emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "../../../../site/javascripts/runs/feed.mjs";
 
 const rows = (...epochs) => epochs.map((epoch) => ({ epoch, time: 10 * epoch, active_peers: 1, loss: 5 - epoch / 10 }));
 const known = (state, more = {}) => ({
@@ -130,7 +130,7 @@ beforeEach(() => {
   };
 });
 
-const { followRun } = await import("../../../../site/javascripts/live.mjs");
+const { followRun } = await import("../../../../site/javascripts/runs/live.mjs");
 
 test("a page asks for everything at first, then for the state, and at a new epoch for the rest", async () => {
   const told = [];

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { siteURL } from "../../../../site/javascripts/address.mjs";
-import { emptyFeed } from "../../../../site/javascripts/feed.mjs";
+import { emptyFeed } from "../../../../site/javascripts/runs/feed.mjs";
 import { OWN, pictureURL, runAt, withRun } from "../../../../site/javascripts/runs/address.mjs";
 import { isDocument } from "../../../../site/javascripts/runs/documents.mjs";
 import { keepChoice } from "../../../../site/javascripts/runs/links.mjs";

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { clock, lastBefore, speedAt, stateText } from "../../../../site/javascripts/timeline.mjs";
+import { clock, lastBefore, speedAt, stateText } from "../../../../site/javascripts/home/timeline.mjs";
 
 test("playing is slow around what the list of moments tells", () => {
   const slow = (at) => speedAt(at, [60, 100]) < speedAt(0, [60, 100]);

@@ -58,7 +58,7 @@ export function startedBy() {
 
 function begin(runtime) {
   const folder = new URL(runtime.folder, document.baseURI).href;
-  worker = new Worker(siteURL("javascripts/calculator/worker.mjs"), {
+  worker = new Worker(siteURL("javascripts/python/worker.mjs"), {
     type: "module",
     name: JSON.stringify({ ...runtime, folder }),
   });

@@ -1,9 +1,9 @@
 // The summary of a run on the home page.
 
-import { element } from "./elements.mjs";
-import { describe, isOver } from "./feed.mjs";
-import { showCount, showNumber } from "./format.mjs";
-import { followRun } from "./live.mjs";
+import { element } from "../parts/elements.mjs";
+import { describe, isOver } from "../runs/feed.mjs";
+import { showCount, showNumber } from "../parts/format.mjs";
+import { followRun } from "../runs/live.mjs";
 
 const MOST_PICTURES = 4;
 

@@ -1,7 +1,7 @@
 // The stream of a live run's states, from the monitor's /live/events. It only saves requests and time: a page without a
 // stream, because the monitor has too many readers, asks for the state at intervals.
 
-import { isDocument } from "./runs/documents.mjs";
+import { isDocument } from "./documents.mjs";
 
 /** A stream sends a state at least every four seconds; after this time without one, the page asks for it. */
 const FRESH_SECONDS = 7;

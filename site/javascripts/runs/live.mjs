@@ -1,11 +1,11 @@
-// Follows the chosen run (runs/chosen.mjs) through its live/*.json. A monitor serves these addresses, for its own site and
+// Follows the chosen run (chosen.mjs) through its live/*.json. A monitor serves these addresses, for its own site and
 // for others; on a static site they are files with the recorded run, or an empty run.json if no run was recorded.
 
 import { emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 import { keepRun } from "./keep.mjs";
-import { pictureURL } from "./runs/address.mjs";
-import { chosenRun } from "./runs/chosen.mjs";
-import { ask } from "./runs/documents.mjs";
+import { pictureURL } from "./address.mjs";
+import { chosenRun } from "./chosen.mjs";
+import { ask } from "./documents.mjs";
 import { closeStream, isFresh, makeStream, openStream } from "./stream.mjs";
 
 const REST_EVERY_SECONDS = 10;

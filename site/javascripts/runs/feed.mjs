@@ -1,13 +1,13 @@
 // The page's knowledge of a run, and the run's status in words. live.mjs keeps it up to date.
 
-import { showCount, showDate, showDuration } from "./format.mjs";
+import { showCount, showDate, showDuration } from "../parts/format.mjs";
 
 /**
  * @typedef {object} Feed the page's knowledge of a run; run, state and the lists are copied from the monitor's
  *   documents
  * @property {"loading" | "none" | "refused" | "unreachable" | "known"} phase none: the server has no run; refused: it
  *   cannot be asked; unreachable: it does not answer, so that nothing is known
- * @property {Run | null} at the run that is followed, see runs/address.mjs; null while it is looked for
+ * @property {Run | null} at the run that is followed, see address.mjs; null while it is looked for
  * @property {object | null} run
  * @property {object | null} state
  * @property {object[]} epochs the oldest first

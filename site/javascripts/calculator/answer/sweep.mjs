@@ -1,8 +1,8 @@
 // Memory over a range of one number, as a chart and as a table. The charts' library is fetched when the reader opens
 // it.
 
-import { colour, drawChart, makeChart, stopChart } from "../charts.mjs";
-import { makeTable } from "../numbers.mjs";
+import { colour, drawChart, makeChart, stopChart } from "../../parts/charts.mjs";
+import { makeTable } from "../../parts/numbers.mjs";
 
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 const GIB = 2 ** 30;
@@ -22,7 +22,7 @@ const AMOUNT = "%{y:.2f} GiB";
  * @property {string[]} names the memory's parts as the chart names them
  * @property {{x: string, y: string, top?: number | null}} axes titles and, if a line is cut off, the chart's top in GiB
  * @property {object | null} answer Python's last answer
- * @property {object | null} chart see charts.mjs; null until the reader opens the details
+ * @property {object | null} chart see parts/charts.mjs; null until the reader opens the details
  * @property {() => void} fillTable fills the table while the details are open
  * @property {number} asking number of requests so far: only the last one's answer is shown
  */

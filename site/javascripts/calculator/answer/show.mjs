@@ -1,7 +1,7 @@
 // Puts an answer into the page: texts into their elements, lengths into bars, instants into the timeline. It writes
 // only what has changed: writing everything would take longer than a frame.
 
-import { setCommand } from "../listing.mjs";
+import { setCommand } from "../../parts/listing.mjs";
 
 /**
  * @typedef {object} View the elements that show an answer, and what they show now
