@@ -106,7 +106,7 @@ def test_the_tests_end_with_nox_and_outlive_a_shell(start_tests, told, end):
 
 
 def starts_programs(path):
-    """Whether a file calls something of `subprocess`; its constants and errors anybody may use."""
+    """True if a file calls something of `subprocess`; any file may use its constants and errors."""
     calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     return any(ast.unparse(call.func).startswith("subprocess.") for call in calls)
 

@@ -26,7 +26,7 @@ from training.swarm.engine import engine
 PACKAGES = ("torch", "hivemind")
 PEERS, REPETITIONS = 4, 8
 SHARE, LARGE_SHARE = 0.03, 2.0
-"""Of the traffic that checks take: the default of recipes, and one with which two of three answers are checked."""
+"""Shares of the traffic for checks: the default of recipes, and one with which two of three answers are checked."""
 NOISE, LIE = 0.5, 0.1
 """What each peer's numbers have beside what all have in common, and what a false answer is off by everywhere."""
 VALUES, SMALL_VALUES, LIE_VALUES = 4_000_000, 50_000, 500_000

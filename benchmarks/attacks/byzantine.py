@@ -95,17 +95,17 @@ class Attack:
     sends: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
     """Makes that vector of the honest peers' vectors, one a row, and of the last average."""
     claims: bool = False
-    """They claim a weight of `CLAIM`."""
+    """True if hostile peers claim a weight of `CLAIM`."""
     wrong_codes: bool = False
-    """They send honest gradients of wrong picture codes."""
+    """True if they send honest gradients of wrong picture codes."""
     parameters: bool = False
-    """They send 0.5 for all parameters, with a weight of `CLAIM`."""
+    """True if they send 0.5 for all parameters, with a weight of `CLAIM`."""
     answers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """What they answer as reducers, made of the average of a part and all senders' parts, one a row."""
+    """Makes their answer as reducers of the average of a part and all senders' parts, one a row."""
     hides: bool = False
-    """They show nothing of what they have averaged when they lie."""
+    """True if they do not show what they have averaged when they lie."""
     every_other: bool = False
-    """They lie in every other average only."""
+    """True if they lie in every other average only."""
 
 
 ATTACKS = {

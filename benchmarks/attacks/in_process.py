@@ -176,7 +176,7 @@ class LyingAllReduces(AllReduces):
 
 
 class SilentAuditor(Auditor):
-    """Of a peer that shows what it has sent, but nothing of what it has averaged: so nobody can prove anything.
+    """Auditor of a peer that shows what it has sent, but not what it has averaged, so that nobody can prove anything.
 
     Args:
         hides: Whether it does so in this average.
@@ -240,7 +240,7 @@ class Member:
 
     @property
     def checks(self) -> int:
-        """That are under way."""
+        """Number of checks that are under way."""
         return len(self._auditor._tasks) if self._auditor is not None else 0
 
 

@@ -40,10 +40,10 @@ from benchmarks.record import replaced, result
 PACKAGES = ("torch", "hivemind", "msgpack", "pyarrow")
 SCENARIOS = tuple(READERS)
 SMALL_SHARE = 0.002
-"""Of the inputs of each reader, in a small run."""
+"""Share of the inputs of each reader, in a small run."""
 HANG_SECONDS = 10
 MOST_BYTES = 6 << 30
-"""Of address space; what is imported takes 3."""
+"""Limit of the address space; the imported libraries take 3 GiB."""
 LONGEST_INPUT = 1 << 20
 SEED = 0
 MOST_BROKEN_SHOWN = 5

@@ -239,9 +239,9 @@ class Comparison:
     sides: list[str]
     rounds: int
     peer_python: str
-    """Of an environment that has the peers' packages and this project's."""
+    """Python of an environment that has the peers' packages and this project's."""
     folder: Path
-    """Of the sets."""
+    """Folder of the sets."""
 
     @property
     def small(self) -> Path:

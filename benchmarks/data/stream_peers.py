@@ -18,7 +18,7 @@ from typing import Any, Protocol
 MIXED, BATCH, TEXT, CODES = 8192, 16, 128, 1024
 SEED = 1
 CHUNK_BYTES = 1 << 26
-"""Of the sets that LitData and MosaicML Streaming read: the usual size of both."""
+"""Size of a file of the sets that LitData and MosaicML Streaming read; both usually have this size."""
 
 
 class PeerStream(Protocol):

@@ -62,7 +62,7 @@ class Case:
     computing_seconds: float
     """Computing time of an epoch when all peers compute together."""
     rate: str
-    """Of each link; a key of `BYTES_PER_SECOND`."""
+    """Rate of each link; a key of `BYTES_PER_SECOND`."""
     measured: float
     """Seconds per epoch."""
 

@@ -48,7 +48,8 @@ class Costs:
     """
 
     step_seconds_per_parameter: float = 1.82e-9
-    """Seconds per parameter and micro-batch to move the gradient to the host and add it up."""
+    """Seconds per parameter and micro-batch to accumulate the gradient. Fitted to gradients on the host; local updates,
+    which accumulate where the model is, count the same."""
     link_share: float = 0.834
     """Share of a link's rate that an average reaches."""
     update_seconds_per_parameter: float = 7e-9

@@ -9,7 +9,7 @@
 A bootstrap peer and a monitor share one machine, and five volunteers have one each: a network namespace, with a link of
 100 Mbit/s to all others. The first part of a run is free of faults; its throughput is what the rest is compared with.
 Then come the faults (`plan` draws them, `faults` does them), and a part in which the run may recover. At the end,
-`verdict` compares what each peer has logged with what the others have, and with the monitor's history.
+`judging.verdict` compares what each peer has logged with what the others have, and with the monitor's history.
 
 The programs are those that people start. A volunteer's one, `volunteer`, differs in three points: its device computes
 at a set speed, so that five of them fit on two cores; its clock can be set wrong; and it notes some of its weights.

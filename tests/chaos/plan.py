@@ -51,9 +51,9 @@ class Fault:
     """Seconds after the first part of the run, which has no faults."""
     seconds: float
     volunteers: tuple[str, ...] = ()
-    """Whom it hits; a slow donor stands before the newcomer."""
+    """Volunteers that it hits; a slow donor stands before the newcomer."""
     sign: int = 1
-    """Of the clock's offset; if all leave, whether they are asked to (1) or killed (-1)."""
+    """Sign of the clock's offset; if all leave: 1 if they are asked to, -1 if they are killed."""
 
     @property
     def ends(self) -> float:

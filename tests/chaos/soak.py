@@ -21,7 +21,7 @@ from tests.support.programs import Programs
 
 VOLUNTEERS = ("ada", "grace", "alan")
 SHARE = 0.5
-"""Of the rounds that fail; each volunteer spoils as many of them."""
+"""Share of the rounds that fail; each volunteer spoils as many of them as the others."""
 RECIPE = {
     "target_batch_size": 24,
     "matchmaking_seconds": 0.6,

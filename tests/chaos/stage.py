@@ -26,9 +26,9 @@ from training.recipe import RECIPES, parse_recipe
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"
 VOLUNTEERS = ("ada", "grace", "alan", "edsger", "barbara")
 SAMPLE_SECONDS = 0.125
-"""How long a volunteer's device computes for a sample."""
+"""Seconds for which a volunteer's device computes a sample."""
 EPOCH_SECONDS = 5.0
-"""How long all of them compute for an epoch, if nothing is wrong."""
+"""Seconds for which all of them together compute an epoch, if nothing is wrong."""
 AGAIN_SECONDS = 5.0
 """A program that has ended by itself is started again after this time, as systemd or its owner would."""
 DISK_BYTES = 64 << 20
@@ -67,7 +67,7 @@ class Program:
     command: list[str]
     process: subprocess.Popen | None = None
     wanted: bool = False
-    """Whether it should be running now."""
+    """True if it should be running now."""
     again_at: float = 0.0
     stopped: list[psutil.Process] = field(default_factory=list)
 

@@ -26,7 +26,7 @@ def tool(name: str, package: str) -> str:
 
 
 def has(folder: str, name: str) -> bool:
-    """Whether a folder has a file."""
+    """True if a folder has a file of this name."""
     return Path(folder, name).is_file()
 
 

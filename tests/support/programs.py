@@ -127,7 +127,7 @@ def until(condition: Callable[[], Found], within: float = 120, said: Callable[[]
 
 
 def are_gone(processes: Iterable[psutil.Process], within: float) -> bool:
-    """Whether all have ended in time; zombies have, and torch's janitor of shared memory ends by itself."""
+    """True if all have ended in time. Zombies count as ended, and torch's janitor of shared memory ends by itself."""
     deadline = time.monotonic() + within
     while any(_runs(process) for process in processes):
         if time.monotonic() > deadline:

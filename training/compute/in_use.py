@@ -60,7 +60,7 @@ def settings_in_use(swarm: SwarmConfig, *, optimizer: str, parameters: int, thre
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
             reason=f"set by the recipe; among {cost.peers} peers, each sends at most "
-            f"{show_bytes(cost.most_sent_bytes)} at once, so it needs a link of at least {link}",
+            f"{show_bytes(cost.most_sent_bytes)} in one average, so it needs a link of at least {link}",
         ),
         Setting(
             name="files",

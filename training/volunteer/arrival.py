@@ -163,8 +163,6 @@ class _Newcomer:
         """Reads the other peers' records. Returns None if the DHT did not answer in time: other peers may be there
         then.
 
-
-
         Raises:
             ProcessEnded: If the node has ended, so that it will never answer.
         """
@@ -213,8 +211,6 @@ class _Newcomer:
         """Goes on without the others: with the loaded or kept weights, with the site's newest checkpoint if that has
         more updates, or with fresh weights. Returns a text that names the source; None while a better state may still
         come.
-
-
 
         Args:
             held: Source of the weights that this peer has loaded; None: it has loaded none.
@@ -279,7 +275,8 @@ class _Newcomer:
             others: The other peers.
             newest: Newest epoch that this peer has heard of.
             unheard: True if none of those that have the weights answers.
-            is_late: True if the run does not begin anew by itself any more; see `take_stored`.
+            is_late: True if this peer has waited for so long that it would have begun the run anew by itself, if it
+                could; see `take_stored`.
         """
         held, now = self.optimizer.local_epoch, f"The run is at epoch {newest}"
         names = " or ".join(record.name for record in others.there[:3])

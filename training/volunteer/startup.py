@@ -31,7 +31,8 @@ FAST_MBITS = 1000.0
 """Bandwidth above which peers get equal parts: then the computers, not the links, are the bottleneck."""
 
 UPLOAD_MARGIN = 1.5
-"""The advised `--max-upload` over the least one: an average of gradients may share the link with one of parameters."""
+"""Ratio of the advised `--max-upload` to the least that carries the longest exchange. An average of gradients in 8 bits
+may share the link with one of parameters in 16, and then they send 1.5 times the bytes of the longer one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -193,7 +193,7 @@ def workspace_bytes(func, args: tuple) -> int:
 
 
 def _flash_backward(query, key) -> int:
-    """Of flash attention (flash_api.cpp, mha_bwd): dq_accum, softmax_d, and dk_expanded and dv_expanded."""
+    """Bytes of flash attention (flash_api.cpp, mha_bwd): dq_accum, softmax_d, and dk_expanded and dv_expanded."""
     batch, heads, length, width = query.shape
     length += -length % 128
     width += -width % (32 if width <= 128 else 64)
@@ -203,15 +203,15 @@ def _flash_backward(query, key) -> int:
 
 
 def _efficient_forward(query, key, value) -> int:
-    """Of the memory-efficient kernel (attention.cu): output_accum, of its variant for heads above 128 in 16 bits."""
+    """Bytes of the memory-efficient kernel (attention.cu): output_accum, for heads above 128 in 16 bits."""
     widest = max(query.shape[3], value.shape[3])
     return rounded(2 * query.nbytes // query.shape[3] * value.shape[3]) if query.itemsize == 2 and widest > 128 else 0
 
 
 def _efficient_backward(query, key, value) -> int:
-    """Of the memory-efficient kernel (attention_backward.cu; kernel_backward.h, workspace_size): delta and workspace.
+    """Bytes of the memory-efficient kernel (attention_backward.cu; kernel_backward.h, workspace_size).
 
-    The kernel is the one that cutlassB.h takes for compute capability 8.0.
+    They are delta and the workspace. The kernel is the one that cutlassB.h takes for compute capability 8.0.
     """
     batch, heads, queries, width = query.shape
     keys, of_values = value.shape[2:]

@@ -74,7 +74,7 @@ class Held(TorchDispatchMode):
         return rounded(args[0].nbytes) if func is torch.ops.aten._softmax_backward_data.default else 0
 
     def _would_be_in_place(self, func, args: tuple) -> bool:
-        """Whether the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).
+        """True if the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).
 
         It does so if nothing else holds one of the two, neither the tensor nor, through another tensor, its memory.
         With those of this call, such a tensor has four references and its memory two.

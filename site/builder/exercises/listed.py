@@ -1,9 +1,9 @@
 """The exercises as HTML with the numbers of the first variant, readable without JavaScript.
 
-With JavaScript, `calculator.browser` draws other numbers and judges answers (site/javascripts/exercises/). All but the
-questions stands in `<noscript>`, which a browser with JavaScript keeps as text until the reader opens the exercise.
-Otherwise Chromium's autofill would lay out each folded field as the page opens, and the theme each folded block of
-code: for 130 ms, the page would not answer its reader.
+With JavaScript, `calculator.browser` draws other numbers and judges answers (site/javascripts/exercises/). Everything
+but the questions stands in `<noscript>`, which a browser with JavaScript keeps as text until the reader opens the
+exercise. Otherwise, when the page opens, Chromium's autofill would lay out all folded fields and the theme all folded
+blocks of code, and for 130 ms the page would not react to its reader.
 """
 
 from __future__ import annotations

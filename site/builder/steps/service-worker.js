@@ -4,8 +4,8 @@
 // A visit to a page keeps that page. Once the browser's Python has run, which takes far more bytes than all pages, the
 // whole site is kept. Pages and scripts come from the network if there is one, so that nobody sees an old site. Files
 // whose address changes with their content (the browser's Python, the charts' library) come from the copy, once a reader
-// has used them. Of a run, only one that is over is kept, when the dashboard sends it (javascripts/runs/keep.mjs); the copy
-// of one that goes on would be out of date.
+// has used them. A run is kept only if it is over, when the dashboard sends it (javascripts/runs/keep.mjs); the copy of
+// a run that goes on would be out of date.
 
 const SITE = `site-${VERSION}`;
 const NAMED_BY_CONTENT = "named-by-content";

@@ -45,7 +45,7 @@ def test_logits_in_32_bits_are_in_the_peak():
 
 @pytest.mark.parametrize("model", ["gpt2", "gpt-j-6b", "llama-3.2-1b", "gemma-2-2b", "mixtral-8x7b", "deepseek-v3"])
 def test_the_trainers_own_loss_takes_less_than_all_logits(model):
-    """That it is what the trainer takes, tests/training/compute/test_traced.py compares."""
+    """tests/training/compute/test_language_steps.py compares the estimate with the trainer's real steps."""
     setup = Setup(model=model, micro_batch_size=4, checkpointing=True, offload_optimizer=True)
     answers = [estimate(replace(setup, loss=loss)) for loss in ("whole", "trainer")]
     heads = [[i.bytes for i in one.timeline if i.place == "output head and loss"] for one in answers]

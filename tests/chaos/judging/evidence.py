@@ -27,9 +27,9 @@ class Life:
     joined: float | None = None
     """When it began to train; None: never, or it is a server."""
     epoch: int | None = None
-    """At which it began to train."""
+    """Epoch at which it began to train."""
     state: str = ""
-    """Where it got its weights."""
+    """Source of its weights."""
     lineage: str | None = None
 
 
@@ -40,10 +40,10 @@ class Epoch:
     time: float
     epoch: int
     samples: int
-    """Its own."""
+    """Samples of this volunteer."""
     senders: int
     update_samples: float | None
-    """Of all peers in its update, as it has seen it."""
+    """Samples of all peers in its update, as it has seen the update."""
     fault: str | None = None
     """What it said of the averaging; None: nothing was wrong."""
     others: int = 0
@@ -56,9 +56,9 @@ class Weights:
 
     time: float
     updates: int
-    """In these weights."""
+    """Updates that these weights have had."""
     drifted: bool
-    """Whether it knows that they are not those of the others."""
+    """True if it knows that its weights are not those of the others."""
     values: tuple[float, ...]
 
 
@@ -77,12 +77,12 @@ class Evidence:
     """See the module; times are in seconds since 1970."""
 
     began: float
-    """Of the part without faults."""
+    """Time at which the part without faults began."""
     calm_until: float
     ended: float
     accidents: list[Accident] = field(default_factory=list)
     lives: dict[str, list[Life]] = field(default_factory=dict)
-    """Of volunteers."""
+    """Lives of each volunteer."""
     epochs: dict[str, list[Epoch]] = field(default_factory=dict)
     weights: dict[str, list[Weights]] = field(default_factory=dict)
     gave_up: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Evidence:
     totals: dict[str, int] = field(default_factory=dict)
     """Samples of each volunteer in the history."""
     lineages: int = 1
-    """In the history."""
+    """Number of lineages in the history."""
     checkpoints: list[tuple[float, int]] = field(default_factory=list)
     """Times and epochs."""
     remains: list[str] = field(default_factory=list)

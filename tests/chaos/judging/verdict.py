@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from tests.chaos.judging.evidence import Accident, Epoch, Evidence, Interval, Life, clip, length, without
 
 LEAST_THROUGHPUT = 0.9
-"""Of the survivors, relative to the part without faults."""
+"""Least throughput of the survivors, relative to the part without faults."""
 HANG_SECONDS = 40.0
 """A volunteer that trains beside others ends an epoch within this time. An epoch takes 5 s; a group that loses a member
 may take the recipe's 30 s for one average."""
 JOIN_SECONDS = 60.0
 """A newcomer trains within this time. Loading PyTorch takes 10 s on two busy cores."""
 HEAL_SECONDS = 60.0
-"""A run may be in two parts for so long."""
+"""Longest time for which a run may be in two parts."""
 EPOCHS_APART = 3
-"""By which volunteers may differ: one of them ends an epoch while another one catches up."""
+"""Most epochs by which volunteers may differ: one of them ends an epoch while another one catches up."""
 NEAR_SECONDS = 45.0
 """An epoch of one volunteer and the same one of another are ended within this time."""
 WEIGHTS_APART = 0.05
@@ -104,7 +104,7 @@ def _samples(evidence: Evidence, name: str, window: Interval) -> float:
 
 
 def is_alone_beside_others(epoch: Epoch) -> bool:
-    """Whether a volunteer made an update by itself although it knew of others: they do not have its samples."""
+    """True if a volunteer made an update by itself although it knew of others: they do not have its samples."""
     return epoch.senders == 1 and epoch.others > 0
 
 
@@ -140,8 +140,8 @@ def hangs(evidence: Evidence) -> list[str]:
 
 
 def _joining_seconds(evidence: Evidence, name: str, life: Life) -> float:
-    """How long a volunteer could try to join: not while its machine slept or had no link, nor while nobody had the
-    run's weights, because all volunteers were gone and the monitor was down."""
+    """Seconds for which a volunteer could try to join: not while its machine slept or had no link, nor while nobody had
+    the run's weights, because all volunteers were gone and the monitor was down."""
     prevented = [
         (accident.began, accident.ended)
         for accident in evidence.accidents
@@ -208,7 +208,7 @@ def _same_epoch(evidence: Evidence, name: str, epoch: Epoch) -> dict[str, Epoch]
 
 
 def _can_be(total: int, senders: int, said: list[int], silent: int) -> bool:
-    """Whether so many senders can have so many samples together.
+    """True if this number of senders can have this total of samples together.
 
     >>> _can_be(30, 2, [10, 20, 5], silent=0), _can_be(31, 2, [10, 20, 5], silent=0), _can_be(31, 2, [10], silent=1)
     (True, False, True)

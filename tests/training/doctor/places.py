@@ -17,7 +17,7 @@ from tests.support.programs import ROOT, run_program
 
 HERE = Path(__file__).parent
 CAN_UNSHARE = sys.platform == "linux" and run_program(["unshare", "-rmn", "true"]).returncode == 0
-"""Whether this machine lets programs have mounts and networks of their own."""
+"""True if this machine lets programs have mounts and networks of their own."""
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 """Answers one request."""

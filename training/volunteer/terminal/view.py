@@ -62,7 +62,7 @@ class View:
         self.epoch: int | None = None
         """Updates that the run has done; None before this peer has joined."""
         self.epochs, self.samples = 0, 0
-        """Of this peer since it joined."""
+        """Epochs and samples of this peer since it joined."""
         self._credit_before, self._losses = 0, deque(maxlen=2 * TREND_EPOCHS)
         self._last: dict = {}
         self._last_at = 0.0

@@ -1,4 +1,4 @@
-"""Which calls reach the peers of a test, by whom: written to a file, since forked processes answer them."""
+"""The calls that reach the peers of a test, and their callers: in a file, since forked processes answer the calls."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from training.swarm.state.serving import StateService
 
 SERVICERS = (Service, Auditor, StateService, DHTProtocol)
 PROOF = "Auditor._read_proof"
-"""No call of its own: an accusation that is listened to."""
+"""Stands for an accusation that a peer listens to, which is no call of its own."""
 
 
 def calls_that_are_answered() -> set[str]:
-    """All that others can call."""
+    """Names of all calls that others can make."""
     return {f"{one.__name__}.{name}" for one in SERVICERS for name in dir(one) if name.startswith("rpc_")}
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What has been written, by all peers of a test."""
+    """The calls that all peers of a test have written down."""
 
     file: Path
 
     @property
     def place(self) -> int:
-        """Where the next call will be written."""
+        """Position in the file at which the next call will stand."""
         return self.file.stat().st_size
 
     def of(self, peer: object, since: int = 0) -> set[str]:
-        """Which calls of a peer have come."""
+        """The calls that a peer has made since a position in the file."""
         lines = self.file.read_bytes()[since:].decode().splitlines()
         return {call for call, _, caller in (line.partition(" ") for line in lines) if caller == str(peer)}
 

@@ -128,16 +128,16 @@ def average_often(
 
 @dataclass(frozen=True)
 class Met:
-    """What a peer has seen."""
+    """Observations of a peer."""
 
     caught: list[tuple[int, str, float, str]]
-    """After how many rounds it has caught whom, with which weight, and of what."""
+    """The peers that it has caught: round, peer, weight, and what they have done."""
     reports: list
     results: list[list[torch.Tensor]]
     """Its tensors after each round."""
     peer_id: str
     seconds: list[float]
-    """That each round took."""
+    """Duration of each round."""
     checks: list[float]
     """For each answer that it has checked: how far it was from the right one, over how far it may be."""
 
@@ -159,7 +159,7 @@ def note_checks(patch, path: Path) -> None:
 
 
 def await_word(peer: Peer, prefix: str, number: int, caught: Sequence) -> bool:
-    """Whether all honest peers have caught somebody by now; all peers come to the same conclusion."""
+    """True if all honest peers have caught somebody by now; all peers come to the same conclusion."""
     time.sleep(0.3)
     (peer.folder / f"{prefix}.{number}.{peer.name}.{'caught' if caught else 'nobody'}").touch()
     peer.await_others(f"{prefix}.{number}.told")

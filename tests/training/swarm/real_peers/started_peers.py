@@ -28,20 +28,20 @@ Scenario = Callable[["Peer"], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What a scenario works with, in the peer's process."""
+    """A peer as a scenario sees it, in the peer's process."""
 
     name: str
     names: tuple[str, ...]
-    """Of all peers of the meeting."""
+    """Names of all peers of the meeting."""
     folder: Path
-    """They all see it."""
+    """Folder that all peers of the meeting see."""
     dht: object
     identity: object
     stop: object
     """`StopRequest` of the process; listen to signals again when an averager was made."""
 
     def await_others(self, what: str) -> None:
-        """Until all peers have come to this point."""
+        """Waits until all peers have come to this point."""
         (self.folder / f"{self.name}.{what}").touch()
         while not all((self.folder / f"{name}.{what}").is_file() for name in self.names):
             time.sleep(0.05)
@@ -53,9 +53,9 @@ def meet(
     """Lets peers play scenarios one after the other; returns for each what the peers that lived through it returned.
 
     Args:
-        folder: Empty.
+        folder: An empty folder.
         scenarios: The same for all peers.
-        names: Of the peers; the others find the run at the first one.
+        names: Names of the peers; the others find the run at the first one.
         behind_nat: The peer of this name accepts no connections.
 
     Raises:
