@@ -21,7 +21,7 @@ ALIKE_BY_CHANCE = {"SEED": "each figure draws its own numbers", "LOOK_SECONDS": 
 
 
 def is_fact(value: ast.expr) -> bool:
-    """Whether this is a number or a text, as it stands or computed from such: no name of one, and no flag."""
+    """True for a number or a text, literal or computed from literals; not for a name, nor for True and False."""
     nodes = list(ast.walk(value))
     constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
     allowed = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Tuple, ast.Load)

@@ -222,7 +222,7 @@ class Stage:
         self._send(program.stopped, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """They go on."""
+        """Lets the stopped processes of a program go on."""
         self._send(self.programs[name].stopped, signal.SIGCONT)
 
     @staticmethod

@@ -118,7 +118,7 @@ def served(folder: Path) -> Iterator[Container]:
 
 
 def speaks_libp2p(address: tuple[str, int]) -> bool:
-    """Whether a peer listens there: both sides begin with this line (github.com/multiformats/multistream-select)."""
+    """True if a peer listens there: both sides begin with this line (github.com/multiformats/multistream-select)."""
     line = b"\x13/multistream/1.0.0\n"
     with socket.create_connection(address, timeout=10) as connection:
         connection.settimeout(10)

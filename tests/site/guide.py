@@ -140,7 +140,7 @@ class Machine:
         assert self.serving.wait(30) == 0, self.log.read_text()
 
     def state(self) -> dict:
-        """Of the dashboard; empty while nobody answers."""
+        """State of the run as the dashboard reads it; empty while nobody answers."""
         with suppress(httpx.HTTPError):
             address = f"http://127.0.0.1:{self.guide.port}/live/state.json"
             return httpx.get(address, timeout=5).raise_for_status().json()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from playwright.sync_api import Browser, CDPSession, ConsoleMessage, Page
 
 FAKE_CLOCK = "'__pwClock' in globalThis"
-"""Whether `page.clock` was used: Playwright then installs an object of this name in each page of the context."""
+"""JavaScript that is true if `page.clock` was used: Playwright then installs an object of this name in each page of the
+context."""
 
 
 class KeptPages:

@@ -17,7 +17,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
-    """Of the session's scope, so that it comes before fixtures of a module, some of which train a model."""
+    """Has the session's scope, so that it comes before fixtures of a module, some of which train a model."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

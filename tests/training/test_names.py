@@ -134,7 +134,7 @@ def test_the_doctor_shows_what_it_has_found_as_it_is(capsys, monkeypatch, name):
 
 
 def is_harmless(call):
-    """Whether a call of `console.print` shows what is filled in as it is."""
+    """True if a call of `console.print` shows what is filled in as it is."""
     if any(one.arg == "markup" and getattr(one.value, "value", None) is False for one in call.keywords):
         return True
     (text,) = call.args

@@ -66,7 +66,7 @@ def test_weights_in_8_bits_of_a_hybrid_model_equal_those_of_transformers(kind, s
 
 @pytest.mark.parametrize("kind", CASES)
 def test_weights_in_4_bits_equal_those_of_bitsandbytes(kind, tmp_path):
-    """Of a model that transformers loads: every parameter and buffer, and what bitsandbytes keeps beside a weight."""
+    """Compares a model that transformers loads: all parameters and buffers, and what bitsandbytes keeps beside them."""
     pytest.importorskip("bitsandbytes")
     config = transformers.AutoConfig.for_model(kind, **widened(CASES[kind], seed=0))
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)

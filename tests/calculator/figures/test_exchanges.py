@@ -64,7 +64,7 @@ def test_a_course_loses_nothing_without_a_decay(kept):
 
 
 def test_sparse_bytes_are_those_of_the_trainers_code():
-    """Of a model of 20 M parameters that fills its blocks; each of the other peers gets one."""
+    """A model of 20 M parameters fills its blocks; each of the other peers gets one message."""
     shapes = [torch.Size((4096, 4096)), torch.Size((3_222_784,))]
     parameters = sum(shape.numel() for shape in shapes)
     for kept, peers in ((64, 8), (256, 2)):

@@ -54,7 +54,7 @@ TRAINING = {
         "mistral-7b", {"sharding": "deepspeed-2", "gpus": 8, "optimizer": "adamw"}, "a100-80gb"
     ),
 }  # fmt: skip
-"""Whether a setup fits: its model, other fields and GPU."""
+"""Questions whether a setup fits: its model, other fields and GPU."""
 
 
 @pytest.mark.parametrize("text", TRAINING)

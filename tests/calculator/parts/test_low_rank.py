@@ -41,7 +41,7 @@ def blocks(tensors):
 
 
 def projects(name):
-    """Whether the module is one of attention or feed-forward, to which the packages' examples apply a projection."""
+    """True if the module is one of attention or feed-forward, to which the packages' examples apply a projection."""
     return name.startswith(("attention", "feed_forward"))
 
 
@@ -81,7 +81,7 @@ def test_a_rank_of_the_whole_matrix_saves_nothing():
 
 
 def test_galore_keeps_whole_singular_vectors_of_32_bit_gradients():
-    """Of a square matrix of width D in 32 bits: D x D; in 16 bits, rank x D."""
+    """A square matrix of width D in 32 bits keeps D x D values; in 16 bits, rank x D."""
     width, rank = 4096, 128
     tensor = ParameterTensor("attention.query.weight", "attention", (width, width), 1)
     moments = 2 * width * rank

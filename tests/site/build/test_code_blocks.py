@@ -98,7 +98,7 @@ def test_commands_are_understood(text, commands, tmp_path, monkeypatch):
 
 
 def understood_elsewhere(words: list[str], commands: dict) -> bool:
-    """Whether a command installs or builds what the repository has, and then joins with flags that exist."""
+    """True if a command installs or builds what the repository has, and then joins with flags that exist."""
     if words[:3] == ["sky", "jobs", "launch"]:
         variables = {word.partition("=")[0] for word, flag in zip(words[1:], words, strict=False) if flag == "--env"}
         return variables <= yaml.safe_load((ROOT / words[3]).read_text())["envs"].keys()
@@ -111,7 +111,7 @@ def understood_elsewhere(words: list[str], commands: dict) -> bool:
 
 
 def understood(line: str, commands: dict) -> bool:
-    """Whether a line of a shell can be run; wrong flags and values raise."""
+    """True if a line of a shell can be run; wrong flags and values raise."""
     if line in ("{{ clone_command }}", "cd training-transformers-together"):
         return True
     if line in ("python3 -m venv .venv", ".venv/bin/pip install -r constraints/nox.txt"):

@@ -59,7 +59,7 @@ def addresses(tmp_path_factory):
 
 
 def address_in(events: Path) -> str:
-    """Of a peer that is ready, or will be."""
+    """Address of a peer that is ready, or will be."""
     ready = until(
         lambda: [event for event in read_events(events) if event["event"] == "ready"],
         said=events.with_suffix(".log").read_text,

@@ -16,7 +16,7 @@ RECORD = json.loads((ROOT / "benchmarks" / "results" / "together.json").read_tex
 SETTINGS = RECORD["settings"]
 WEIGHTS = sum((into + 1) * out for into, out in zip(SETTINGS["sizes"], SETTINGS["sizes"][1:], strict=False))
 MOST_BYTES = 6_000_000
-"""Of all that the page loads, in the issue that asked for it."""
+"""Most bytes of all that the page loads, as in the issue that asked for the page."""
 TRAINED_MS = 240_000
 """A busy machine needs a minute; a quiet one some seconds."""
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 0.01
-"""Of the measured peak: on a processor an operation's own buffers are not quite those of CUDA's kernels."""
+"""Largest error, relative to the measured peak: on a processor an operation's own buffers are not quite those of CUDA's
+kernels."""
 
 SENTENCE = "the cat sat on a warm stone while rain fell over small green hills and nobody spoke of trains"
 WORDS = SENTENCE.split()

@@ -32,7 +32,7 @@ def model():
 
 @pytest.fixture
 def optimizer(model):
-    """Of a peer that has made some updates."""
+    """Optimizer of a peer that has made some updates."""
     master = strategy_of(RUN.swarm).make_master(model, RUN)
     for parameter in master.parameters:
         parameter.grad = torch.ones_like(parameter)

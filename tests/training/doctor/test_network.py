@@ -27,7 +27,7 @@ DEMO = load_recipe("demo")
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory):
-    """Of shards of the demo's sizes, in a folder."""
+    """Manifest of shards of the demo's sizes, in a folder."""
     folder = tmp_path_factory.mktemp("shards")
     (folder / "tokenizer.json").write_text("{}")
     (folder / "train-00000.parquet").write_bytes(b"x" * (1 << 20))

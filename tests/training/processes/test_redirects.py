@@ -45,7 +45,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.moved_to, self.asked = None, []
         self.tail_bytes = self.sent_bytes = 0
-        """Of what stands behind a redirect, and how much of it was taken."""
+        """Bytes behind a redirect, and those of them that were taken."""
 
 
 class _Handler(BaseHTTPRequestHandler):

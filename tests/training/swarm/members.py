@@ -43,7 +43,7 @@ def bans(*names: str, version: int = 1) -> BanList:
 
 
 def admission(key: MembershipKey, own_ticket: str = "", **news) -> Admission:
-    """Of a peer with a ticket, in the lineage of these tests."""
+    """Admission of a peer with a ticket, in the lineage of these tests."""
     one = Admission(key.public, "demo")
     one.tell(own_ticket=own_ticket, **{"lineages": [LINEAGE], **news})
     return one

@@ -14,7 +14,7 @@ SECONDS = 30.0
 def followed(
     *peers: PeerRecord, moves: dict[str, str], epochs: int = 10, seconds_per_epoch: float = 10.0
 ) -> frozenset[str]:
-    """Who is named after some epochs, in which each peer averages, is alone, or does nothing (it was killed)."""
+    """Peers that are named after some epochs in which each peer averages, is alone, or does nothing (was killed)."""
     unmet, named = Unmet(), frozenset()
     for epoch in range(epochs + 1):
         named = unmet.saw(peers, now=epoch * seconds_per_epoch, seconds=SECONDS)

@@ -58,7 +58,7 @@ def connections(address, texts):
 
 
 def is_dropped(connection):
-    """Whether the server has ended a connection; takes what has come."""
+    """True if the server has ended a connection; takes what has come."""
     connection.setblocking(False)
     try:
         while connection.recv(1 << 16):

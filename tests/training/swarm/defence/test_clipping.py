@@ -20,7 +20,7 @@ CLIPPING = Clipping(radius=1.0, iterations=ITERATIONS, weight_over_median=2.0)
 
 
 def gradients(count, values=200, *, seed=0, scale=1.0):
-    """Of honest peers: a common signal and as much noise."""
+    """Gradients of honest peers: a common signal and as much noise."""
     generator = torch.Generator().manual_seed(seed)
     signal = torch.randn(values, generator=generator)
     return [scale * (signal + torch.randn(values, generator=generator)) for _ in range(count)]

@@ -165,7 +165,7 @@ def owner_of(public):
 
 
 def owner_of_a_short_key():
-    """Of 1024 bits: a hundred are made in a second."""
+    """Owner of a key of 1024 bits: a hundred such keys are made in a second."""
     return owner_of(rsa.generate_private_key(65537, 1024).public_key())
 
 
@@ -360,7 +360,7 @@ def test_a_record_that_a_node_took_before_it_knew_better_hides_no_other(node, ad
 
 
 def test_a_long_peer_id_is_refused_before_it_is_written_in_base_58():
-    """That takes more than a minute for 400 kB."""
+    """Writing 400 kB in base 58 takes more than a minute."""
     with pytest.raises(ValueError):
         named_peer(b"x" * 400_000)
     known = PeerID.from_base58("QmPqT4SHB2nWSZZ9hWuQfSZMaYDGfY5ygVLRx3SYicjwoF")

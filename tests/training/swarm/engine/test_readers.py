@@ -23,7 +23,7 @@ from training.swarm.engine import engine
 engine.prepare()
 
 HANG_SECONDS = 30
-"""Of computing, so that other programs on the machine do not count."""
+"""Seconds of computing, so that other programs on the machine do not count."""
 FEW, MANY = 25, 60
 SLOW = ("recipes", "manifests of shards", "rows of shards", "weights of checkpoints", "facts of checkpoints")
 """Readers that take milliseconds for an input; the others take less."""

@@ -6,7 +6,7 @@ from benchmarks.swarm import same_run
 
 EPOCHS = 4
 TOLERANCE = 2e-6
-"""Of the loss; sums in another order make some 1e-7."""
+"""Largest relative distance of the losses; sums in another order make some 1e-7."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_two_peers_follow_one_process(courses):
 
 @pytest.mark.swarm
 def test_two_peers_with_adapters_follow_one_process_and_send_what_the_calculator_counts():
-    """Of a language model whose weights are frozen, only the adapters travel."""
+    """Only the adapters of a language model travel if its weights are frozen."""
     courses = same_run.two_peers("float32", EPOCHS, "adapters", timeout=200)
     same_run.check(courses)
     alone = same_run.one_process(courses, "adapters")

@@ -80,7 +80,7 @@ RECORDS = {
 
 
 class Careless(Admission):
-    """Of a program that was changed so that it lets everybody in."""
+    """Admission of a program that was changed so that it lets everybody in."""
 
     def check(self, *_, **__):
         return None
@@ -430,7 +430,7 @@ def test_the_uninvited_are_in_no_group_while_members_go_on(world, kind):
 
 
 def looking(peer):
-    """Who looks for a group, as a peer sees it."""
+    """Peers that look for a group, as a peer sees them."""
     return {other for _, other in wait_for_result(announced(peer.dht, f"{STATE}.0b"))}
 
 

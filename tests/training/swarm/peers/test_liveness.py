@@ -18,7 +18,7 @@ QUICK = {ADA: 0.1, ALAN: 0.1, GRACE: 0.1, MALLORY: 0.1}
 
 
 def given_up(late, *, others=3, seconds=LIMIT, until=40.0, stall_at=None):
-    """Who is given up, and after how many seconds; None if nobody is.
+    """The peer that is given up, and after how many seconds; None if nobody is.
 
     Args:
         late: Who is late at a moment.
@@ -163,7 +163,7 @@ def short_waits(monkeypatch):
 
 
 def gone_among(late, answers):
-    """Who is found gone within twelve looks, each a second after the one before.
+    """Peers that are found gone within twelve looks, each a second after the one before.
 
     Args:
         late: For whom the all-reduce waits at a look, by the look's number.

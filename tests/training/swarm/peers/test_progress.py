@@ -1,4 +1,4 @@
-"""Who trains, by the records that a peer finds in a real node."""
+"""The peers that train, by the records that a peer finds in a real node."""
 
 import os
 import signal

@@ -27,7 +27,7 @@ WHY = {
 }
 CHECKED = {"aggregation": "centered-clip", "audit_share": 0.5}
 AVERAGES = 4
-"""Of the two honest ones without the third, in a row."""
+"""Averages in a row of the two honest peers without the third."""
 MALLORY, GRACE = b"mallory", b"grace"
 NAME = str(PeerID(MALLORY))
 
@@ -107,7 +107,7 @@ def test_nobody_is_left_out_for_ever(peers, clock):
 
 
 def left_out(*averages, cycle=12.0):
-    """Who is left out after averages with these delays of mallory and shares of the samples, and why."""
+    """Peers that are left out after averages with these delays of mallory and shares of the samples, and why."""
     peers = Peers(clock=Clock())
     for seconds, share in averages:
         peers.delayed(MALLORY, seconds, brought=share, cycle=cycle)

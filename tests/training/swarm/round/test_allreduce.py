@@ -171,7 +171,7 @@ def test_nobody_uses_an_average_of_which_a_sender_breaks_off():
 
 
 def one_peer(*, own_share, call=None, others=(OTHER,), on_fault=lambda: None, chunk_seconds=None):
-    """Of a group, the others of which are reached by `call`, or by those of its items that have their ids."""
+    """One peer of a group. It reaches the others by `call`, or by the items of `call` that have their ids."""
     calls = call if isinstance(call, dict) else {OTHER: call}
     return AllReduce(
         own=OWN,

@@ -29,7 +29,7 @@ AVERAGES = {
         scenarios.average_gradients, prefix="broken", fault=dict.fromkeys(BOTH, scenarios.break_codec)
     ),
 }
-"""Of two peers, one after the other."""
+"""Scenarios of two peers, one after the other."""
 PATIENT = {"chunk_seconds": scenarios.LONG_SECONDS, "part_bytes": 4096}
 """Whoever waits for the next part waits long, and each peer has several parts to average."""
 

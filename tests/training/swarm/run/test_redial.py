@@ -73,7 +73,7 @@ class Peers:
         return (self.folder / f"{name}.log").read_text()
 
     def set_clock(self, name, ahead_seconds):
-        """Of the peer's process, before or after its start."""
+        """Sets the clock of the peer's process, before or after its start."""
         write_whole(self.folder / f"{name}.clock", str(ahead_seconds))
 
     def kill(self, *names):
