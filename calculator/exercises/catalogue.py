@@ -63,7 +63,7 @@ def drawn(name: object, variant: object) -> Question:
         raise BadSetup(f"A variant is a whole number from 1 to {MOST_VARIANTS}, not {variant!r:.60}.")
     random = Random(f"{exercise.name} {variant}")
     question = exercise.draw(random)
-    while not tells_mistakes(question):  # with these numbers, a reader who makes a mistake would be told it is right
+    while not tells_mistakes(question):  # with these numbers, the result of a known mistake would count as right
         question = exercise.draw(random)
     return question
 

@@ -27,7 +27,7 @@ const running = new Map();
 
 startTerms();
 
-// A script may have made the blocks of code in a part that the reader unfolds, after the page was shown.
+// An exercise makes its blocks of code when it is opened; they get their buttons when the reader unfolds its solution.
 document.addEventListener("toggle", ({ target }) => addCopyButtons(target), { capture: true });
 
 document$.subscribe(async () => {

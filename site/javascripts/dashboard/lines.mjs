@@ -5,7 +5,7 @@ import { showClock, showCount, showNumber } from "../parts/format.mjs";
 /** Number of colours for volunteers; the ninth volunteer gets the first colour again. */
 const SERIES = 8;
 const TABLE_ROWS = 500;
-/** The page asks for the losses of so many volunteers (runs/live.mjs). */
+/** Number of volunteers whose losses the page asks for (runs/live.mjs). */
 const MOST_LINES = 24;
 
 /** The number of a volunteer's colour, from 1. It never changes, because `seen` keeps the order in which names came. */

@@ -1,6 +1,6 @@
 // The page of exercises. Python draws questions and judges answers; the HTML has each exercise with the numbers of its
-// first variant, so Python is fetched only when the reader answers, or asks for other numbers. All but the question is
-// kept in a <noscript>, as text, until the reader opens the exercise (site/builder/exercises/listed.py).
+// first variant, so Python is fetched only when the reader answers, or asks for other numbers. Field, hints and solution
+// are text in a <noscript> until the reader opens the exercise (site/builder/exercises/listed.py).
 
 import { keepForOffline } from "../python/offline.mjs";
 import { askPython } from "../python/python.mjs";
