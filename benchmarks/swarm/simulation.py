@@ -31,19 +31,26 @@ from training.simulate.forecast import Outcome, collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
 
+OVERLAPPED = ", overlapped"
+"""End of the name of a stack with `delay_outer_step`."""
 MODES = {"delayed": "delayed", "local": "diloco", "sparse": "sparse"}
-"""Modes of the stacks; the others await gradients."""
-RECORDS = ("swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json")
+"""Modes of the stacks, overlapped or not; the others await gradients."""
+RECORDS = (
+    "swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json", "swarm_slow.json"
+)  # fmt: skip
 """These contain each kind of swarm; the other records repeat some of them, with a death or with newcomers."""
 PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4
 """The same as in benchmarks/swarm/swarm.py."""
-BYTES_PER_SECOND = {"100mbit": 12.5e6}
+USUAL_RATE = "100mbit"
+BYTES_PER_SECOND = {USUAL_RATE: 12.5e6, "20mbit": 2.5e6}
 STACKS = {
     "hivemind with the settings of 2021": "2021",
     "ours, gradients awaited": "awaited",
     "ours, gradients delayed": "delayed",
     "ours, local updates": "local",
+    "ours, local updates, overlapped": "local, overlapped",
     "ours, sparse updates": "sparse",
+    "ours, sparse updates, overlapped": "sparse, overlapped",
 }
 METRIC = re.compile(r"(\d+) peers(?: of speeds ((?:[\d.]+, )*[\d.]+))?, (.*): seconds an epoch")
 SWEPT = (10, 30, 100, 300, 1000, 3000, 10_000)
@@ -70,14 +77,15 @@ class Case:
     def fitted(self) -> bool:
         """True if a constant is fitted to this case."""
         usual = self.speeds == (1.0, 1.0) and self.computing_seconds == SECONDS_AN_EPOCH
-        return usual and self.stack in ("awaited", "delayed")
+        return usual and self.rate == USUAL_RATE and self.stack in ("awaited", "delayed")
 
     @property
     def words(self) -> str:
         """A description of the case."""
         uneven = f" of speeds {', '.join(f'{speed:g}' for speed in self.speeds)}" if len(set(self.speeds)) > 1 else ""
         longer = f", {self.computing_seconds:g} s of computing" if self.computing_seconds != SECONDS_AN_EPOCH else ""
-        return f"{len(self.speeds)} peers{uneven}, {self.stack}{longer}"
+        slower = f", {self.rate}" if self.rate != USUAL_RATE else ""
+        return f"{len(self.speeds)} peers{uneven}, {self.stack}{longer}{slower}"
 
     def kinds(self) -> list[Volunteers]:
         """Its peers for the simulator; peers of equal speed are of one kind."""
@@ -95,14 +103,15 @@ class Case:
 
     def rules(self, costs: Costs = COSTS) -> Rules:
         """The swarm's settings for the simulator, as in benchmarks/swarm/swarm.py."""
-        old = self.stack == "2021"
+        old, mode = self.stack == "2021", MODES.get(self.stack.removesuffix(OVERLAPPED), "synchronous")
         exchange = ExchangedVectors(
             parameters=PARAMETERS,
             target_batch_size=int(self.computing_seconds / SECONDS_A_SAMPLE * sum(self.speeds)),
             gradient_codec="uniform8" if old else "blockwise8",
             state_bits=8 if old else 16,
-            average_state_every=1 if old else SPARSE_STATES_EVERY if self.stack == "sparse" else 25,
-            mode=MODES.get(self.stack, "synchronous"),
+            average_state_every=1 if old else SPARSE_STATES_EVERY if mode == "sparse" else 25,
+            mode=mode,
+            delay_outer_step=self.stack.endswith(OVERLAPPED),
             matchmaking_seconds=1.5,
         )
         return Rules(exchange=exchange, costs=costs, patient=not old, request_timeout_seconds=1.0)

@@ -58,9 +58,14 @@ STACKS = {
     "ours": "ours, gradients awaited",
     "ours, delayed": "ours, gradients delayed",
     "ours, local": "ours, local updates",
+    "ours, local, overlapped": "ours, local updates, overlapped",
     "ours, sparse": "ours, sparse updates",
+    "ours, sparse, overlapped": "ours, sparse updates, overlapped",
 }
+OVERLAPPED = ", overlapped"
+"""End of the name of a stack with `delay_outer_step`."""
 MODES = {"ours, delayed": "delayed", "ours, local": "diloco", "ours, sparse": "sparse"}
+MODES |= {stack: MODES[stack.removesuffix(OVERLAPPED)] for stack in STACKS if stack.endswith(OVERLAPPED)}
 COMPARED = ("2021", "ours", "ours, delayed")
 """The default of --stacks."""
 
@@ -86,6 +91,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
             next_chunk_timeout_seconds=10.0,
             average_state_every=SPARSE_STATES_EVERY if mode == "sparse" else 25,
             mode=mode,
+            delay_outer_step=stack.endswith(OVERLAPPED),
         )
     )
     schedule = demo.schedule.model_copy(update=dict(total_epochs=1_000_000))

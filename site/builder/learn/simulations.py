@@ -14,6 +14,9 @@ STACKS = {
     "awaited": "this trainer, gradients awaited",
     "delayed": "this trainer, gradients delayed",
     "local": "this trainer, local updates",
+    "local, overlapped": "this trainer, local updates, overlapped",
+    "sparse": "this trainer, sparse local updates",
+    "sparse, overlapped": "this trainer, sparse local updates, overlapped",
 }
 USUAL_SECONDS = 6
 """Computing time of an epoch in the usual case (benchmarks/swarm/swarm.py); the table names others only."""
@@ -42,6 +45,19 @@ def _worst(name: str) -> str:
     return f"{100 * max(abs(row[name]) for row in record('simulation')['cases'] if not row['fitted']):.0f}\u00a0%"
 
 
+def local_losses(mode: str) -> str:
+    """How far a mode of local updates ended above the loss of averaged gradients, as text: least to most."""
+    metric = f"{mode}: loss over the synchronous one"
+    found = next(row for row in record("local_losses")["results"] if row["metric"] == metric)
+    return f"{100 * (found['min'] - 1):.1f} to {100 * (found['max'] - 1):.1f}\u00a0%"
+
+
+def local_exchanges() -> int:
+    """Number of exchanges in the runs of `local_losses`."""
+    settings = record("local_losses")["settings"]
+    return settings["updates"] // settings["inner"]
+
+
 def most_peers() -> str:
     """The largest number of peers whose progress fits into one answer of the DHT."""
     return show_count(MESSAGE_BYTES // PROGRESS_RECORD_BYTES)
@@ -68,7 +84,8 @@ def _swarm(row: dict) -> str:
     uneven = f" of speeds {', '.join(speeds[:-1])} and {speeds[-1]}" if len(set(speeds)) > 1 else ""
     seconds = row["computing_seconds"]
     longer = f", {seconds:g} s of computing" if seconds != USUAL_SECONDS else ""
-    return f"{row['peers']} peers{uneven}, {STACKS[row['stack']]}{longer}"
+    slow = ", links of 20\u00a0Mbit/s" if row["rate"] == "20mbit" else ""
+    return f"{row['peers']} peers{uneven}, {STACKS[row['stack']]}{longer}{slow}"
 
 
 def simulation_sweep() -> str:

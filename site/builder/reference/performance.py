@@ -52,6 +52,7 @@ MAIN_FIGURES = {
     "swarm_local": "computing share",
     "swarm_minute": "computing share",
     "swarm_newcomer": "newcomer seconds",
+    "swarm_slow": "throughput over ideal",
     "swarm_speeds": "share of samples",
 }
 """Words that the name of a record's main figure contains; the main figure of other records is their first."""
@@ -61,7 +62,9 @@ MODES = {
     "gradients awaited": "synchronous",
     "gradients delayed": "delayed",
     "local updates": "diloco",
+    "local updates, overlapped": "diloco",
     "sparse updates": "sparse",
+    "sparse updates, overlapped": "sparse",
 }
 """Words of a figure of `benchmarks/swarm/swarm.py` -> the mode of the swarm that was measured."""
 

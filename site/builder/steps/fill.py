@@ -142,6 +142,8 @@ def _calls() -> dict:
         "hivemind_version": hivemind_faults.hivemind_version,
         "model_card": results.model_card,
         "membership_policy": Policy(),
+        "local_exchanges": simulations.local_exchanges,
+        "local_losses": simulations.local_losses,
         "most_peers": simulations.most_peers,
         "paper_prompts": results.paper_prompts,
         "past": past,
