@@ -32,6 +32,7 @@ DESCRIPTIONS = {
     "swarm_minute": "The share of time in which peers compute, with epochs of a minute (`--epoch-seconds 60`).",
     "swarm_newcomer": "The time from the start of a newcomer's program to its first samples, for eight newcomers, one "
     "after the other.",
+    "swarm_slow": "Sparse local updates on links of 20 Mbit/s, with an exchange after twelve seconds of computing.",
     "swarm_speeds": "The shares of samples of three peers, whose speeds are in the ratio of 1, 2 and 4.",
 }
 """Descriptions of records that programs made with other flags; the others have the description of their program."""
