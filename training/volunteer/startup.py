@@ -142,18 +142,20 @@ def link_in_use(link: Link) -> Setting:
 
 
 def link_warning(swarm: SwarmConfig, link: Link, parameters: int) -> str | None:
-    """Warning if `--max-upload`, or else the download of the state, is too slow for exchanges; otherwise None."""
-    rate = link.told_mbits * 1e6 / 8 if link.told_mbits else link.download_bytes / (link.download_seconds or 1)
-    if not rate:
-        return None
+    """Warning if `--max-upload` or the download of the state, the slower of them, is too slow; otherwise None.
+
+    A peer receives as many bytes as it sends, so a slow download holds up an exchange even if the limit does not.
+    """
+    seconds_up = 8 / (link.told_mbits * 1e6) if link.told_mbits else 0.0  # a byte; 0 where nothing is known
+    seconds_down = link.download_seconds / max(link.download_bytes, 1)
     cost, limit = exchange_cost(swarm, parameters), swarm.allreduce_timeout_seconds
-    seconds = cost.most_sent_bytes / rate
+    seconds = cost.most_sent_bytes * max(seconds_up, seconds_down)
     if seconds <= limit:
         return None
     enough = math.ceil(UPLOAD_MARGIN * 8 * cost.most_sent_bytes / limit / 1e6)
     speed, cure = (
         (f"--max-upload {link.told_mbits:g} (Mbit/s)", f"Use --max-upload {enough}, or omit it.")
-        if link.told_mbits
+        if seconds_up >= seconds_down
         else ("the speed of your download", "A wired connection, or less other traffic, may help.")
     )
     return (

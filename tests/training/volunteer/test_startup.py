@@ -101,6 +101,8 @@ def test_a_limit_of_the_upload_under_which_no_exchange_ends_is_warned_of():
         "At --max-upload 2 (Mbit/s), an exchange of 4.6 MiB among 8 peers takes 19 s, and the run gives up after 15 s, "
         "so you and the others may train apart. Use --max-upload 4, or omit it."
     )
+    slow = Link(download_bytes=10**7, download_seconds=40.0, told_mbits=4.0)
+    assert "At the speed of your download, " in link_warning(DEMO.swarm, slow, parameters)
 
 
 @pytest.mark.parametrize("name", recipe_names())
