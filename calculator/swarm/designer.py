@@ -239,8 +239,8 @@ def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
 
 def _timeout(longest_seconds: float) -> float:
     """Twice the time of the longest exchange, rounded up to ten seconds, and at least the default."""
-    longest = GENEROUS["allreduce_timeout_seconds"]
-    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(longest_seconds / 5)), longest)
+    most = GENEROUS["allreduce_timeout_seconds"]
+    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(longest_seconds / 5)), most)
 
 
 def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:

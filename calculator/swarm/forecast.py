@@ -551,11 +551,14 @@ def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link
             f"the next, but are dropped after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
         )
     if made.longest_seconds > exchange.allreduce_timeout_seconds:
+        alone = made.all_reduce_seconds > exchange.allreduce_timeout_seconds
+        what = "One average" if alone else "An average of the parameters"
+        harm = "every peer would train alone" if alone else "the peers' weights would drift apart"
         yield Limit(
             name="average times out",
             stops=True,
-            sentence=f"One average takes {show_time(made.longest_seconds)}, but is aborted after "
-            f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): every peer would train alone.",
+            sentence=f"{what} takes {show_time(made.longest_seconds)}, but is aborted after "
+            f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): {harm}.",
         )
     if made.shares.joining > 0.5:
         yield Limit(
