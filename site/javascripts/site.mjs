@@ -72,7 +72,10 @@ async function loaded(part) {
   }
 }
 
-/** Shows a message with a button that reloads the page: some browsers never ask again for a module that failed. */
+/**
+ * Shows a message with a button that reloads the page: some browsers never ask again for a module that failed. Also shows
+ * what the missing module would have made of the page's <noscript>, such as hints and solutions of exercises.
+ */
 function tellMissing(element) {
   const line = document.createElement("p");
   const button = document.createElement("button");
@@ -85,6 +88,7 @@ function tellMissing(element) {
   button.addEventListener("click", () => location.reload());
   line.append(button);
   element.before(line);
+  for (const kept of document.querySelectorAll("main noscript")) kept.outerHTML = kept.innerHTML;
 }
 
 // Announces a change of colours to the charts and to the browser's own bars. The first colours are set elsewhere,

@@ -48,6 +48,6 @@ def _exercise(exercise: Exercise) -> str:
         '<p class="exercise__buttons with-script"><button class="md-button md-button--primary">Check</button> '
         '<button type="button" class="small" data-slot="again">Other numbers</button></p></form>'
         '<p class="exercise__verdict" role="status" data-slot="verdict"></p>'
-        f'<div class="exercise__help" data-slot="help" data-search-exclude>{help_html(question)}</div>'
+        f'<div data-slot="help" data-search-exclude>{help_html(question)}</div>'
         "</noscript></details>"
     )

@@ -82,6 +82,22 @@ def test_exercises_are_readable_when_the_sites_script_cannot_be_loaded(open_page
     expect(here.get_by_role("button", name="Check")).to_be_hidden()
 
 
+def test_exercises_are_readable_when_their_own_script_cannot_be_loaded(open_page):
+    page = open_page("404.html")
+    page.expected_complaint = "ERR_FAILED"
+    page.route("**/javascripts/exercises/page.mjs", lambda route: route.abort())
+    page.clock.install()
+    page.goto(page.url.replace("404.html", "exercises/"))
+    again = page.get_by_role("alert").get_by_role("button", name="Reload the page")
+    for _ in range(4):
+        page.wait_for_load_state("networkidle")
+        page.clock.run_for(5000)
+    expect(again).to_be_visible()
+    here = opened(page, "failed-check")
+    here.locator("summary", has_text="Worked solution").click()
+    expect(here.get_by_text(drawn("failed-check", FIRST).remember)).to_be_visible()
+
+
 def test_fields_are_made_on_a_page_that_the_theme_has_swapped_in(open_page):
     page = open_page("challenges/sharding/")
     page.wait_for_load_state("networkidle")
