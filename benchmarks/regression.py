@@ -110,8 +110,9 @@ def measured(figures: list[Figure], folder: Path) -> dict[tuple, dict]:
         if key in records:
             continue
         path = folder / f"{len(records)}.json"
-        if "--only" in figure.options:  # the program keeps the record's other results
-            path.write_text((RESULTS / f"{figure.record}.json").read_text(encoding="utf-8"), encoding="utf-8")
+        if "--only" in figure.options:  # the program renews a record; without results, no earlier one counts as new
+            before = json.loads((RESULTS / f"{figure.record}.json").read_text(encoding="utf-8"))
+            path.write_text(json.dumps(before | {"results": []}), encoding="utf-8")
         command = [sys.executable, f"benchmarks/{figure.program}", *figure.options, "--json", str(path)]
         subprocess.run(command, cwd=ROOT, check=True)
         records[key] = json.loads(path.read_text(encoding="utf-8"))
