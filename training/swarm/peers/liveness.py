@@ -1,8 +1,10 @@
 """Liveness of groupmates: an all-reduce stops waiting for peers that are gone or much slower than others.
 
 A groupmate that sends nothing may be slow, and an all-reduce waits for it for as long as the recipe says: up to a
-minute where links are slow. A peer that is dead or cut off would cost all others that time. A slow peer answers a ping
-meanwhile, since its node does nothing else; a peer that answers no ping for `SILENT_SECONDS` is gone.
+minute where links are slow. A peer that is dead or cut off would cost all others that time. A slow peer answers a
+ping meanwhile, since its node does nothing else; a peer that answers no ping for `SILENT_SECONDS`, and of which no part
+comes either, is gone. Where a link is full, an answer waits behind parts: so a peer whose first part took long may be
+silent for `USUAL_TIMES` as long.
 
 If each part of a slow peer comes just before the time-out of a silent stream, the all-reduce may wait for that time at
 each part. So we count the seconds in which the all-reduce waits for the peer, and it waits as long as an average peer
@@ -123,7 +125,10 @@ class Liveness:
         self._on_overdue, self._on_gone, self._clock = on_overdue, on_gone, clock
         self._pings: dict[PeerID, asyncio.Task] = {}
         self._silent_since: dict[PeerID, float] = {}
-        """Time of the first unanswered ping by peer; peers that have answered their last ping are not in it."""
+        """Time of the first unanswered ping by peer, or of its last part since; peers that have answered their last
+        ping are not in it."""
+        self._came: Mapping[PeerID, int] = {}
+        """Number of parts or answers that had come from each late peer at the last look."""
         self._gone: set[PeerID] = set()
 
     async def watch(self) -> None:
@@ -134,24 +139,31 @@ class Liveness:
                 await asyncio.sleep(LOOK_SECONDS)
                 now = self._clock()
                 # If this process itself was held up, it has not read yet what came meanwhile.
-                self._slow.note(self._late(), min(now - looked, 2 * LOOK_SECONDS))
+                late = self._late()
+                self._slow.note(late, min(now - looked, 2 * LOOK_SECONDS))
                 looked = now
                 if overdue := self._slow.overdue():
                     self._on_overdue(overdue)
-                self._look_for_the_gone(now)
+                self._look_for_the_gone(late, now)
         finally:
             for asking in self._pings.values():
                 asking.cancel()
 
-    def _look_for_the_gone(self, now: float) -> None:
+    def _look_for_the_gone(self, late: Late, now: float) -> None:
         asked = set(self._asked()) - self._gone
         # An old ping does not count against a peer for which nobody waited in between.
-        self._silent_since = {peer: since for peer, since in self._silent_since.items() if peer in asked}
+        self._silent_since = {
+            peer: since if late.parts.get(peer) == self._came.get(peer) else now
+            for peer, since in self._silent_since.items()
+            if peer in asked
+        }
+        self._came = late.parts
         for peer in asked:
             if len(self._pings) < PINGS_AT_ONCE and peer not in self._pings:
                 self._silent_since.setdefault(peer, now)
                 self._pings[peer] = asyncio.create_task(self._ask(peer))
-            if now - self._silent_since.get(peer, now) >= SILENT_SECONDS:
+            longest = max(SILENT_SECONDS, USUAL_TIMES * late.first.get(peer, 0.0))
+            if now - self._silent_since.get(peer, now) >= longest:
                 self._gone.add(peer)
                 self._on_gone(peer)
 

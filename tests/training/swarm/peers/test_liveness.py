@@ -162,13 +162,15 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)
 
 
-def gone_among(late, answers):
+def gone_among(late, answers, parts=lambda look: {}, first=None):
     """Peers that are found gone within twelve looks, each a second after the one before.
 
     Args:
         late: For whom the all-reduce waits at a look, by the look's number.
         answers: Whether a peer answers a ping that was sent at a look, by the peer and the look's number; None: it
             never says anything.
+        parts: Number of parts that have come from each late peer, by the look's number.
+        first: Seconds until the first part came, by peer.
     """
 
     async def play():
@@ -187,7 +189,7 @@ def gone_among(late, answers):
 
         watching = Liveness(
             ping,
-            late=lambda: NOBODY,
+            late=lambda: Late(parts(now[0]), reduce=False, first=first or {}),
             asked=late_now,
             slow=SlowSenders(1, None),
             on_overdue=None,
@@ -215,6 +217,17 @@ def test_who_answers_no_ping_is_gone_and_who_is_only_slow_is_not(answer):
 def test_who_misses_a_ping_now_and_then_is_not_gone():
     gone, _ = gone_among(lambda look: {"ada"}, lambda peer, look: look % 3 == 0)
     assert gone == []
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_who_sends_parts_over_a_full_link_is_not_gone_until_it_stops():
+    """Its answers to pings wait behind its parts."""
+    late, silent, every_other = (lambda look: {"ada"}), (lambda peer, look: None), (lambda look: {"ada": look // 2})
+    assert gone_among(late, silent, every_other) == ([], 1)
+    assert gone_among(late, silent, lambda look: every_other(min(look, 4))) == (["ada"], 1)
+    stopped = {"ada": 7}
+    assert gone_among(late, silent, lambda look: stopped) == (["ada"], 1)
+    assert gone_among(late, silent, lambda look: stopped, first={"ada": 4.0}) == ([], 1), "four times as long is usual"
 
 
 @pytest.mark.usefixtures("short_waits")
