@@ -36,7 +36,8 @@ OVERLAPPED = ", overlapped"
 MODES = {"delayed": "delayed", "local": "diloco", "sparse": "sparse"}
 """Modes of the stacks, overlapped or not; the others await gradients."""
 RECORDS = (
-    "swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json", "swarm_slow.json"
+    "swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json", "swarm_slow.json",
+    "swarm_overlapped.json",
 )  # fmt: skip
 """These contain each kind of swarm; the other records repeat some of them, with a death or with newcomers."""
 PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4

@@ -33,6 +33,8 @@ DESCRIPTIONS = {
     "swarm_newcomer": "The time from the start of a newcomer's program to its first samples, for eight newcomers, one "
     "after the other.",
     "swarm_slow": "Sparse local updates on links of 20 Mbit/s, with an exchange after twelve seconds of computing.",
+    "swarm_overlapped": "Local updates in 8 bits on links of 20 Mbit/s, whose exchange lasts as long as the next "
+    "stretch computes.",
     "swarm_speeds": "The shares of samples of three peers, whose speeds are in the ratio of 1, 2 and 4.",
 }
 """Descriptions of records that programs made with other flags; the others have the description of their program."""
@@ -53,6 +55,7 @@ MAIN_FIGURES = {
     "swarm_local": "computing share",
     "swarm_minute": "computing share",
     "swarm_newcomer": "newcomer seconds",
+    "swarm_overlapped": "computing share",
     "swarm_slow": "throughput over ideal",
     "swarm_speeds": "share of samples",
 }
