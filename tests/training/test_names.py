@@ -24,6 +24,7 @@ from training.publish.card import _volunteers
 from training.publish.history.history import History
 from training.publish.live.live import leaderboard_document
 from training.publish.live.rendered import render
+from training.recipe import load_recipe
 from training.roles import bootstrap, peer
 from training.swarm.node.dht import record_validators
 from training.swarm.node.identity import Identity
@@ -99,7 +100,7 @@ def test_a_volunteers_own_name_is_shown_as_it_is(tmp_path, console, name):
     )
     own = SimpleNamespace(
         connection=SimpleNamespace(name=name, identity=SimpleNamespace(peer_id="A"), link=Link()),
-        task=SimpleNamespace(run=SimpleNamespace(run_id="demo", swarm=None)),
+        task=SimpleNamespace(run=load_recipe("demo")),
         notices=notices,
         reporter=SimpleNamespace(samples=0),
         settings=SimpleNamespace(max_upload_mbits=None),
