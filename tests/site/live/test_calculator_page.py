@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import sys
-import time
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -877,9 +876,7 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     kept = "caches.open('named-by-content').then((cache) => cache.keys()).then((keys) => keys.length)"
     until(lambda: page.evaluate(kept) >= 5, within=30, said=lambda: "the runtime is not kept")
     page.wait_for_load_state("networkidle")  # what was asked before is answered
-    page.context.set_offline(True)
-    time.sleep(0.5)
-    fetched = len(server.requests)
+    server.close()  # the loss of network that a browser emulates spares the service worker now and then
     page.goto(server.url + "calculator/?micro_batch_size=3")
     shows(page, {**DEFAULT, "micro_batch_size": 3})
     expect(page.locator("[data-part=calculator]")).to_have_attribute("data-python", "snapshot")
@@ -889,8 +886,6 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
     page.goto(server.url + "no/such/page/")
     expect(page.get_by_role("main").get_by_role("link", name="Calculator", exact=True)).to_be_visible()
-    # The browser looks for a newer service worker at any time, and its emulated loss of network spares that.
-    assert set(server.requests[fetched:]) <= {"/service-worker.js"}
 
 
 @pytest.mark.parametrize(
