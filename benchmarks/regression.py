@@ -126,7 +126,7 @@ def main() -> int:
     chosen = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
         records = measured([FIGURES[name] for name in chosen], Path(folder))
-    table = Table("figure", "recorded", "on", "now", "worse by", "noise", "bound", "", title="Now over recorded")
+    table = Table("figure", "recorded", "now", "worse by", "noise", "bound", title="Now over recorded")
     failed = []
     for name in chosen:
         figure = FIGURES[name]
@@ -141,12 +141,11 @@ def main() -> int:
         table.add_row(
             name,
             f"{old:.4g} {unit}",
-            record["date"],
             f"{new:.4g}",
             f"{ratio - 1:+.1%}",
             f"{noise:.1%}" if now["runs"] > 1 else "one run",
             f"{figure.bound - 1:+.0%}",
-            "worse" if name in failed else "as recorded",
+            style="red" if name in failed else "",
         )
     Console().print(table)
     if failed:
