@@ -164,6 +164,9 @@ def _limits(
         found.append(f"{tally.given_up / counted:.1%} {seen} by peers whose links are too slow for their group.")
     if tally.alone > 0.01 * counted:
         found.append(f"{tally.alone / counted:.1%} {seen} in averages that timed out: these peers trained alone.")
+    if tally.aborted_states > 0.01 * tally.states:
+        share = tally.aborted_states / tally.states
+        found.append(f"{share:.1%} of all averages of the parameters timed out: their peers' weights drift apart.")
     return found
 
 

@@ -109,6 +109,10 @@ class Tally:
     """Total number of peers in all groups."""
     alone: int = 0
     """Number of updates that peers made on their own although others were present."""
+    states: int = 0
+    """Number of averages of the parameters."""
+    aborted_states: int = 0
+    """Number of those that took too long."""
     left_behind: int = 0
     given_up: int = 0
     """Number of times that a peer was dropped because its link was too slow for its group."""
@@ -362,7 +366,10 @@ class Swarm:
             shared = seconds <= exchange.allreduce_timeout_seconds
         if shared:
             if self.epoch % exchange.average_state_every == 0:
-                state = all_reduce_seconds(links, exchange.state_bytes, parts, costs.link_share)
+                needed = all_reduce_seconds(links, exchange.state_bytes, parts, costs.link_share)
+                state = min(needed, exchange.allreduce_timeout_seconds)
+                self.tally.states += 1
+                self.tally.aborted_states += needed > state
             if gone := [one.peer.link() for one in there if one.peer.leaves < starts + seconds]:
                 held_up += max(map(exchange.vanished_seconds, gone))
                 self.tally.vanished += 1

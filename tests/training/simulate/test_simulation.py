@@ -144,6 +144,20 @@ def test_a_slow_link_times_out_and_time_outs_that_suit_it_share():
     assert simulate(kinds, suited, epochs=5, spread=Spread.none()).alone == 0
 
 
+def test_averages_of_the_parameters_alone_that_time_out_are_told_and_end_then():
+    """In 16 bits the parameters take twice the time of the gradients, which are sent in 8."""
+    exchange = replace(RUN, mode="diloco", state_bits=16, average_state_every=5)
+    gradients = forecast(people(), exchange).all_reduce_seconds
+    enough, hasty = (replace(exchange, allreduce_timeout_seconds=factor * gradients) for factor in (2.1, 1.2))
+    whole, aborted = (simulate(people(), Rules(exchange=one), spread=Spread.none()) for one in (enough, hasty))
+    assert whole.alone == aborted.alone == 0
+    assert not any("drift" in limit for limit in whole.limits)
+    assert any(limit.startswith("100.0% of all averages of the parameters timed out") for limit in aborted.limits)
+    # Local updates wait for that average: at every fifth epoch, for the time-out instead of the whole average.
+    saved = (forecast(people(), exchange).longest_seconds - 1.2 * gradients) / 5
+    assert whole.epoch_seconds - aborted.epoch_seconds == pytest.approx(saved, rel=0.01)
+
+
 def test_more_peers_than_the_progress_record_holds_stand_still():
     exchange = replace(RUN, target_batch_size=10**7)
     assert not simulate(people(4700), Rules(exchange=exchange), epochs=1, spread=Spread.none()).stalled
