@@ -36,8 +36,7 @@ SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
 STREAM_COSTS = ("waiting_seconds", "skipped_samples", "repeated_samples")
 """Attributes of `SampleStream` that each epoch's report contains."""
 APART_IN_A_ROW = 10
-"""Epochs in a row without an average although others train, after which a peer warns that the peers do not reach each
-other."""
+"""Epochs in a row without an average although others train, after which a peer says why none counts and what helps."""
 NOT_FINITE_IN_A_ROW = 10
 """Non-finite losses in a row after which a peer downloads the others' state again."""
 
@@ -84,6 +83,8 @@ class TrainingLoop:
     """Number of losses in a row that were not finite."""
     apart: int = 0
     """Number of epochs in a row that were not averaged although others train."""
+    micro_batch: tuple[int, float] = (0, 0.0)
+    """Samples of the last micro-batch, and the seconds that it took, the wait for its samples included."""
     told: dict[str, float] = field(default_factory=dict)
     """Costs of the stream that earlier reports contain, by the names in `STREAM_COSTS`."""
     losses: _WeightedMean = field(default_factory=_WeightedMean)
@@ -108,9 +109,11 @@ class TrainingLoop:
         self.model.train()
         self.awake.hold()
         self._rest(stop)
+        step_began = time.monotonic()
         while not self._is_over(last, stop):
             batch = next(samples)
             for piece in micro_batches.gradients_of(batch):
+                self.micro_batch = piece.samples, time.monotonic() - step_began
                 if (size := micro_batches.micro_batch_size) != self.reporter.record.micro_batch_size:
                     self.reporter.update(micro_batch_size=size)
                 if not self._is_finite(piece.loss):
@@ -127,6 +130,7 @@ class TrainingLoop:
                 self._rest(stop)
                 if self._is_over(last, stop):
                     break
+                step_began = time.monotonic()
         self.awake.release()
         if self.optimizer.local_epoch >= total and not stop.asked:
             self.notices.tell(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
@@ -149,7 +153,7 @@ class TrainingLoop:
         for report in reports:
             if report.missed:
                 self.reporter.miss_epoch(report)
-                self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
+                self._warn_of(report)
         if ended := [report for report in reports if not report.missed]:
             # An average in the background may end in the same step as the next epoch, if no average follows: both get
             # the loss of all samples since the last report, and share the time.
@@ -275,18 +279,38 @@ class TrainingLoop:
 
     def _warn_of(self, report: EpochReport) -> None:
         """Warns of the fault of an epoch, if it has one."""
-        epoch, warn = f"Epoch {report.epoch}", self.notices.warn
-        if report.alone:
+        epoch, warn = f"Epoch {report.epoch + report.missed}", self.notices.warn
+        self.apart = self.apart + 1 if report.others and report.senders <= 1 else 0
+        too_slow = self._too_slow() if report.missed else None
+        if report.missed:
+            warn(f"{epoch} was missed: {too_slow or report.fault}.")
+        elif report.alone:
             warn(f"{epoch} was not averaged though {report.others} others train: {report.fault}.")
         elif report.fault:
             warn(f"{epoch} was averaged in part: {report.fault}; a round of parameters soon repairs that.")
         if report.note:
             warn(f"{epoch}: {report.note}.")
-        self.apart = self.apart + 1 if report.others and report.senders <= 1 else 0
-        if self.apart and self.apart % APART_IN_A_ROW == 0:
+        if self.apart and self.apart % APART_IN_A_ROW == 0 and not too_slow:
             warn(
-                f"{epoch}: none of the last {self.apart} epochs was averaged, though {report.others} others train. "
-                "They and this peer do not reach each other, so it trains a model of its own. `doctor` with the same "
-                "recipe and addresses says what is in the way; of two peers for whom no server relays, as with "
-                "--client-mode, one needs an open port."
+                f"{epoch}: none of the last {self.apart} epochs was averaged, though others train. They and this peer "
+                "do not reach each other, so no average has its samples. `doctor` with the same recipe and addresses "
+                "says what is in the way; of two peers for whom no server relays, as with --client-mode, one needs an "
+                "open port."
             )
+
+    def _too_slow(self) -> str | None:
+        """Says that a micro-batch takes this peer longer than an epoch of the run, and what helps; None if it does not,
+        or if the peer has missed few epochs yet."""
+        (samples, seconds), epoch_seconds = self.micro_batch, self.optimizer.progress.epoch_seconds
+        if self.apart < APART_IN_A_ROW or not 0 < epoch_seconds < seconds:
+            return None
+        times = (
+            f"a micro-batch of {samples} sample{'s' * (samples > 1)} takes {show_time(seconds)} here, an epoch of the "
+            f"run {show_time(epoch_seconds)}"
+        )
+        if seconds < samples * epoch_seconds:
+            return f"{times}; join again with --micro-batch-size 1"
+        return (
+            f"{times}; end programs that keep this machine busy, or join again with --normal-priority, otherwise it is "
+            "too slow for this run now"
+        )

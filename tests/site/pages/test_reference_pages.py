@@ -126,11 +126,11 @@ def test_every_claim_has_a_test_or_a_record_that_exists(open_page):
 
 def test_every_symptom_has_a_remedy_a_place_that_tells_it_and_a_test(open_page, monkeypatch):
     symptoms = messages.symptoms()
-    assert len(symptoms) == 27 and all(one["do"] for one in symptoms)
-    assert len({one["test"] for one in symptoms}) == len({one["seen"] for one in symptoms}) == 27
+    assert len(symptoms) == 28 and all(one["do"] for one in symptoms)
+    assert len({one["test"] for one in symptoms}) == len({one["seen"] for one in symptoms}) == 28
     page = open_page("reference/messages/", scripts=False)
     rows = page.get_by_role("region", name="When something is wrong").locator("tbody tr")
-    assert rows.count() == 27
+    assert rows.count() == 28
     for wrong in ({"test": "test_house.py::no-such-test"}, {"says": "training/cli.py::no_such_function"}):
         monkeypatch.setattr(messages, "symptoms", lambda wrong=wrong: [symptoms[0] | wrong])
         with pytest.raises(ValueError, match="which does not exist"):

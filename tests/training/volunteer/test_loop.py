@@ -14,6 +14,7 @@ from rich.console import Console
 from training.processes.events import EventLog
 from training.processes.notices import Notices
 from training.recipe import load_recipe
+from training.swarm.epoch.exchange import OVERTAKEN
 from training.swarm.epoch.strategies import Delayed, Parts
 from training.swarm.epoch.updates import Updates
 from training.swarm.peers.epochs import EpochEnd
@@ -25,6 +26,24 @@ from training.volunteer.manners.manners import Manners
 RECORD = SimpleNamespace(samples_per_second=6.4, micro_batch_size=4)
 
 
+class _Missed:
+    """An optimizer whose every micro-batch ends after the others' epoch."""
+
+    waits_for_others, samples_held, local_epoch = False, 0, 0
+
+    def __init__(self, epoch_seconds=12.0):
+        self.progress = SimpleNamespace(epoch_seconds=epoch_seconds)
+
+    def step(self, batch_size):
+        self.local_epoch += 1
+
+    def zero_grad(self):
+        pass
+
+    def take_epoch_reports(self):
+        return [EpochEnd(epoch=self.local_epoch - 1, others=1, left_behind=True, fault=OVERTAKEN).report([])]
+
+
 def loop_that_prints_to(printed, folder, *, waiting_seconds=0.0):
     stream = SimpleNamespace(waiting_seconds=waiting_seconds, skipped_samples=0, repeated_samples=0)
     return TrainingLoop(
@@ -32,8 +51,10 @@ def loop_that_prints_to(printed, folder, *, waiting_seconds=0.0):
         swarm=None,
         choices=None,
         model=None,
-        optimizer=None,
-        reporter=SimpleNamespace(record=RECORD, end_epoch=lambda report, loss, seconds: None),
+        optimizer=_Missed(),
+        reporter=SimpleNamespace(
+            record=RECORD, end_epoch=lambda report, loss, seconds: None, miss_epoch=lambda report: None
+        ),
         notices=Notices(events=EventLog(folder / "events.jsonl"), console=Console(file=printed, width=400)),
         samples=SimpleNamespace(stream=stream),
     )
@@ -71,6 +92,30 @@ def test_a_peer_that_reaches_none_of_the_others_says_so_after_ten_epochs(tmp_pat
     average = RoundReport(**sizes, torn=False, bytes_sent=1, bytes_received=1, seconds=1.0)
     assert end_epochs(30, 1, others=2, group=average) == 1
     assert end_epochs(31, 9, others=2) == 1 and end_epochs(40, 1, others=2) == 2
+
+
+@pytest.mark.parametrize(
+    "samples, seconds, said",
+    [
+        (4, 20.0, "a micro-batch of 4 samples takes 20 s here, an epoch of the run 12 s; join again with --micro-bat"),
+        (4, 50.0, "a micro-batch of 4 samples takes 50 s here, an epoch of the run 12 s; end programs that keep this"),
+        (1, 20.0, "a micro-batch of 1 sample takes 20 s here, an epoch of the run 12 s; end programs that keep this"),
+        (4, 11.0, None),
+    ],
+)
+def test_a_peer_that_misses_ten_epochs_in_a_row_says_why_and_what_helps(tmp_path, samples, seconds, said):
+    printed = io.StringIO()
+    loop = loop_that_prints_to(printed, tmp_path)
+    loop.micro_batch = samples, seconds
+    for _ in range(11):
+        loop.optimizer.step(samples)
+        loop._report_epochs()
+    lines = printed.getvalue().splitlines()
+    assert lines[:9] == [f"Epoch {epoch} was missed: {OVERTAKEN}." for epoch in range(1, 10)]
+    if said:
+        assert len(lines) == 11 and all(f"Epoch {epoch} was missed: {said}" in lines[epoch - 1] for epoch in (10, 11))
+    else:  # nothing of this machine explains it
+        assert lines[9].endswith(f"{OVERTAKEN}.") and "do not reach each other" in lines[10] and len(lines) == 12
 
 
 class _Line(torch.nn.Module):
@@ -163,6 +208,15 @@ def test_two_epochs_that_end_at_once_are_both_reported(tmp_path):
     seconds = time.monotonic() - began
     assert [(report.epoch, loss) for report, loss, _ in told] == [(1, 2.5), (2, 2.5)]
     assert all(0.04 < took <= seconds for *_, took in told)  # the two took 0.2 s or longer
+
+
+def test_a_peer_that_is_always_late_compares_its_own_time_of_a_micro_batch(tmp_path):
+    ada = _Volunteer(tmp_path, {})
+    ada.loop.optimizer = _Missed(epoch_seconds=1e-9)
+    ada.loop.reporter = SimpleNamespace(record=RECORD, miss_epoch=lambda report: None)
+    ada.loop.train(10, ada)
+    *_, last = (json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    assert last.startswith("Epoch 10 was missed: a micro-batch of 4 samples takes ")
 
 
 class _Peer:
