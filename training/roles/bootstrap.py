@@ -108,10 +108,12 @@ def of_strangers(run: RunConfig, addresses: Sequence[str]) -> str | None:
     """
     if not run.membership.open or run.swarm.aggregation != "mean" or not any(map(reach_of, addresses)):
         return None
+    # The recipe refuses centered-clip together with local updates or PowerSGD.
+    clips = not run.swarm.local_updates and not run.swarm.powersgd_rank
+    other = ' or average by aggregation = "centered-clip"' if clips else ""
     return (
         "Warning: whoever learns these addresses may take part, and one hostile volunteer can spoil the mean of all. "
-        "Give them to people you trust. For others, let the recipe admit members only ([membership]) or average by "
-        'aggregation = "centered-clip".'
+        f"Give them to people you trust. For others, let the recipe admit members only ([membership]){other}."
     )
 
 

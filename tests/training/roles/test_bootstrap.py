@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tests.support.programs import until
-from training.recipe import RECIPES
+from training.recipe import RECIPES, load_recipe
+from training.roles.bootstrap import of_strangers
 
 OUTSIDE = "/ip4/198.51.100.7/tcp/31337"
 WARNING = "Warning: whoever learns these addresses may take part"
@@ -31,3 +32,10 @@ def test_who_lets_strangers_into_a_mean_is_warned(programs, tmp_path, announced,
     until(lambda: "Ctrl-C stops this peer" in printed.read_text(), said=printed.read_text)
     assert bootstrap.poll() is None
     assert (WARNING in printed.read_text()) == warns
+
+
+@pytest.mark.parametrize("recipe, clips", [("demo", True), ("llama-150m", False)])
+def test_centered_clip_is_advised_only_where_a_recipe_may_say_it(recipe, clips):
+    run = load_recipe(recipe)
+    assert run.swarm.local_updates != clips
+    assert ("centered-clip" in of_strangers(run, [OUTSIDE])) == clips
