@@ -11,7 +11,9 @@ from training.simulate.forecast import Outcome
 WORDS = SHARE_WORDS | {"unshared": "work that entered no common update"}
 
 
-def report(run: RunConfig, collaboration: Collaboration, outcome: Outcome, *, assumed: bool = False) -> str:
+def report(
+    run: RunConfig, collaboration: Collaboration, outcome: Outcome, *, assumed: bool = False, alike: bool = False
+) -> str:
     """Makes the text that the command prints.
 
     Args:
@@ -19,6 +21,7 @@ def report(run: RunConfig, collaboration: Collaboration, outcome: Outcome, *, as
         collaboration: Its volunteers.
         outcome: Their simulation.
         assumed: True if only the number of volunteers was given, so that their hardware is assumed.
+        alike: True if all volunteers of a kind are equal.
     """
     named = " (assumed; name others with --volunteers COUNT:GPU:UP/DOWN)" if assumed else ""
     lines = [
@@ -26,6 +29,7 @@ def report(run: RunConfig, collaboration: Collaboration, outcome: Outcome, *, as
         "",
         f"Volunteers{named}",
         *[f"  {kind.in_words(collaboration.utilisation)}" for kind in collaboration.volunteers],
+        *([] if alike else ["  Speeds and links of single volunteers vary around these; --alike makes them equal."]),
         "",
     ]
     if outcome.stalled:

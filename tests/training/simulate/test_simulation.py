@@ -189,6 +189,9 @@ def test_the_command_simulates_a_recipe():
     hours, minutes = re.search(r"^[\d,]+ epochs +(\d+) h (\d+) min$", report, re.MULTILINE).groups()
     assert 60 * int(hours) + int(minutes) == pytest.approx(24 * 60 * printed["days"], abs=0.51)
     assert "3 × 8 samples/s: 100 Mbit/s up" in report and "assumed" not in report
+    alike = runner.invoke(app, [*words, "--alike"]).stdout
+    assert re.search(r"^Samples per second +[\d.]+ of 24$", alike, re.MULTILINE)  # 3 of 8, as given
+    assert "vary around these" in report and "vary around these" not in alike
     assert "(assumed;" in runner.invoke(app, ["simulate", "--volunteers", "2", "--epochs", "1"]).stdout
     for volunteers, sentence in {
         "3:none-such:1/1": "gpu is one of",

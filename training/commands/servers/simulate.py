@@ -82,7 +82,7 @@ def run(
         from training.simulate.report import report
 
         assumed = any(text.isdecimal() for text in volunteers)
-        print(report(config, collaboration, outcome, assumed=assumed))
+        print(report(config, collaboration, outcome, assumed=assumed, alike=alike))
 
 
 def _collaboration(
