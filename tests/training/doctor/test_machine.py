@@ -84,13 +84,19 @@ def test_open_files(files, name):
 
 def test_a_state_folder_that_another_peer_uses(tmp_path):
     folder = tmp_path / "state"
-    assert check_state_folder(facts()).level == "skipped"
     assert check_state_folder(facts(state_dir=folder)).level == "ok" and not folder.exists()
     folder.mkdir()
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "Another program is using" in check_state_folder(facts(state_dir=folder)).found
     assert check_state_folder(facts(state_dir=folder)).level == "ok"
+
+
+def test_the_state_folder_that_join_takes_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert str(tmp_path) in check_state_folder(facts()).found
+    (tmp_path / "training-together").touch()
+    assert check_state_folder(facts()).name == "state-folder-unusable"
 
 
 def test_a_state_folder_that_is_a_file(tmp_path):

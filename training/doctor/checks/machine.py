@@ -11,8 +11,9 @@ from pathlib import Path
 
 from calculator.units import show_bytes
 from training.doctor.facts import Facts
-from training.doctor.finding import Fault, Finding, fine, skipped
+from training.doctor.finding import Fault, Finding, fine
 from training.errors import reason_of
+from training.volunteer.manners.folders import state_folders
 
 FEW_CORES = Fault(
     name="few-cores",
@@ -82,10 +83,11 @@ def check_load(_facts: object) -> Finding:
 
 
 def check_state_folder(facts: Facts) -> Finding:
-    """Checks that the state folder can be written, has room, and is used by no other peer."""
-    folder = facts.asked.state_dir
-    if folder is None:
-        return skipped("Not checked: no --state-dir is given, so a restart would begin as a new volunteer.")
+    """Checks that the state folder can be written, has room, and is used by no other peer.
+
+    Without --state-dir, `join` takes a free folder in `state_folders()`.
+    """
+    folder = facts.asked.state_dir or state_folders()
     there = first_existing(folder)
     if not there.exists():
         return STATE_FOLDER.found(f"{there} leads nowhere: it is a link to what is not there.")
