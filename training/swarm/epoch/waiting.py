@@ -71,4 +71,6 @@ def await_group(
                 raise LeftBehindError("the others have gone on without this peer") from None
             if not others and waited >= lonely_seconds:
                 round_.cancel()
-                raise NobodyElseError("no other peer trains, or its micro-batch takes too long to wait for") from None
+                raise NobodyElseError(
+                    "no other peer trains or answers, or its micro-batch takes too long to wait for"
+                ) from None
