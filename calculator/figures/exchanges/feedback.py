@@ -59,7 +59,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     canvas.text(0, bottom + 44, "All values: share that has not arrived", "strong")
     shares = [[100.0, *(100 * share for share in one.missing)] for one in (run, without)]
     end = _curves(canvas, shares, ["line-1", "line-2"], bottom + 58, high=100, unit=" %")
-    canvas.text(34, end + 18, f"{EXCHANGES} exchanges", "soft")
+    canvas.text(canvas.width - 10, end + 18, f"after {EXCHANGES} exchanges", "soft", anchor="end")
     return Drawn(
         caption=_caption(values, run, without, place),
         label="Curves of how far one value should have moved, of what was sent, and of what is missing of all values",
@@ -147,7 +147,7 @@ FIGURE = Figure(
     title="What is not sent is not lost",
     controls=(
         Stops(name="kept", label="Values sent of each 4096", stops=(16, 32, 64, 128, 256, 512, 1024), default=128),
-        Stops(name="decay", label="What is kept counts, in the next exchange", stops=DECAYS, default=1, unit="times"),
+        Stops(name="decay", label="The rest is multiplied by", stops=DECAYS, default=1),
         Choice(name="watch", label="Follow", options=tuple(WATCHED.items()), default="steady"),
     ),
     draw=draw,

@@ -119,7 +119,8 @@ def _carried(canvas: Canvas, run: Course, top: float) -> float:
         [(across.at(0), up.at(0)), *((across.at(n), up.at(one)) for n, one in enumerate(run.carried, 1))], "line-1"
     )
     canvas.line(left, up.at(1), right, up.at(1), "dashed")
-    canvas.text(left, bottom + 18, f"{EXCHANGES} exchanges; dashed: one distance", "soft")
+    canvas.text(left, bottom + 18, "dashed: one distance", "soft")
+    canvas.text(right, bottom + 18, f"after {EXCHANGES} exchanges", "soft", anchor="end")
     return bottom + 28
 
 

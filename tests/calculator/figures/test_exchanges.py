@@ -90,6 +90,13 @@ def test_a_small_steady_value_is_sent_with_feedback_only():
     assert abs(with_it.sent[-1][place]) > abs(distances.moved(feedback.INNER)[-1][place]) / 2
 
 
+@pytest.mark.parametrize("kept", FIGURES["feedback"].controls[0].stops)
+def test_the_missing_share_falls_with_feedback_and_stays_above_a_half_without(kept):
+    with_it, without = (distances.course(kept, feedback.BITS, feedback.INNER, decay).missing for decay in (1, 0))
+    assert with_it[-1] < 0.75 * with_it[0]
+    assert without[-1] > 0.5
+
+
 # -- local updates -----------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +124,17 @@ def test_equal_data_make_rare_exchanges_free_and_different_ones_do_not():
         often, seldom = (local_updates.run_of(4, inner, difference, "mean") for inner in (1, 60))
         assert (seldom.loss > 1.1 * often.loss) is is_worse
         assert (seldom.apart > often.apart) is is_worse
+
+
+@pytest.mark.parametrize("outer", local_updates.OUTER)
+@pytest.mark.parametrize("peers", [2, 8])
+@pytest.mark.parametrize("inner", [5, 60, 240])
+def test_all_paths_lie_within_the_drawing(outer, peers, inner):
+    run = local_updates.run_of(peers, inner, 1.0, outer)
+    for stretch in run.stretches:
+        for x, y in [stretch.met, *(point for path in stretch.paths for point in path)]:
+            assert local_updates.WEST < x < local_updates.EAST
+            assert local_updates.SOUTH < y < local_updates.NORTH
 
 
 def test_the_lowest_point_has_no_slope():
