@@ -21,6 +21,8 @@ OUTER = {"mean": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 200 exchanges or more."""
 MOST_DRAWN = 24
 """Most exchanges for which the peers' own paths are drawn; with more, these are too short."""
+WEST, EAST, SOUTH, NORTH = -8.5, 5.0, -5.0, 6.5
+"""Ends of the drawing, within which all paths lie."""
 LEVELS = (0.5, 2, 6, 14, 28)
 """Losses whose contours are drawn."""
 
@@ -60,9 +62,10 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     each = run_of(peers, 1, difference, "mean")
     left, right, top, bottom = 4, canvas.width - 4, 26, 26 + (250 if canvas.narrow else 400)
     # A unit is equally long in both directions.
-    unit = min((right - left) / 18, (bottom - top) / 13)
-    across = Scale(-10, -10 + (right - left) / unit, left, right)
-    up = Scale(7.5 - (bottom - top) / unit, 7.5, bottom, top)
+    unit = min((right - left) / (EAST - WEST), (bottom - top) / (NORTH - SOUTH))
+    middle, half = (WEST + EAST) / 2, (right - left) / unit / 2
+    across = Scale(middle - half, middle + half, left, right)
+    up = Scale(NORTH - (bottom - top) / unit, NORTH, bottom, top)
 
     def place(point: Vector) -> tuple[float, float]:
         return across.at(point[0]), up.at(point[1])
