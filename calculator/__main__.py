@@ -264,7 +264,7 @@ def report(result: Estimate) -> str:
     lines = [f"{result.model}: {result.parameters:,} parameters{adapters}", ""]
     where = "GPU memory" if result.gpus == 1 else f"Memory of each of {result.gpus} GPUs"
     lines += _table(f"{where} at the peak", asdict(result.gpu), result.gpu.total)
-    lines += ["", f"Peak: {result.peak.instant}", ""]
+    lines += ["", result.peak.instant, ""]
     lines += _table("Host memory", asdict(result.host), result.host.total)
     overhead = {name: size for name, size in result.overhead.items() if name != "total"}
     lines += ["", *_table("In addition, outside of PyTorch's figures", overhead, result.overhead["total"]), ""]

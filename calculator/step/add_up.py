@@ -153,8 +153,8 @@ def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:
     parts = sorted(as_plain(gpu).items(), key=lambda part: -part[1])
     largest = " and ".join(f"{name.replace('_', ' ')} ({show_bytes(size)})" for name, size in parts[:2])
     if instant.phase == "optimizer":
-        when = "In the optimizer's update"
+        where = "the optimizer's update"
     else:
         what = f", at the {instant.instant}" if instant.instant else ""
-        when = f"In {instant.phase}, {instant.place}{what}"
-    return f"{when}; the largest parts are {largest}."
+        where = f"{instant.phase}, {instant.place}{what}"
+    return f"The peak is in {where}; the largest parts are {largest}."

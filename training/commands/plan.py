@@ -119,7 +119,7 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
     for name, size in _parts(config, plan).items():
         if size:
             print(f"  {name:<52}{show_bytes(size):>12}")
-    print(f"  Peak: {plan.estimate.peak.instant}")
+    print(f"  {plan.estimate.peak.instant}")
     verdict = "fits" if plan.fits else "does not fit"
     print(
         f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(choices.machine.usable_bytes)} "
