@@ -41,7 +41,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command `inference`."""
     add_model_flags(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
-    parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
+    parser.add_argument(
+        "--length", type=int, metavar="T", help="tokens of each, prompt and answer (the model's own, at most 4096)"
+    )
     parser.add_argument(
         "--weights", choices=STORED, help="type of weights (bf16, or as the name says); nf4 is bitsandbytes' 4 bit"
     )
