@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.markup.tables import table
+from builder.markup.tables import stacked
 from calculator import Setup, estimate
 from calculator.figures.rules.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
@@ -31,7 +31,7 @@ def communication_table() -> str:
         cells = [f"{show_count(round(values / 1e6))}\u00a0M", show_bytes(sent)]
         cells += [show_time(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
         lines.append((what, *cells))
-    shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each volunteer", *dict(LINKS)), lines)
+    shown = stacked("What one epoch costs", ("Gradients", "Values", "Sent by each volunteer", *dict(LINKS)), lines)
     note = f"{PEERS} volunteers exchange gradients once, in a ring, and use their links fully and for nothing else."
     return f"{shown}\n\n{note}"
 
