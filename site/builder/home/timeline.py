@@ -39,8 +39,8 @@ def replay() -> str:
         f'<h2 class="figure__title" id="timeline-title">{TITLE}</h2><p>{_about(facts)}</p>'
         f'<div class="timeline__top">{_film(facts, shown)}<div>{_state(facts, course)}{_whole(facts, course, moments)}'
         f"{controls}{lanes_html(facts, moments)}</div></div>{_list(moments)}"
-        '<p class="figure__source">A light box is computing, as high as the samples that came of it; a full one is an '
-        "exchange of gradients. Times and samples are from the volunteers’ event logs, the loss from the monitor’s "
+        '<p class="figure__source">A light box shows computing, the higher the more samples; a full one shows '
+        "an exchange of gradients. Times and samples are from the volunteers’ event logs, the loss from the monitor’s "
         "history. <code>benchmarks/swarm/recorded_run.py</code> makes such a run again.</p></figure>"
     )
 
