@@ -128,6 +128,7 @@ def report(collaboration: Collaboration, made: Forecast) -> str:
     lines = [
         f"{show_number(made.peers)} peers at a time, {made.groups} group{'s' * (made.groups > 1)}; "
         f"{exchange.parameters:,} parameters, {exchange.target_batch_size:,} samples an epoch",
+        f"Samples at once: {collaboration.volunteers[0].micro_batch_size} (--micro-batch-size, of every volunteer)",
         "",
         f"{'Samples per second':<44}{reached:>12} of {ideal}",
         f"{'An epoch':<44}{show_time(made.epoch_seconds):>12}, of which {show_time(made.computing_seconds)} computing",

@@ -29,6 +29,7 @@ def report(
         "",
         f"Volunteers{named}",
         *[f"  {kind.in_words(collaboration.utilisation)}" for kind in collaboration.volunteers],
+        f"  Samples at once: {collaboration.volunteers[0].micro_batch_size} (--micro-batch-size).",
         *([] if alike else ["  Speeds and links of single volunteers vary around these; --alike makes them equal."]),
         "",
     ]

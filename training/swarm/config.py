@@ -56,9 +56,11 @@ class SwarmConfig(Section):
     al. 2023): each peer updates its own weights, and at the end of an epoch the peers await the average of how far
     their weights have moved. `sparse`, for the slowest links (Sarfi et al. 2025): as `diloco`, but peers send only the
     largest of these distances, and send the rest later; equal weights stay equal to the last bit, so
-    `average_state_every` is large."""
+    `average_state_every` is at least 100."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
-    """Samples of one local update between exchanges (`diloco`, `sparse`)."""
+    """Samples of one local update between exchanges (`diloco`, `sparse`). `peak_learning_rate` is that of these
+    updates. The papers' peers make 30 (sparse) to 500 (DiLoCo) between two exchanges: `target_batch_size` divided by
+    the peers and by this number."""
     sparse_kept: Annotated[int, Field(ge=8, le=1024)] = DEFAULTS.sparse_kept
     """Values of each 4096 that a peer sends (`sparse`). 100 take 0.23 bits a parameter and message; 64, the paper's
     number, 0.16; 256, for runs of few exchanges, 0.5."""

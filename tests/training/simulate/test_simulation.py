@@ -191,6 +191,7 @@ def test_the_command_simulates_a_recipe():
     assert "3 × 8 samples/s: 100 Mbit/s up" in report and "assumed" not in report
     alike = runner.invoke(app, [*words, "--alike"]).stdout
     assert re.search(r"^Samples per second +[\d.]+ of 24$", alike, re.MULTILINE)  # 3 of 8, as given
+    assert "Samples at once: 8 " in report
     assert "vary around these" in report and "vary around these" not in alike
     assert "(assumed;" in runner.invoke(app, ["simulate", "--volunteers", "2", "--epochs", "1"]).stdout
     for volunteers, sentence in {
