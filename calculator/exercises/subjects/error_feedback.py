@@ -214,7 +214,7 @@ def _without(random: Random) -> Question:
             random,
             (f"{without_it:g}", f"Nothing: it is never the larger one. With error feedback it would be {with_it:g}."),
             [
-                (f"{100 * small:g}", "So much should arrive, and does with error feedback, but for what is unsent."),
+                (f"{100 * small:g}", "That should arrive; with error feedback it does, but for what is unsent."),
                 (f"{50 * small:g}", "The values do not take turns: the larger one is sent every time."),
                 (f"{small:g}", "Not even once: the first exchange sends the larger value, too."),
             ],

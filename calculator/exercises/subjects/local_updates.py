@@ -199,7 +199,7 @@ def _newcomer(random: Random) -> Question:
             f"{show_count(parameters)} × (2 + 4) = {shown(size, 'MB')}.",
             f"× 8 ÷ {megabits} Mbit/s = {shown(seconds, 's')}.",
         ),
-        remember="Whoever joins needs the run's state, not its history.",
+        remember="A newcomer needs the run's state, not its history.",
     )
 
 
