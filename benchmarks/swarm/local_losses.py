@@ -1,4 +1,4 @@
-"""Loss of local updates after equal samples, over that of synchronous training; all peers in one process.
+"""Loss and judged stories of local updates after equal samples, beside synchronous training; all peers in one process.
 
     python benchmarks/swarm/local_losses.py --updates 400 --seeds 0 1 2 --json benchmarks/results/local_losses.json
 
@@ -6,21 +6,28 @@ The language model of the recipe `stories` learns its stories, whose tokens are 
 peers are played one after the other: each has its own stories, weights and inner optimizer, as the strategies make
 them, and updates its weights with its share of the recipe's batch. All exchange after `--inner` such updates, in
 memory: distances in 8 bits, or sparse messages; with `--overlap`, each average arrives as late as it may, when the next
-stretch ends. So every mode makes as many updates with as many samples. The losses are of held-out stories, at the end,
-with the common weights.
+stretch ends. So every mode makes as many updates with as many samples. At the end, the common weights' loss on held-out
+stories is computed, and they continue openings that they have never seen, by the likeliest word each time; judged as
+`evaluate` judges them.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
+import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -28,8 +35,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import record, result
 from calculator.swarm.settings import DEFAULTS
 
+if TYPE_CHECKING:
+    from training.generate.story_judge import StoryShare
+
 PEERS = 4
-HELD_OUT_STORIES, HELD_OUT_SEED = 256, 10**6
+SPAWN = multiprocessing.get_context("spawn")
+HELD_OUT_BLOCKS, HELD_OUT_SEED = 256, 10**6
 MODES = ("synchronous", "diloco", "sparse")
 
 
@@ -62,13 +73,27 @@ def recipe(mode: str, flags: argparse.Namespace, seed: int) -> object:
 
 
 class Words:
-    """Ids of words, by first sight; 0 ends a story."""
+    """Ids of words, by first sight."""
+
+    end_of_text = 0
 
     def __init__(self):
         self.ids: dict[str, int] = {}
 
-    def batches(self, run: object, seed: int, size: int) -> Iterator[tuple]:
-        """Endless batches of packed stories, and where stories begin."""
+    def encode(self, texts: list[str]) -> list:
+        """Ids of each text's words and signs."""
+        import torch
+
+        pieces = [text.replace(".", " .").replace(",", " ,").split() for text in texts]
+        return [torch.tensor([self.ids.setdefault(word, len(self.ids) + 1) for word in words]) for words in pieces]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids."""
+        words = {number: word for word, number in self.ids.items()}
+        return " ".join(words.get(number, "?") for number in ids).replace(" .", ".").replace(" ,", ",")
+
+    def batches(self, run: object, seed: int, size: int, split: str = "train") -> Iterator[tuple]:
+        """Endless batches of packed stories of one split, and where stories begin."""
         import torch
 
         from training.data.demo.stories import make_story
@@ -77,32 +102,54 @@ class Words:
         tokens: list[int] = []
         while True:
             while len(tokens) < size * length:
-                for word in make_story(dice).text.replace(".", " .").replace(",", " ,").split():
-                    tokens.append(self.ids.setdefault(word, len(self.ids) + 1))
-                tokens.append(0)
+                story = make_story(dice)
+                if story.split == split:
+                    tokens += [*self.encode([story.text])[0].tolist(), self.end_of_text]
             batch = torch.tensor(tokens[: size * length]).view(size, length)
             del tokens[: size * length]
             starts = torch.zeros_like(batch, dtype=torch.bool)
             starts[:, 0] = True
-            starts[:, 1:] = batch[:, :-1] == 0
+            starts[:, 1:] = batch[:, :-1] == self.end_of_text
             yield batch, starts
 
 
-def held_out_loss(model: object, run: object, words: Words) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What a model has learned."""
+
+    loss: float
     """Mean loss on held-out stories."""
+    judged: StoryShare
+    """Continuations of unseen openings."""
+    cpu_seconds: float
+    """CPU time of the process since its start."""
+
+
+def learned(model: object, run: object, words: Words, prompts: list[str]) -> Learned:
+    """Computes the loss on held-out stories, and judges continuations of prompts."""
     import torch
 
-    batches = words.batches(run, HELD_OUT_SEED, 32)
+    from training.generate.pictures import Sampling
+    from training.generate.story_judge import evaluate_stories
+    from training.generate.texts import continued
+
+    batches = words.batches(run, HELD_OUT_SEED, 32, "held-out")
     with torch.no_grad():
-        losses = [float(model(*batch).loss) for batch in itertools.islice(batches, HELD_OUT_STORIES // 32)]
-    return statistics.fmean(losses)
+        losses = [float(model(*batch).loss) for batch in itertools.islice(batches, HELD_OUT_BLOCKS // 32)]
+    how = {"sampling": Sampling.of_recipe(run.monitor), "most_tokens": run.monitor.continuation_tokens, "seed": 0}
+
+    def write(openings: list[str]) -> list[str]:
+        return ["".join(continued(model, words, opening, **how)) for opening in openings]
+
+    judged = evaluate_stories({"unseen": prompts}, write)["unseen"]
+    return Learned(loss=statistics.fmean(losses), judged=judged, cpu_seconds=time.process_time())
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def synchronous(run: object, flags: argparse.Namespace) -> float:
-    """The loss after updates with the mean gradient of all peers."""
+def synchronous(run: object, flags: argparse.Namespace, prompts: list[str]) -> Learned:
+    """Trains by updates with the mean gradient of all peers."""
     from training.optim.build import build_optimizer
     from training.optim.groups import parameter_groups
     from training.optim.schedule import learning_rate_factor
@@ -119,7 +166,7 @@ def synchronous(run: object, flags: argparse.Namespace) -> float:
         for stream in streams:
             (model(*next(stream)).loss / PEERS).backward()
         optimizer.step()
-    return held_out_loss(model, run, words)
+    return learned(model, run, words, prompts)
 
 
 class Played:
@@ -198,8 +245,8 @@ def average_sparsely(peers: list[Played]) -> None:
         wait_for_result(peer.averager.method.average(peer.tensors, None, group))
 
 
-def local(run: object, flags: argparse.Namespace) -> float:
-    """The loss of the common weights after local updates and exchanges."""
+def local(run: object, flags: argparse.Namespace, prompts: list[str]) -> Learned:
+    """Trains by local updates and exchanges; the common weights are judged."""
     words = Words()
     peers = [Played(run, number, words) for number in range(PEERS)]
     average = average_sparsely if run.swarm.mode == "sparse" else average_dense
@@ -219,7 +266,18 @@ def local(run: object, flags: argparse.Namespace) -> float:
             for peer in peers:
                 peer.update(epoch)
     peers[0].master.copy_to_model()
-    return held_out_loss(peers[0].model, run, words)
+    return learned(peers[0].model, run, words, prompts)
+
+
+def trained(flags: argparse.Namespace, seed: int, mode: str) -> Learned:
+    """Trains with a mode and judges the result, on one core."""
+    import torch
+
+    from training.data.demo.stories import prompts
+
+    torch.set_num_threads(1)
+    train = synchronous if mode == "synchronous" else local
+    return train(recipe(mode, flags, seed), flags, prompts("unseen", flags.prompts, seed))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -238,29 +296,44 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--faster", type=float, default=1.0, help="factor to the peak for local updates (1)")
     parser.add_argument("--hidden", type=int, default=128, help="width of the model (128, the recipe's)")
     parser.add_argument("--layers", type=int, default=3, help="layers of the model (3, the recipe's)")
+    parser.add_argument("--prompts", type=int, default=400, help="unseen openings to continue (400)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="trainings at once (one a core)")
     flags = parser.parse_args(arguments)
-    import torch
-
-    torch.set_num_threads(1)
-    losses: dict[str, list[float]] = {mode: [] for mode in flags.modes}
-    for seed in flags.seeds:
-        for mode in flags.modes:
-            run, began = recipe(mode, flags, seed), time.process_time()
-            loss = (synchronous if mode == "synchronous" else local)(run, flags)
-            losses[mode].append(loss)
-            over = f", {loss / losses['synchronous'][-1] - 1:+.1%}" if "synchronous" in losses else ""
-            print(f"seed {seed}, {mode}: {loss:.4f}{over}  ({time.process_time() - began:.0f} s)", flush=True)
+    found: dict[str, list[Learned]] = {mode: [] for mode in flags.modes}
+    jobs = list(itertools.product(flags.seeds, flags.modes))
+    with ProcessPoolExecutor(flags.processes, SPAWN, max_tasks_per_child=1) as pool:
+        for (seed, mode), one in zip(jobs, pool.map(partial(trained, flags), *zip(*jobs, strict=True)), strict=True):
+            found[mode].append(one)
+            over = f" ({one.loss / found['synchronous'][-1].loss - 1:+.1%})" if "synchronous" in found else ""
+            low, high = one.judged.interval
+            right = f"{one.judged.share:.1%} ({low:.1%} to {high:.1%}) of unseen openings continued without a fault"
+            print(f"seed {seed}, {mode}: loss {one.loss:.4f}{over}; {right}; {one.cpu_seconds:.0f} s", flush=True)
     if flags.json:
-        from importlib.metadata import version
-
-        results = []
-        for mode in set(losses) - {"synchronous"}:
-            ratios = [one / other for one, other in zip(losses[mode], losses["synchronous"], strict=True)]
-            facts = {"runs": len(ratios), "min": min(ratios), "max": max(ratios)}
-            results.append(result(f"{mode}: loss over the synchronous one", "", statistics.median(ratios), **facts))
-        settings = {key: value for key, value in vars(flags).items() if key != "json"}
-        record(flags.json, "local_losses", {"torch": version("torch")}, results, course=losses, settings=settings)
+        write(flags, found)
     return 0
+
+
+def write(flags: argparse.Namespace, found: dict[str, list[Learned]]) -> None:
+    """Writes the record."""
+    from importlib.metadata import version
+
+    results = []
+    for mode in found:
+        shares = [one.judged.share for one in found[mode]]
+        facts = {"runs": len(shares), "min": min(shares), "max": max(shares)}
+        name = f"{mode}: unseen openings that are continued without a fault"
+        results.append(result(name, "", statistics.median(shares), **facts))
+        if mode == "synchronous":
+            continue
+        ratios = [one.loss / other.loss for one, other in zip(found[mode], found["synchronous"], strict=True)]
+        facts = {"runs": len(ratios), "min": min(ratios), "max": max(ratios)}
+        results.append(result(f"{mode}: loss over the synchronous one", "", statistics.median(ratios), **facts))
+    course = {
+        mode: [{"loss": one.loss, "right": one.judged.share, "interval": list(one.judged.interval)} for one in ones]
+        for mode, ones in found.items()
+    }
+    settings = {key: value for key, value in vars(flags).items() if key != "json"}
+    record(flags.json, "local_losses", {"torch": version("torch")}, results, course=course, settings=settings)
 
 
 if __name__ == "__main__":
