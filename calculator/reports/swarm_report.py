@@ -16,7 +16,7 @@ from calculator.parts.optimizers import OPTIMIZERS
 from calculator.swarm.collaboration import Collaboration, answer, collaboration_from
 from calculator.swarm.exchange import CODECS
 from calculator.swarm.forecast import Forecast
-from calculator.swarm.settings import MODES
+from calculator.swarm.settings import MODES, SPARSE_STATES_EVERY
 from calculator.units import show_bytes, show_days, show_number, show_time
 
 EXAMPLE = "30:t4:20/100"
@@ -60,7 +60,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="tensors with fewer values are sent in 16 bits where large ones take 8",
     )  # fmt: skip
     parser.add_argument("--state-bits", type=int, choices=(8, 16), default=one.state_bits)
-    parser.add_argument("--average-state-every", type=int, default=one.average_state_every, metavar="N")
+    # No default here: `collaboration_from` has the one of the mode.
+    parser.add_argument(
+        "--average-state-every", type=int, default=argparse.SUPPRESS, metavar="N",
+        help=f"epochs from one average of the parameters to the next ({one.average_state_every}; with sparse "
+        f"{SPARSE_STATES_EVERY}, the least)",
+    )  # fmt: skip
     parser.add_argument("--matchmaking-seconds", type=float, default=one.matchmaking_seconds, metavar="S")
     parser.add_argument("--allreduce-timeout-seconds", type=float, default=one.allreduce_timeout_seconds, metavar="S")
     parser.add_argument("--next-chunk-timeout-seconds", type=float, default=one.next_chunk_timeout_seconds, metavar="S")

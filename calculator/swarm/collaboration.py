@@ -21,7 +21,14 @@ from calculator.step.resolve import lora_of, resolve
 from calculator.step.setups import Setup
 from calculator.swarm.exchange import CODECS, Link
 from calculator.swarm.forecast import ExchangedVectors, Forecast, Volunteers, forecast
-from calculator.swarm.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, MODES, ExchangeSettings
+from calculator.swarm.settings import (
+    BATCH_OF_2021,
+    COMPRESSION_THRESHOLD,
+    EPOCHS_OF_2021,
+    MODES,
+    SPARSE_STATES_EVERY,
+    ExchangeSettings,
+)
 from calculator.units import show_bytes, show_number, show_rate
 
 MOST_KINDS = 20
@@ -175,10 +182,14 @@ class Collaboration(ExchangeSettings):
 def collaboration_from(request: object) -> Collaboration:
     """Reads a collaboration from the object of a request.
 
+    Without `average_state_every`, mode `sparse` takes the least that a recipe accepts.
+
     Raises:
         BadSetup: If a key is unknown or a value has the wrong type; the message names it.
     """
     given = _read(Collaboration, request, "a collaboration")
+    if given.get("mode") == "sparse":
+        given.setdefault("average_state_every", SPARSE_STATES_EVERY)
     listed = given.get("volunteers")
     if not isinstance(listed, (list, tuple)) or not 1 <= len(listed) <= MOST_KINDS:
         raise BadSetup(f"volunteers is a list of 1 to {MOST_KINDS} kinds of volunteers.")
@@ -195,6 +206,11 @@ def collaboration_from(request: object) -> Collaboration:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
     if made.mode not in MODES:
         raise BadSetup(f"mode is one of {', '.join(MODES)}, not {made.mode!r:.60}.")
+    if made.mode == "sparse" and made.average_state_every < SPARSE_STATES_EVERY:
+        raise BadSetup(
+            f"average_state_every is at least {SPARSE_STATES_EVERY} with mode sparse, not {made.average_state_every}: "
+            "an average of all parameters sends many times the bytes of an exchange; give more or omit it."
+        )
     if made.delay_outer_step and not made.local_updates:
         raise BadSetup(
             f'delay_outer_step needs mode diloco or sparse, not {made.mode}; for gradients, use mode = "delayed".'

@@ -24,6 +24,7 @@ from calculator.swarm.forecast import (
     forecast,
 )
 from calculator.swarm.settings import MODES
+from training.swarm.config import SwarmConfig
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
 RUN = ExchangedVectors(parameters=20_000_000, target_batch_size=16_384)
@@ -184,6 +185,16 @@ def test_the_command_line_and_the_page_say_the_same(capsys):
     assert f"{printed['shares']['computing']:.1%}" in report and "125,894,244 parameters" in report
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recipe_accepts_how_often_parameters_are_averaged_in_each_mode(mode, capsys):
+    assert main(["swarm", "--mode", mode, "--volunteers", "8:t4:50/100", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    described = {"model": "dalle-2021", "mode": mode, "volunteers": [{"count": 8, "gpu": "t4"}]}
+    every = collaboration_from(described).average_state_every
+    assert SwarmConfig(mode=mode, target_batch_size=16_384, average_state_every=every)
+    assert printed == json.loads(browser.forecast(json.dumps(described | {"average_state_every": every})))
+
+
 values = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
 
 
@@ -214,6 +225,7 @@ def test_no_value_breaks_the_page(value):
         ({"model": "smollm2-135m", "optimizer": "sgdd"}, "optimizer is one of"),
         ({"model": "gpt2", "mode": "adhoc"}, "mode is one of"),
         ({"model": "gpt2", "mode": "delayed", "delay_outer_step": True}, "delay_outer_step needs"),
+        ({"model": "gpt2", "mode": "sparse", "average_state_every": 99}, "at least 100 with mode sparse, not 99"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, said):
