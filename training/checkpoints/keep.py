@@ -99,13 +99,18 @@ class KeptWeights:
         return optimizer.master.epoch > 0 and not (alignment.behind or alignment.drifted)
 
     def newest(self, lineage: Lineage) -> tuple[Path | None, int]:
-        """Returns the kept checkpoint of a lineage, and its epoch; None and 0 if there is none."""
+        """Returns the kept checkpoint of a lineage, and its epoch; None and 0 if there is none.
+
+        Weights older than those with which a branch began do not count: with them the branch would lose updates that
+        the maintainer wants.
+        """
         path = latest_checkpoint(self.folder)
+        epoch = checkpoint_epoch(path) if path is not None else 0
         try:
-            is_of_it = path is not None and lineage.has(lineage_of(path), checkpoint_epoch(path))
+            is_of_it = path is not None and epoch >= lineage.first_epoch and lineage.has(lineage_of(path), epoch)
         except TrainingError:  # it is damaged
             is_of_it = False
-        return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
+        return (path, epoch) if is_of_it else (None, 0)
 
     def may_differ(self, path: Path) -> bool:
         """Returns True if others that left at the checkpoint's epoch may have kept other weights or moments."""

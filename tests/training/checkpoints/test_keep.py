@@ -114,6 +114,14 @@ def test_weights_of_another_training_and_damaged_facts_are_nothing(kept, optimiz
     assert kept.newest(LINEAGE) == (None, 0)
 
 
+def test_weights_from_before_a_branch_began_are_not_those_of_the_branch(kept, optimizer, model):
+    """A volunteer has kept the first epoch, and the maintainer goes back to a later one."""
+    path = kept.keep(optimizer, model, LINEAGE)
+    branch = LINEAGE.branch(EPOCH + 1)
+    assert kept.newest(branch) == kept.newest(branch.branch(EPOCH + 3)) == (None, 0)
+    assert kept.newest(LINEAGE) == kept.newest(LINEAGE.branch(EPOCH)) == (path, EPOCH)
+
+
 def test_a_full_disk_leaves_what_was_kept_before(kept, optimizer, model, monkeypatch):
     first = kept.keep(optimizer, model, LINEAGE)
     optimizer.master.update(EPOCH)
