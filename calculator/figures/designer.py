@@ -189,7 +189,8 @@ def _settings(made: Design) -> str:
             "weights, in 2 bit"
         )
         exchange = changes if chosen.mode == "sparse" else "average the changes of their weights, in 8 bit"
-        return f"each volunteer trains on its own, and after {batch} samples in total all {exchange}"
+        late = " while they train on" if chosen.delay_outer_step else ""
+        return f"each volunteer trains on its own, and after {batch} samples in total all {exchange}{late}"
     way = "while the next update is computed" if chosen.is_delayed else "before the next update"
     return f"updates of {batch} samples, gradients in 8 bit, averaged {way}"
 
@@ -224,7 +225,7 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     alone = alone_days(wish)
     first = device_named(wish.people[0].gpu).title
     if chosen.local_updates:
-        way = f"local updates (mode = {chosen.mode})"
+        way = f"local updates (mode = {chosen.mode}{', delay_outer_step' * chosen.delay_outer_step})"
     else:
         way = "delayed" if chosen.is_delayed else "awaited"
     sent = f"{chosen.sparse_kept} of {show_count(SPARSE_BLOCK)} changes in 2 bit" if chosen.mode == "sparse" else ""

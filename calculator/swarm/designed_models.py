@@ -157,7 +157,7 @@ class DesignedModel(ABC):
         length = self.sequence_length or self.architecture().sequence_length
         return TOKENS_PER_PARAMETER * self.parameters / length
 
-    def training(self, *, local_updates: bool = False) -> PeerTraining:
+    def training(self, *, local_updates: bool = False, delay_outer_step: bool = False) -> PeerTraining:
         """Settings with which a peer trains the model."""
         return PeerTraining(
             config=self.config,
@@ -165,6 +165,7 @@ class DesignedModel(ABC):
             reversible=self.architecture().reversible,
             optimizer=self.host_optimizer,
             local_updates=local_updates,
+            delay_outer_step=delay_outer_step,
             **self.adapters,
         )
 

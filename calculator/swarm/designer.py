@@ -30,6 +30,7 @@ from calculator.swarm.settings import (
     INNER_BATCH_SIZE,
     METRICS_SECONDS,
     SPARSE_STATES_EVERY,
+    ExchangeSettings,
 )
 
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
@@ -46,14 +47,16 @@ INNER_UPDATES = (30, 100, 500)
 Douillard et al. 2023 (arXiv:2311.08105) 500."""
 STATES_EVERY = 25
 """Epochs between two averages of the parameters, but with `mode = "sparse"`."""
-WHY_DELAYED = (
-    "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
-    "averaged while the next update is computed, so they are one update old."
-)
+WHY_LARGEST = "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates"
+WHY_DELAYED = "; gradients are averaged while the next update is computed, so they are one update old"
 WHY_ASKED = "You chose it."
 WHY_LOCAL = (
     "The links are too slow, or the volunteers too many, to average gradients: each volunteer trains on its own for "
     "about {updates} updates, then all exchange the changes of their weights."
+)
+WHY_OVERLAPPED = (
+    "Waiting for the exchange would take {percent:.0f} % of the time, so all train on during it: a model learns a "
+    "little less well."
 )
 GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
 """The longest advised time-outs. Settings are tried with these; the final ones follow from the slowest link."""
@@ -109,6 +112,7 @@ def micro_batch(
     gpu: str,
     *,
     local_updates: bool = False,
+    delay_outer_step: bool = False,
     target_batch_size: int = BATCHES[0],
     sample_seconds: float | None = None,
 ) -> int:
@@ -118,11 +122,13 @@ def micro_batch(
         model: Model of the run.
         gpu: Name of a GPU.
         local_updates: See `calculator.choose.advice.PeerTraining`.
+        delay_outer_step: Likewise.
         target_batch_size: Target batch of the run; the smallest of `BATCHES` allows as large a micro-batch as any
             larger one.
         sample_seconds: Time of one sample on this GPU; None if it is not known.
     """
-    device, training = device_named(gpu), model.training(local_updates=local_updates)
+    device = device_named(gpu)
+    training = model.training(local_updates=local_updates, delay_outer_step=delay_outer_step)
     window = DEFAULTS.matchmaking_seconds
     sizes = sizes_to_advise(target_batch_size, matchmaking_seconds=window, sample_seconds=sample_seconds)
     return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
@@ -139,12 +145,17 @@ class Memory:
 
 def memory_of(wish: Wish, made: Design, gpu: str) -> Memory:
     """The memory of a volunteer with this GPU and the design's micro-batch, which is at least 1."""
-    return _memory(wish.model, gpu, made.micro_batches[gpu], made.collaboration.local_updates)
+    return _memory(wish.model, gpu, made.micro_batches[gpu], **_of_memory(made.collaboration))
+
+
+def _of_memory(exchange: ExchangeSettings) -> dict[str, bool]:
+    """The settings of an exchange on which a volunteer's memory depends."""
+    return {"local_updates": exchange.local_updates, "delay_outer_step": exchange.delay_outer_step}
 
 
 @lru_cache(maxsize=512)
-def _memory(model: DesignedModel, gpu: str, micro_batch_size: int, local_updates: bool) -> Memory:
-    device, training = device_named(gpu), model.training(local_updates=local_updates)
+def _memory(model: DesignedModel, gpu: str, micro_batch_size: int, **mode: bool) -> Memory:
+    device, training = device_named(gpu), model.training(**mode)
     result = estimate(training.setup(device, micro_batch_size, checkpointing=True))
     _, on_host = training.bytes_of_the_mode(result)
     return Memory(device_bytes=training.need_bytes(device, micro_batch_size), host_bytes=result.host.total + on_host)
@@ -156,21 +167,20 @@ def design(wish: Wish) -> Design:
     Raises:
         BadSetup: If no volunteer's GPU holds the model.
     """
-    crew = _crew(wish, local_updates=False)
+    crew = _crew(wish)
     if not crew.people:
         raise BadSetup(
             "No volunteer's GPU holds even one sample of this model; choose a smaller model or GPUs with more memory."
         )
     chosen, made, why = _choose(crew, wish)
-    if chosen.local_updates:
-        crew = _crew(wish, local_updates=True)
-    collaboration = crew.collaboration
+    crew = _crew(wish, chosen)
     learned = INNER_BATCH_SIZE if chosen.local_updates else chosen.target_batch_size
     return Design(
         collaboration=replace(
-            collaboration,
+            crew.collaboration,
             target_batch_size=chosen.target_batch_size,
             mode=chosen.mode,
+            delay_outer_step=chosen.delay_outer_step,
             average_state_every=chosen.average_state_every,
             matchmaking_seconds=chosen.matchmaking_seconds,
             allreduce_timeout_seconds=_timeout(made.longest_seconds),
@@ -199,8 +209,8 @@ class _Crew:
         return sum(kind.count * kind.present * kind.samples_per_second for kind in self.people)
 
 
-def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
-    sizes = {people.gpu: _size(wish, people.gpu, local_updates) for people in wish.people if people.count}
+def _crew(wish: Wish, exchange: ExchangeSettings = DEFAULTS) -> _Crew:
+    sizes = {people.gpu: _size(wish, people.gpu, exchange) for people in wish.people if people.count}
     able = [people for people in wish.people if people.count and sizes[people.gpu]]
     collaboration = Collaboration(
         volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
@@ -216,12 +226,11 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
     return _Crew(collaboration, collaboration.kinds(), sizes)
 
 
-def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
+def _size(wish: Wish, gpu: str, exchange: ExchangeSettings = DEFAULTS) -> int:
     """The micro-batch that is advised at the expected speed, at most `most_forecast`; 0 if not even one sample fits."""
     seconds = 1 / _speed(wish, gpu)
-    return min(
-        micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), wish.model.most_forecast
-    )
+    size = micro_batch(wish.model, gpu, **_of_memory(exchange), sample_seconds=seconds)
+    return min(size, wish.model.most_forecast)
 
 
 def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
@@ -301,9 +310,12 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
             one = awaited(middle)
             low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
         return best.exchange, best.forecast, best.why
-    # Then what learns less well: gradients that are one update old, and last local updates.
-    others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], mode="delayed")]
-    local = _crew(wish, local_updates=True)  # which takes more memory
+    # Then what learns less well: gradients that are one update old, then local updates.
+    others = [
+        replace(best, why=WHY_ASKED if wish.batch else f"{WHY_LARGEST}."),
+        tried(WHY_ASKED if wish.batch else f"{WHY_LARGEST}{WHY_DELAYED}.", batches[-1], mode="delayed"),
+    ]
+    local = _crew(wish, replace(exchange, mode="diloco"))  # which takes more memory
     for updates in INNER_UPDATES if local.people else ():
         batch = max(batches[-1], round(present * INNER_BATCH_SIZE * updates))
         if others[-1].good or wish.batch or batch > wish.samples / LEAST_EXCHANGES:
@@ -313,14 +325,26 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
         dense = tried(why, batch, local, mode="diloco")
         # Sparse exchanges learn least well (benchmarks/swarm/local_losses.py). Every peer gets all sparse messages, so
         # in large groups they are more bytes than an average.
-        faster = max(dense, sparse, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
-        others.append(dense if dense.good else faster)
-    chosen = others[-1]
+        others.append(dense if dense.good else max(dense, sparse, key=_speed_of))
+    chosen = others[-1] if others[-1].good else max(others, key=_speed_of)
+    waiting = chosen.forecast.shares.communication
+    if chosen.exchange.local_updates and waiting > MOST_COMMUNICATION:
+        # Last, since a model learns less well if all train on during an exchange (benchmarks/swarm/local_losses.py),
+        # and a volunteer needs yet more memory.
+        late = replace(chosen.exchange, delay_outer_step=True)
+        overlapped = _crew(wish, late)
+        if overlapped.people:
+            why = f"{chosen.why} {WHY_OVERLAPPED.format(percent=100 * waiting)}"
+            chosen = max(chosen, _Tried(late, forecast(overlapped.people, late), why), key=_speed_of)
     if chosen.good:
         return chosen.exchange, chosen.forecast, chosen.why
-    chosen = max(others, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
     why = f"{chosen.why} This is the fastest of the settings tried; none leaves enough time for the exchange."
     return chosen.exchange, chosen.forecast, why
+
+
+def _speed_of(one: _Tried) -> tuple[bool, float]:
+    """Key for sorting: settings that do not work come first, then slower ones."""
+    return one.forecast.works, one.forecast.samples_per_second
 
 
 def _why_batch(batch: int) -> str:
@@ -377,6 +401,7 @@ def recipe_tables(wish: Wish, made: Design, named: Mapping[str, str]) -> dict[st
             state_bits=chosen.state_bits,
             mode=chosen.mode,
             **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
+            **(dict(delay_outer_step=True) if chosen.delay_outer_step else {}),
             max_epochs_alone=0 if is_alone else EPOCHS_ALONE,
             metrics_every_seconds=METRICS_SECONDS if forecast.epoch_seconds > SHORT_EPOCH_SECONDS else 3.0,
         ),
@@ -401,7 +426,7 @@ def simulate_command(wish: Wish, made: Design, file: str = "my-run.toml") -> str
 def alone_days(wish: Wish) -> float | None:
     """Days that one volunteer of the first kind needs on its own, 24 hours a day; None if the model does not fit it."""
     first = wish.people[0]
-    size = _size(wish, first.gpu, local_updates=False)
+    size = _size(wish, first.gpu)
     if not size:
         return None
     return wish.samples / _speed(wish, first.gpu, size) / DAY_SECONDS

@@ -193,6 +193,7 @@ def test_recipes_are_accepted_and_say_what_the_design_says(model, mix):
     run, chosen = parse_recipe(recipe(wanted, made)), made.collaboration
     assert run.swarm.target_batch_size == chosen.target_batch_size
     assert (run.swarm.mode, run.swarm.sparse_kept) == (chosen.mode, chosen.sparse_kept)
+    assert run.swarm.delay_outer_step == chosen.delay_outer_step
     assert run.schedule.total_epochs == made.epochs >= 1e8 / chosen.target_batch_size
     # Where no time-out is long enough, the page offers no recipe.
     assert run.swarm.allreduce_timeout_seconds >= made.forecast.all_reduce_seconds or not made.forecast.works
@@ -262,6 +263,41 @@ def test_slow_links_get_larger_batches_then_delay_then_local_updates():
     # Somebody vanishes in most exchanges of 150 peers; the others do not wait as long as for a slow message (157 s).
     shares = slower.forecast.shares
     assert shares.computing > 0.6 and shares.communication < shares.computing / 2 and shares.leaving < 0.01
+
+
+def test_peers_train_on_during_an_exchange_only_where_waiting_takes_too_long():
+    """So few samples leave 100 updates between two exchanges, which take an eighth or more of the time if awaited."""
+    people = (People(count=8, gpu="rtx-4090", up_megabits=20, down_megabits=100),)
+    made = design(wanted := wish(SMALL_TEXT, people, samples=5e6, hours_a_day=24))
+    chosen = made.collaboration
+    awaited = replace(chosen, delay_outer_step=False).forecast()
+    assert chosen.delay_outer_step and made.forecast.shares.communication < 0.01
+    assert awaited.shares.communication > MOST_COMMUNICATION
+    assert f"{100 * awaited.shares.communication:.0f} % of the time" in made.why_batch and "none" not in made.why_batch
+    run = parse_recipe(recipe(wanted, made))
+    assert run.swarm.delay_outer_step and run.swarm.mode == chosen.mode
+    rules = Rules(exchange=collaboration_of(run, chosen.volunteers).exchange(), averaging_timeout_seconds=600.0)
+    outcome = simulate(chosen.kinds(), rules, epochs=20, spread=Spread.none())
+    assert outcome.samples_per_second == pytest.approx(made.forecast.samples_per_second, rel=0.05)
+    rested = design(replace(wanted, samples=1e8)).collaboration
+    assert rested.local_updates and not rested.delay_outer_step, "500 updates between exchanges leave enough time"
+
+
+def test_memory_counts_the_weights_from_which_progress_counts_during_an_exchange():
+    """4 bytes a parameter, which a computer without a GPU takes of the same memory as the training."""
+    people = (People(count=8, gpu="cpu", up_megabits=0.02, down_megabits=0.02),)
+    wanted = wish(LanguageModel(size="15m", family="llama", block_length=256), people, hours_a_day=24)
+    made = design(wanted)
+    assert made.collaboration.delay_outer_step
+    waits = replace(made, collaboration=replace(made.collaboration, delay_outer_step=False))
+    more, less = (memory_of(wanted, one, "cpu") for one in (made, waits))
+    assert more.host_bytes - less.host_bytes == more.device_bytes - less.device_bytes == 4 * wanted.model.parameters
+
+
+def test_the_reason_of_a_run_with_too_slow_links_claims_no_short_exchange():
+    made = design(wish(SMALL_TEXT, MIXES["few on slow links"], samples=1e5))
+    assert made.forecast.shares.communication > MOST_COMMUNICATION
+    assert "none leaves enough time" in made.why_batch and "at most a tenth" not in made.why_batch
 
 
 def test_batches_leave_enough_updates():
