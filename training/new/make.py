@@ -227,6 +227,7 @@ def forecast_lines(wish: Wish, made: Design, samples: int) -> list[str]:
         f"  model    {show_count(trained)} weights{beside}",
         f"  epoch    {show_count(chosen.target_batch_size)} {sample} of all together, in "
         f"{show_time(reached.epoch_seconds)}; each volunteer sends {show_bytes(reached.sent_bytes)} an epoch",
+        f"  mode     {chosen.mode}{', delay_outer_step' * chosen.delay_outer_step}: {made.why_batch}",
         f"  whole    {show_count(made.epochs)} epochs, {show_days(made.days)}{late}",
     ]
     for gpu, size in made.micro_batches.items():

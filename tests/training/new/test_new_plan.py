@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from calculator.choose.devices import DEVICES
-from calculator.swarm.designed_models import LANGUAGE_SIZES
+from calculator.swarm.designed_models import LANGUAGE_SIZES, LanguageModel
 from training.errors import BadInput
 from training.new.found import Found, look
+from training.new.make import forecast_lines
 from training.new.plan import MOST_PASSES, TOKENS_PER_PARAMETER, Wanted, choose_model, designed, people_of
 
 CPUS, FEW, MANY = people_of(["2:cpu"]), people_of(["10:rtx-3060"]), people_of(["100:rtx-4090"])
@@ -130,3 +131,18 @@ def test_volunteers_that_cannot_be_read_are_named(wrong):
 
 def test_a_computer_without_a_gpu_is_no_gpu_to_choose():
     assert "cpu" not in DEVICES
+
+
+@pytest.mark.parametrize(
+    "people, mode, reason",
+    [
+        ("2:t4:1000/1000", "synchronous", "takes at most a tenth of the time"),
+        ("8:cpu:1/1", "synchronous", "none leaves enough time for the exchange"),
+        ("8:rtx-4090:20/100", "sparse, delay_outer_step", "so all train on during it"),
+    ],
+)
+def test_the_forecast_says_the_mode_and_its_reason(people, mode, reason):
+    model = LanguageModel(size="stories" if "cpu" in people else "160m", family="llama", block_length=512)
+    lines = forecast_lines(*designed(model, Wanted(people=people_of([people]), days=7)), samples=10**6)
+    (line,) = [line for line in lines if line.startswith("  mode ")]
+    assert line.startswith(f"  mode     {mode}: ") and reason in line
