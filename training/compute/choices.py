@@ -153,6 +153,7 @@ class _Timer:
         self._flops_per_sample = 6 * task.computing_parameters * task.seq_len
         self._deadline: float | None = None
         self._rates: dict[Precision, float] = {}
+        self._steps: dict[tuple[int, Precision], float | None] = {}
         self.is_here = device is not None
         """True if there is a machine to measure."""
 
@@ -171,8 +172,13 @@ class _Timer:
         return self._flops_per_sample * 4 / 3 / self.rate(precision)
 
     def step(self, samples: int, precision: Precision) -> float | None:
-        """Seconds of a step that keeps as many activations as fit; None if it takes too long, or memory or time has run
-        out."""
+        """Seconds of a step that keeps as many activations as fit, timed once; None if it takes too long, or memory or
+        time has run out."""
+        if (samples, precision) not in self._steps:
+            self._steps[samples, precision] = self._timed(samples, precision)
+        return self._steps[samples, precision]
+
+    def _timed(self, samples: int, precision: Precision) -> float | None:
         if self._build is None or self.expected_seconds(precision) > LONGEST_STEP_SECONDS:
             return None
         choice = self._largest([samples], precision)

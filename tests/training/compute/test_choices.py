@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,6 +126,25 @@ def test_steps_of_the_real_model_are_timed():
     assert "of those timed" in reason and 1 in speeds and chosen.micro_batch_size in speeds
     assert speeds[chosen.micro_batch_size] >= 0.94 * max(speeds.values())
     assert all(map(torch.equal, before, model.parameters())) and all(p.grad is None for p in model.parameters())
+
+
+def test_a_step_that_was_timed_for_the_precision_counts_for_the_micro_batch(machine_with, rates, monkeypatch):
+    """On a machine so busy that these two steps take all the time for measuring."""
+    seconds, clock = {"float32": 2.0, "bfloat16": 1.6}, [1.0]
+
+    def step(model, batch, precision, **_):
+        clock[0] += seconds[precision]
+        return seconds[precision]
+
+    monkeypatch.setattr(module, "step_seconds", step)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    rates(float32=1e12, bfloat16=2e12)
+    machine_with(8 * GIB)
+    run = load_recipe("demo")
+    chosen = choose(task_of(run), Wishes(device="cpu"), build=lambda: build_model(run.model, seed=0))
+    reasons = reasons_of(chosen)
+    assert "a step of 1 sample takes 1.6 s in bfloat16" in reasons["precision"].reason
+    assert chosen.micro_batch_size == 1 and "(1: 0.625)" in reasons["micro-batch"].reason
 
 
 @pytest.mark.parametrize("asked, timed", [(1000, 32), (10**6, None)])
