@@ -552,12 +552,15 @@ def _average_limits(made: Forecast, exchange: ExchangedVectors, group: list[Link
         )
     if made.longest_seconds > exchange.allreduce_timeout_seconds:
         alone = made.all_reduce_seconds > exchange.allreduce_timeout_seconds
-        what = "One average" if alone else "An average of the parameters"
-        harm = "every peer would train alone" if alone else "the peers' weights would drift apart"
+        what, seconds, harm = (
+            ("One average", made.all_reduce_seconds, "every peer would train alone")
+            if alone
+            else ("An average of the parameters", made.longest_seconds, "the peers' weights would drift apart")
+        )
         yield Limit(
             name="average times out",
             stops=True,
-            sentence=f"{what} takes {show_time(made.longest_seconds)}, but is aborted after "
+            sentence=f"{what} takes {show_time(seconds)}, but is aborted after "
             f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): {harm}.",
         )
     if made.shares.joining > 0.5:

@@ -24,6 +24,7 @@ from calculator.swarm.forecast import (
     forecast,
 )
 from calculator.swarm.settings import MODES
+from calculator.units import show_time
 from training.swarm.config import SwarmConfig
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
@@ -161,6 +162,16 @@ def test_limits_are_named_where_they_begin():
     assert not short["short epochs"]
     slow = Link(up_bytes_per_second=1e5, down_bytes_per_second=1e5)
     assert "averages longer than epochs" in names(forecast([volunteers(count=8, link=slow)], RUN))
+
+
+def test_an_average_that_times_out_is_named_with_its_own_time():
+    exchange = replace(RUN, state_bits=16)
+    made = forecast([volunteers()], exchange)
+    assert made.longest_seconds > 1.5 * made.all_reduce_seconds
+    for limit, seconds in ((1.2, made.longest_seconds), (0.8, made.all_reduce_seconds)):
+        hasty = replace(exchange, allreduce_timeout_seconds=limit * made.all_reduce_seconds)
+        (found,) = (one for one in forecast([volunteers()], hasty).limits if one.name == "average times out")
+        assert f"takes {show_time(seconds)}," in found.sentence
 
 
 def test_gpus_have_a_published_peak_or_none():
