@@ -18,7 +18,7 @@ STEPS = 240
 """Inner steps of each peer in the whole run, however often peers exchange."""
 OUTER = {"mean": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 """Learning rate and momentum of the outer step: those of `mode = "sparse"`, and those of `mode = "diloco"` in a run of
-200 exchanges or more."""
+1000 exchanges or more."""
 MOST_DRAWN = 24
 """Most exchanges for which the peers' own paths are drawn; with more, these are too short."""
 WEST, EAST, SOUTH, NORTH = -8.5, 5.0, -5.0, 6.5

@@ -71,9 +71,9 @@ def test_an_exchange_takes_as_many_bytes_as_a_synchronous_epoch(rounds):
 
 @pytest.mark.parametrize(
     "exchanges, rate, momentum",
-    [(10, 1, 0), (40, 5 / 6, 1 / 2), (100, 11 / 15, 4 / 5), (200, 0.7, 0.9), (10**4, 0.7, 0.9)],
+    [(10, 1, 0), (100, 1, 0), (200, 5 / 6, 1 / 2), (500, 11 / 15, 4 / 5), (1000, 0.7, 0.9), (10**4, 0.7, 0.9)],
 )
-def test_the_outer_momentum_lasts_for_a_twentieth_of_the_run(exchanges, rate, momentum):
+def test_the_outer_momentum_lasts_for_a_hundredth_of_the_run(exchanges, rate, momentum):
     run = run_with(mode="diloco")
     run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"total_epochs": exchanges})})
     assert LocalUpdates.outer_settings(run) == pytest.approx((rate, momentum))

@@ -555,7 +555,8 @@ def train_locally(peer: Peer):
     """Three exchanges of local updates: what was offered, and the common weights before and after; and the reports."""
     settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}
     run = run_with(**settings)
-    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
+    schedule = {"warmup_epochs": 0, "total_epochs": 1000}  # so many give the paper's outer settings
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update=schedule)})
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     exchanges, reports = [], []
@@ -584,7 +585,8 @@ def train_with_overlap(peer: Peer):
     and momenta before, and the samples; and whether the trainer has left the wait for each average to a thread."""
     settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}
     run = run_with(**settings, delay_outer_step=True)
-    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
+    schedule = {"warmup_epochs": 0, "total_epochs": 1000}  # so many give the paper's outer settings
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update=schedule)})
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     met, in_background, finish = {}, [], optimizer.exchange.finish

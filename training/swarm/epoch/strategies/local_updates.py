@@ -117,7 +117,7 @@ class LocalUpdates(Strategy):
 
     weights_of = CommonWeights
     outer_learning_rate, outer_momentum = 0.7, 0.9
-    """Settings of the outer optimizer in a run of 200 exchanges or more, as in the paper; see `outer_settings`."""
+    """Settings of the outer optimizer in a run of 1000 exchanges or more, as in the paper; see `outer_settings`."""
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
@@ -148,11 +148,11 @@ class LocalUpdates(Strategy):
     def outer_settings(cls, run: RunConfig) -> tuple[float, float]:
         """Returns learning rate and momentum of the outer optimizer.
 
-        A momentum m goes on for 1 / (1 - m) exchanges after the distances that it came from, at most a twentieth of the
-        run here. The paper's 0.7 and 0.9, which suit runs of hundreds of exchanges, ruin one of 40
-        (benchmarks/README.md).
+        A momentum m goes on for 1 / (1 - m) exchanges after the distances that it came from, at most a hundredth of the
+        run here. The paper's 0.7 and 0.9, which suit its runs of large models, spoil one of 40 exchanges, and one of
+        200 (benchmarks/README.md).
         """
-        momentum = min(cls.outer_momentum, max(0.0, 1 - 20 / run.schedule.total_epochs))
+        momentum = min(cls.outer_momentum, max(0.0, 1 - 100 / run.schedule.total_epochs))
         share = momentum / cls.outer_momentum if cls.outer_momentum else 1.0
         return 1 - share * (1 - cls.outer_learning_rate), momentum
 
