@@ -189,7 +189,7 @@ def _settings(made: Design) -> str:
             "weights, in 2 bit"
         )
         exchange = changes if chosen.mode == "sparse" else "average the changes of their weights, in 8 bit"
-        late = " while they train on" if chosen.delay_outer_step else ""
+        late = ", while they train on" if chosen.delay_outer_step else ""
         return f"each volunteer trains on its own, and after {batch} samples in total all {exchange}{late}"
     way = "while the next update is computed" if chosen.is_delayed else "before the next update"
     return f"updates of {batch} samples, gradients in 8 bit, averaged {way}"

@@ -55,8 +55,8 @@ WHY_LOCAL = (
     "about {updates} updates, then all exchange the changes of their weights."
 )
 WHY_OVERLAPPED = (
-    "Waiting for the exchange would take {percent:.0f} % of the time, so all train on during it: a model learns a "
-    "little less well."
+    "Waiting for the exchange would take {percent:.0f} % of the time, so all train on during it, with weights that "
+    "lack what the others have just sent."
 )
 GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
 """The longest advised time-outs. Settings are tried with these; the final ones follow from the slowest link."""
@@ -329,8 +329,7 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[ExchangedVectors, Forecast, str]:
     chosen = others[-1] if others[-1].good else max(others, key=_speed_of)
     waiting = chosen.forecast.shares.communication
     if chosen.exchange.local_updates and waiting > MOST_COMMUNICATION:
-        # Last, since a model learns less well if all train on during an exchange (benchmarks/swarm/local_losses.py),
-        # and a volunteer needs yet more memory.
+        # Last, since all then train on with weights that lack the others' changes, and need yet more memory.
         late = replace(chosen.exchange, delay_outer_step=True)
         overlapped = _crew(wish, late)
         if overlapped.people:

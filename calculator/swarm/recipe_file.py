@@ -46,7 +46,7 @@ COMMENTS = {
     "swarm.state_bits": "bits of each of these weights when it is sent: 8 or 16",
     "swarm.mode": "synchronous; delayed hides the exchange; diloco and sparse exchange rarely, for slow links",
     "swarm.inner_batch_size": "samples of a volunteer's own update between two exchanges",
-    "swarm.delay_outer_step": "volunteers train on during the exchange; false learns a little better, but they wait",
+    "swarm.delay_outer_step": "volunteers train on during the exchange; false: they wait, and have newer weights",
     "swarm.max_epochs_alone": "epochs alone before a volunteer waits for others; 0: never waits; change at any time",
     "swarm.metrics_every_seconds": "how often volunteers report to the dashboard",
     "monitor.checkpoint_every_epochs": "change this and all below at any time",
