@@ -45,17 +45,31 @@ def _worst(name: str) -> str:
     return f"{100 * max(abs(row[name]) for row in record('simulation')['cases'] if not row['fitted']):.0f}\u00a0%"
 
 
-def local_losses(mode: str) -> str:
+def local_losses(mode: str, name: str = "local_losses") -> str:
     """How far a mode of local updates ended above the loss of averaged gradients, as text: least to most."""
-    metric = f"{mode}: loss over the synchronous one"
-    found = next(row for row in record("local_losses")["results"] if row["metric"] == metric)
-    return f"{100 * (found['min'] - 1):.1f} to {100 * (found['max'] - 1):.1f}\u00a0%"
+    found = _of_mode(name, mode, "loss over the synchronous one")
+    return _span(found["min"] - 1, found["max"] - 1)
 
 
-def local_exchanges() -> int:
-    """Number of exchanges in the runs of `local_losses`."""
-    settings = record("local_losses")["settings"]
+def local_stories(mode: str) -> str:
+    """The share of unseen openings that a mode's model continued without a fault, as text: least to most."""
+    found = _of_mode("local_losses", mode, "unseen openings that are continued without a fault")
+    return _span(found["min"], found["max"], digits=0)
+
+
+def local_exchanges(name: str = "local_losses") -> int:
+    """Number of exchanges in the runs of a record of `local_losses.py`."""
+    settings = record(name)["settings"]
     return settings["updates"] // settings["inner"]
+
+
+def _of_mode(name: str, mode: str, figure: str) -> dict:
+    return next(row for row in record(name)["results"] if row["metric"] == f"{mode}: {figure}")
+
+
+def _span(low: float, high: float, digits: int = 1) -> str:
+    least, most = (f"{100 * share:.{digits}f}".replace("-", "\u2212") for share in (low, high))
+    return f"{least}\u00a0%" if least == most else f"{least} to {most}\u00a0%"
 
 
 def most_peers() -> str:

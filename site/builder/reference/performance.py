@@ -21,6 +21,8 @@ DESCRIPTIONS = {
     "averages a reducer that lies in each is named.",
     "byzantine": "The loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and "
     "this trainer's own.",
+    "local_losses_small": "The same with a model of a fifth of the weights (`--hidden 64 --layers 2`).",
+    "local_losses_long": "The same with that smaller model and five times as many updates (`--updates 2000`).",
     "malformed": "Malformed inputs for each reader of what others send: how many were tried, and what broke.",
     "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of "
     "an epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
@@ -46,6 +48,9 @@ MAIN_FIGURES = {
     "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
     "dashboard": "is opened, CPU time alone",
+    "local_losses": "sparse: loss over",
+    "local_losses_small": "sparse: loss over",
+    "local_losses_long": "sparse: loss over",
     "malformed": "inputs that broke",
     "memory_accuracy": "peak on the GPU: worst error",
     "simulation": "worst error of a case",

@@ -144,6 +144,7 @@ def _calls() -> dict:
         "membership_policy": Policy(),
         "local_exchanges": simulations.local_exchanges,
         "local_losses": simulations.local_losses,
+        "local_stories": simulations.local_stories,
         "most_peers": simulations.most_peers,
         "paper_prompts": results.paper_prompts,
         "past": past,
