@@ -118,6 +118,7 @@ class TrainingLoop:
                     self.reporter.update(micro_batch_size=size)
                 if not self._is_finite(piece.loss):
                     samples.computed(piece.samples, is_added=False, held=self.optimizer.samples_held)
+                    step_began = time.monotonic()
                     continue
                 self.losses.add(piece.loss, piece.samples)
                 self.optimizer.step(batch_size=piece.samples)
