@@ -72,5 +72,5 @@ def await_group(
             if not others and waited >= lonely_seconds:
                 round_.cancel()
                 raise NobodyElseError(
-                    "no other peer trains or answers, or its micro-batch takes too long to wait for"
+                    "no other peer trains or answers, or another's micro-batch takes too long to wait for"
                 ) from None

@@ -149,8 +149,8 @@ class LocalUpdates(Strategy):
         """Returns learning rate and momentum of the outer optimizer.
 
         A momentum m goes on for 1 / (1 - m) exchanges after the distances that it came from, at most a hundredth of the
-        run here. The paper's 0.7 and 0.9, which suit its runs of large models, spoil one of 40 exchanges, and one of
-        200 (benchmarks/README.md).
+        run here. With the paper's 0.7 and 0.9, runs of 20 and of 200 exchanges ended with a higher loss
+        (benchmarks/README.md).
         """
         momentum = min(cls.outer_momentum, max(0.0, 1 - 100 / run.schedule.total_epochs))
         share = momentum / cls.outer_momentum if cls.outer_momentum else 1.0
