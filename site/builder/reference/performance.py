@@ -21,8 +21,10 @@ DESCRIPTIONS = {
     "averages a reducer that lies in each is named.",
     "byzantine": "The loss of a swarm with hostile peers: weighted mean and CenteredClip, under byzfl's attacks and "
     "this trainer's own.",
-    "local_losses_small": "The same with a model of a fifth of the weights (`--hidden 64 --layers 2`).",
-    "local_losses_long": "The same with that smaller model and five times as many updates (`--updates 2000`).",
+    "local_losses_long": "As `local_losses`, with a model of a fifth of the weights, five times as many updates, and "
+    "one seed (`--hidden 64 --layers 2 --updates 2000`).",
+    "local_losses_small": "The loss of `sparse` alone, with a model of a fifth of the weights "
+    "(`--hidden 64 --layers 2`).",
     "malformed": "Malformed inputs for each reader of what others send: how many were tried, and what broke.",
     "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of "
     "an epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
