@@ -317,17 +317,16 @@ def write(flags: argparse.Namespace, found: dict[str, list[Learned]]) -> None:
     """Writes the record."""
     from importlib.metadata import version
 
+    def spread(metric: str, values: list[float]) -> dict:
+        return result(metric, "", statistics.median(values), runs=len(values), min=min(values), max=max(values))
+
     results = []
     for mode in found:
         shares = [one.judged.share for one in found[mode]]
-        facts = {"runs": len(shares), "min": min(shares), "max": max(shares)}
-        name = f"{mode}: unseen openings that are continued without a fault"
-        results.append(result(name, "", statistics.median(shares), **facts))
-        if mode == "synchronous":
-            continue
-        ratios = [one.loss / other.loss for one, other in zip(found[mode], found["synchronous"], strict=True)]
-        facts = {"runs": len(ratios), "min": min(ratios), "max": max(ratios)}
-        results.append(result(f"{mode}: loss over the synchronous one", "", statistics.median(ratios), **facts))
+        results.append(spread(f"{mode}: unseen openings that are continued without a fault", shares))
+        if mode != "synchronous":
+            ratios = [one.loss / other.loss for one, other in zip(found[mode], found["synchronous"], strict=True)]
+            results.append(spread(f"{mode}: loss over the synchronous one", ratios))
     course = {
         mode: [{"loss": one.loss, "right": one.judged.share, "interval": list(one.judged.interval)} for one in ones]
         for mode, ones in found.items()
